@@ -41,7 +41,7 @@ class SessionHooks:
         record: begins to record the session.
     """
 
-    __slots__ = ("_checks", "_record", "begun", "hooks", "live", "stops")
+    __slots__ = ("_checks", "_record", "begun", "hooks", "leave", "live", "stops")
 
     def __init__(
         self,
@@ -56,6 +56,9 @@ class SessionHooks:
         self._record = record
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
+        self.leave: list[Callable[[BaseException | None], Awaitable[BaseException | None]]] = []
+        """Called in reverse order, after every hook's `after_close`; each is given what leaves the
+        session, and returns what leaves it instead. It raises nothing."""
         self._checks: list[Callable[[], None]] = []
 
     @property

@@ -30,7 +30,7 @@ from .._engine.recording import Kind, Recorder, SessionRecord, current_recorder
 from .._engine.stacks import holds_loop
 from .._engine.stop import Stop
 from .._engine.threads import is_async
-from .._errors import StopTraining, add_note, is_input_end, no_input_end, note_once
+from .._errors import add_note, as_stop, input_ended, is_input_end, is_stop, no_input_end, note_once
 from .._hook import (
     AnyHook,
     Begin,
@@ -425,16 +425,13 @@ class HookList:
         An iterator that ended in before_run, or in the step, ends training.
         """
         self._records.cut_run(error)
-        known = self.current
+        error, known = as_stop(error), self.current
         if call is not None and (call.is_async or known is None or known.moment != call.moment):
             self.current = call  # plain hooks that were given up may have gone on in their thread
         if call is not None and call.moment == "after_run":
             return self.blamed(error, is_stopping=self.stops.stop.is_set)
         if is_input_end(error):
-            where = "the step" if call is None else self.culprit()
-            ended = StopTraining(f"the input ended in {where}")
-            ended.__cause__ = error
-            return ended
+            return input_ended(error, "the step" if call is None else self.culprit())
         if call is not None:
             note_once(error, f"in {self.culprit()}")
         elif merged is not None and isinstance(error, (TypeError, ValueError, LookupError)):
@@ -497,6 +494,8 @@ class HookList:
                 error = None if is_swallowed else error
         self.current = None
         await self._records.aclose(error)
+        while self._shared is not None and self._shared.leave:
+            error = await self._shared.leave.pop()(error)
         return error
 
     def on_drop(self) -> None:
@@ -580,7 +579,7 @@ class HookList:
     ) -> BaseException:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
         culprit = culprit or self.culprit()
-        if is_input_end(error) or (type(error) is StopTraining and not is_stopping):
+        if is_input_end(error) or (is_stop(error) and not is_stopping):
             cause = error.__cause__ if type(error) is RuntimeError else error
             bug = RuntimeError(
                 f"{culprit} raised {cause!r}, but no input is read there; "

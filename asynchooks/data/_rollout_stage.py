@@ -18,7 +18,7 @@ from .._engine.base import TIMED_OUT, Slot
 from .._engine.recording import Kind, Recorder
 from .._engine.stop import Stop
 from .._engine.threads import close_unrun
-from .._errors import StopTraining, add_note, is_input_end, note_once, shown
+from .._errors import add_note, is_input_end, is_stop, note_once, shown
 from .._later import is_a
 from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
@@ -271,7 +271,7 @@ class Rollouts(Buffered, RolloutStage):
                 if self._is_over or not call.is_held:
                     self._note_clean_up(call, caller, error)
                     return
-                if isinstance(raised, StopTraining) and self._is_training_over:
+                if is_stop(raised) and self._is_training_over:
                     self._ages.withdraw(call)  # a wait of its own ended by the stop
                     return
                 if raised is self._misused:

@@ -13,8 +13,7 @@ from .._errors import (
     InputStructureError,
     StopTraining,
     add_note,
-    is_input_end,
-    out_of_range_types,
+    passes_for_input_end,
     shown,
 )
 from .._hook import (
@@ -174,7 +173,7 @@ class FeedHook(SessionRunHook):
         try:
             await raw.call(after_epoch, raw.exposed, epoch, is_alone=True)
         except Exception as error:
-            if isinstance(error, out_of_range_types()) or is_input_end(error):
+            if passes_for_input_end(error):
                 # left as it is, it would pass for the end of training
                 raise RuntimeError(
                     f"after_epoch of FeedHook let {error!r} out: its input has ended; catch that "

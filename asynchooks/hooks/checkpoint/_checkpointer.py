@@ -103,6 +103,7 @@ class Checkpointer:
 
     def __post_init__(self) -> None:
         self._engine = current_engine()
+        self.is_virtual = self._engine.is_virtual
         self.is_immediate = self.form.is_immediate
         # TensorFlow saves nothing of its hooks, so timers alone leave no file beside its own
         self.states = _HookStates(self.hooks, saves_timers=not self.is_immediate)
@@ -124,6 +125,7 @@ class Checkpointer:
         self.results: Any = _NO_RUN  # of the last run, for the metric
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
+        self.written_step: int | None = None  # the newest step that a checkpoint is known to hold
         self.is_just_restored = False  # the raw session's model, by this hook
         self.is_closed = False
         self.writer = BackgroundWriter(self._engine, self._on_failed_write)
@@ -314,6 +316,7 @@ class Checkpointer:
         if is_due or self.is_immediate:
             self.timer.update_last_triggered_step(step)
         if write is None:
+            self.written_step = step
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)
 
@@ -338,6 +341,7 @@ class Checkpointer:
     async def write(self, session: Any, step: int, write: Callable[[], object]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
         await self._run_blocking(write, "asynchooks-save")
+        self.written_step = step
         return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:
@@ -453,6 +457,17 @@ class Checkpointer:
         else:
             extra = _fields(session.global_step.last_known)
             logger.info("The model is that of the best checkpoint, %s.", best, extra=extra)
+
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, also of one that is being written; None if unknown."""
+        return self.saved_step if self.writer.is_busy else self.written_step
+
+    @property
+    def trained_step(self) -> int | None:
+        """The step of the model, as it is known; None where there is none that is worth saving."""
+        raw = None if self._session is None else raw_session_of(self._session)
+        return None if raw is None or raw.bad_from is not None else raw.global_step.last_known
 
     async def close(self) -> None:
         """Release the directory, perhaps after a save under way, which a cancellation lets end."""

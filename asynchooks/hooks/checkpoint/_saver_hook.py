@@ -36,6 +36,7 @@ from ._background import WhenBusy
 from ._checkpointer import Checkpointer
 from ._format import CheckpointFormat, SaverFormat
 from ._listeners import Listeners
+from ._unsaved import save_one_model, warn_of_replaced, warn_of_unsaved
 
 logger = logging.getLogger("asynchooks")
 
@@ -60,7 +61,8 @@ class CheckpointSaverHook(SessionRunHook):
     the current step is not saved yet, and the hook waits for all writes. That checkpoint holds the
     steps made until its own worker ended. Items that other workers are still processing count as
     unused, so a session that resumes from it trains on them. A cancellation waits for a save under
-    way.
+    way. It makes no last checkpoint, nor does an error: a warning says how many steps are not
+    saved, and another one if a checkpoint replaces such a model later in the same process.
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
     separate directory that is either complete or absent, with sizes and hashes of all its files.
@@ -172,6 +174,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._metric = None if metric is None else MetricReader(metric)
         self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
+        self._begun: list[Any] = []  # the hooks of the session
         self._refusals: list[BaseException] = []  # of sessions whose on_error is yet to come
         logger.info("Create CheckpointSaverHook.", extra=fields(self))
 
@@ -203,6 +206,7 @@ class CheckpointSaverHook(SessionRunHook):
             raise refusal
         self._open = None
         shared = SessionHooks.of(self)
+        self._begun = shared.begun
         if self._metric is not None:
             shared.check(partial(self._check_metric, self._metric, shared))
         self._open = Checkpointer(
@@ -276,7 +280,11 @@ class CheckpointSaverHook(SessionRunHook):
         return RankedPlace(ranks, place)
 
     async def restore_model(self, session: Any) -> int | None:
-        return await self.checkpointer.restore(raw_session_of(session))
+        restored = await self.checkpointer.restore(raw_session_of(session))
+        if restored is not None:
+            self.checkpointer.written_step = restored
+        warn_of_replaced(self._directory, self._saver, restored)
+        return restored
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         checkpointer = self.checkpointer
@@ -342,6 +350,8 @@ class CheckpointSaverHook(SessionRunHook):
 
     def on_drop(self) -> None:
         if self._open is not None:
+            if not self._open.is_virtual:  # workers may end with a simulation
+                self._warn_of_unsaved(None)
             self._open.abandon()
 
     async def end(self, session: Any) -> None:
@@ -366,7 +376,22 @@ class CheckpointSaverHook(SessionRunHook):
             try:
                 await self._open.finish(None)
             finally:
+                self._warn_of_unsaved(exception)
                 await self._open.close()
+
+    def _warn_of_unsaved(self, error: BaseException | None) -> None:
+        """Say what is lost as training ends without `end`, once for all savers of the model."""
+        savers = [each for each in self._begun if isinstance(each, CheckpointSaverHook)]
+        savers = [each for each in savers if save_one_model(each._saver, self._saver)]
+        if not savers or savers[0] is not self:
+            return
+        step, newest, directory = self.checkpointer.trained_step, -1, self._directory
+        for each in savers:
+            saved = -1 if each._open is None else each._open.newest_step
+            if saved is not None and saved > newest:
+                newest, directory = saved, each._directory
+        if step is not None and step > newest >= 0:
+            warn_of_unsaved(directory, self._saver, newest, step, error)
 
     def _was_refused(self, error: BaseException) -> bool:
         """Whether this is the session whose begin was refused, which has taken nothing.

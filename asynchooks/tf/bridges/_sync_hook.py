@@ -10,7 +10,7 @@ import tensorflow as tf
 from ..._check import instance
 from ..._engine.stop import Stop
 from ..._engine.threads import is_async
-from ..._errors import StopTraining, add_note, is_input_end
+from ..._errors import add_note, is_input_end, is_stop
 from ..._hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -106,7 +106,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         try:
             request = self._call("before_run", self._context)
         except Exception as error:
-            if isinstance(error, StopTraining) or is_input_end(error):
+            if is_stop(error) or is_input_end(error):
                 raise StopIteration from error
             raise
         self._pass_on_stop(run_context)
@@ -118,8 +118,8 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context.has_last_calls:
                 self._await(self._context.finish)
-        except StopTraining:
-            if self._coord is None or not self._coord.should_stop():
+        except Exception as error:
+            if not is_stop(error) or self._coord is None or not self._coord.should_stop():
                 raise
             run_context.request_stop()  # a stop ended the wait of the hook
         self._pass_on_stop(run_context)
