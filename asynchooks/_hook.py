@@ -452,6 +452,8 @@ class SessionRunHook:
     _fetches_are = ""  # what it asks runs for, where that is one thing, for messages
     _shown: ClassVar[tuple[tuple[str, str], ...]] = ()
     # what its repr shows: arguments, and the attributes that have them
+    state_name: str = ""
+    """What tells its state from those of other hooks of its class, such as a metric."""
     needs_global_step = False
     """Whether opening fails, in this hook's begin, when the graph has no global step."""
     needs_session_in_begin: bool = True

@@ -34,13 +34,17 @@ class Answer(Enum):
 class Ticket:
     """The right to run one step, until it is settled; then it may be granted again."""
 
-    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "lost_in", "terms", "value")
+    __slots__ = (
+        "epoch", "is_abandoned", "is_settled", "lone_grant", "lost_in", "num_taken", "terms",
+        "value",
+    )  # fmt: skip
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
         self.terms = -1  # of the credit that it took, if any
         self.value: int | None = 0  # before the run; None: runs have ended unread
         self.lone_grant = 0  # which grant this is, if no other run was under way
+        self.num_taken = 0  # of the gate, when it was granted
         self.is_settled = True
         self.is_abandoned = False
         self.lost_in = 0  # how often lost runs had been forgotten when it was abandoned
@@ -69,11 +73,11 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "askers", "credits", "engine", "epoch", "grants", "holder", "is_closed",
-        "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept_from", "lease_until",
-        "limit", "low_water", "needs_credits", "num_forgets", "num_lost", "num_void",
-        "published_only", "read_runs", "reader", "source", "stride", "terms", "tickets",
-        "unread_runs", "value", "value_here",
+        "abandoned", "askers", "credits", "engine", "epoch", "first_epoch", "grants", "holder",
+        "is_closed", "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept_from",
+        "lease_until", "limit", "low_water", "needs_credits", "num_forgets", "num_lost",
+        "num_taken", "num_void", "published_only", "read_runs", "reader", "source", "stride",
+        "taken_here", "terms", "tickets", "unread_runs", "value", "value_here",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -81,7 +85,9 @@ class Gate:
         self.unread_runs = 0  # settled with UNREAD, ever
         self.read_runs = 0  # how many of those `value` includes
         self.reader: Callable[[], int | None] | None = None  # reads the step of unread runs
+        self.num_taken = 0  # values taken, ever: one that was read before the last is no news
         self.epoch = 0
+        self.first_epoch = 0  # runs that began in it, or later, still move the step
         self.limit: int | None = None
         self.is_closed = False  # no further run is granted, whatever the limit
         self.published_only = False  # runs do not count; callers of `publish` respect the limit
@@ -112,6 +118,7 @@ class Gate:
         # a step without a ticket, on that engine's event loop: see `Admission.begin_here`
         self.is_running_here = False
         self.value_here: int | None = None  # before that step, if known and it began alone
+        self.taken_here = 0  # as `Ticket.num_taken`, of that step
 
     @property
     def is_unread(self) -> bool:
@@ -170,6 +177,7 @@ class Gate:
         ticket.epoch = self.epoch
         ticket.value = self.value if self.unread_runs == self.read_runs else None
         ticket.lone_grant = -1 if self.tickets else self.grants
+        ticket.num_taken = self.num_taken
         ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
@@ -228,52 +236,79 @@ class Gate:
         if ticket.is_settled:
             return None
         ticket.is_settled = True
-        if ticket.epoch != self.epoch:  # its step was lost with its epoch, and so was its place
+        if ticket.epoch < self.first_epoch:  # its step was lost, and so was its place
             was_lost = ticket.is_abandoned and ticket.lost_in < self.num_forgets
             if not (was_lost and ticket.epoch < self.kept_from):
                 self.num_void -= 1
                 self.num_lost -= ticket.is_abandoned
             return None
         was_alone = ticket.lone_grant + 1 == self.grants
-        made = self.move(ticket.epoch, ticket.value if was_alone else None, value)
+        before = ticket.value if was_alone else None
+        made = self.move(ticket.epoch, ticket.num_taken, before, value)
         self.tickets -= 1
         self.abandoned -= ticket.is_abandoned
         return made
 
-    def move(self, epoch: int, before: int | None, after: int | Sentinel | None) -> int | None:
+    def move(
+        self, epoch: int, num_taken: int, before: int | None, after: int | Sentinel | None
+    ) -> int | None:
         """Take note of the step after a run; `before` it, if that was known and it was alone.
 
-        Returns the step that the run made; None if it made none that counts, or that is known.
+        `epoch` and `num_taken` are those in which it began. Returns the step that the run made;
+        None if it made none that counts, or that is known.
         """
-        if epoch != self.epoch or after is None:
+        if epoch < self.first_epoch or after is None:
             return None
         if after is UNREAD:
             self.unread_runs += 1
             return None
-        if after is ADVANCED:
+        if isinstance(after, Sentinel):  # ADVANCED
             self.value = after = self.value + 1
-        else:
-            after = self.learn(after)
+        elif not self.take(after, epoch, num_taken):
+            self.unread_runs += 1
         # where others move it too, an advance says nothing of the run
         counts_alone = not self.published_only and self.source is None
         if counts_alone and before is not None and after - before > (self.stride or 0):
             self.stride = after - before
         return after
 
-    def learn(self, value: int | Sentinel) -> int:
-        """Take note of a step that was published, perhaps late; returns it as a number."""
+    def learn(self, value: int | Sentinel) -> None:
+        """Take note of a step that was published, perhaps late."""
         if value is UNREAD:
             self.unread_runs += 1
-            return self.value
+            return
         after = self.value + 1 if isinstance(value, Sentinel) else value
-        if after > self.value:
-            self.value = after
-        return after
+        self.value = max(self.value, after)
+        self.num_taken += 1
+
+    def take(self, value: int, epoch: int, num_taken: int) -> bool:
+        """Take note of a step that was read, in this epoch and since so many values were taken.
+
+        Where a variable of this process holds the step, it is followed back, too: a read that
+        began after the last value was taken is newer than that. Of two that overlapped either may
+        be, and so may one that began before the step went back.
+
+        Returns:
+            False if it must be read again, to know.
+        """
+        goes_back = value < self.value
+        if self.reader is None or self.source is not None:
+            if goes_back:
+                return True
+        elif epoch != self.epoch or (goes_back and num_taken != self.num_taken):
+            return False
+        elif goes_back:
+            self.epoch += 1  # runs under way go on, and move the step from there
+        self.value = value
+        self.num_taken += 1
+        return True
 
     def restart(self, value: int) -> None:
         """Begin a new epoch: the step may have gone back; tickets of the old one are void."""
         self.epoch += 1
+        self.first_epoch = self.epoch
         self.value = value
+        self.num_taken += 1
         self.read_runs = self.unread_runs
         self.num_void += self.tickets
         self.num_lost += self.abandoned
@@ -289,7 +324,7 @@ class Gate:
     def forget_lost(self) -> None:
         """Assume that the runs of older epochs whose thread may never end have ended."""
         self.num_void -= self.num_lost
-        self.num_lost, self.kept_from = 0, self.epoch
+        self.num_lost, self.kept_from = 0, self.first_epoch
         self.num_forgets += 1
 
     def abandon(self, ticket: Ticket) -> None:
@@ -297,7 +332,7 @@ class Gate:
         if ticket.is_settled or ticket.is_abandoned:
             return
         ticket.is_abandoned, ticket.lost_in = True, self.num_forgets
-        if ticket.epoch == self.epoch:
+        if ticket.epoch >= self.first_epoch:
             self.abandoned += 1
         else:
             self.num_lost += 1

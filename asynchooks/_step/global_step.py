@@ -106,7 +106,7 @@ class GlobalStep:
 
     @property
     def epoch(self) -> int:
-        """The number of times the step was restarted; a recovery may have set it back."""
+        """How often the step has gone back: by a recovery, or with a graph's variable."""
         return self.admission.gate.epoch
 
     @property

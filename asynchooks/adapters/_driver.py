@@ -162,7 +162,7 @@ class HookDriver:
             )
 
     async def _after(self, outputs: dict[str, Any]) -> None:
-        self._step.publish(self._session.read_step())
+        await self._session.take_up_step()
         try:
             picked = pick(outputs, self._merged.fetches)
         except FetchError as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
 
 from .. import _check
 from .._errors import CheckpointError
-from ._manifest import Checkpoint
+from ._manifest import Checkpoint, read_file, read_manifest
 from ._place import CheckpointPlace, check_extra_name
 
 
@@ -181,11 +181,9 @@ class RankedPlace(CheckpointPlace):
         check_extra_name(name, os.path.basename(checkpoint.prefix))
         first: bytes | None = self._on_first(lambda: self._place.read_extra(checkpoint, name))
         if self._ranks.rank > 0:
-            try:
-                with open(f"{self._ranks.own(checkpoint.prefix)}.{name}", "rb") as file:
-                    return file.read()
-            except FileNotFoundError:
-                pass
+            own = os.path.basename(f"{self._ranks.own(checkpoint.prefix)}.{name}")
+            content = read_file(checkpoint.path, read_manifest(checkpoint.path), own)
+            return first if content is None else content
         return first
 
     def _on_first(self, fn: Callable[[], Any]) -> Any:

@@ -19,6 +19,7 @@ from .._hook import (
     worker_of,
 )
 from .._log import fields
+from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from ..checkpoints import Mode
 from ._metrics import MetricReader
@@ -180,12 +181,13 @@ class EarlyStoppingHook(SessionRunHook):
         return gain > self._min_delta
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state = {
             "best": self._best,
             "best_step": self._best_step,
             "num_worse": self._num_worse,
             "metric": self._reader.state_dict(),
         }
+        return HookState(state, **self._reader.identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         best, step = state["best"], state["best_step"]

@@ -16,6 +16,7 @@ from .._engine.threads import is_async
 from .._errors import is_stop, passes_for_input_end, shown
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues
 from .._log import fields, show
+from .._running.hook_state import HookState
 from .._stopping.backoff import Restart
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
@@ -187,7 +188,8 @@ class EvaluationHook(TimedOutputHook):
 
     def state_dict(self) -> dict[str, Any]:
         """When the last evaluation began, and the newest results; not those that still run."""
-        return {"timer": self._timer.state_dict(), **self._results.state_dict()}
+        state = {"timer": self._timer.state_dict(), **self._results.state_dict()}
+        return HookState(state, name=self._name)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Before the session is created: go on where `state_dict` was called."""

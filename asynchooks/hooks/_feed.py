@@ -31,6 +31,7 @@ from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, consumers_of
 from ..data._training_end import TrainingEnd
 from ._input_position import saved_position
+from ._metrics import text_of
 
 _ENDED = "epochs_ended"
 """In the saved state: for how many passes `after_epoch` was called."""
@@ -256,10 +257,11 @@ class FeedHook(SessionRunHook):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        position, num_ended = saved_position(self._consumers), self._consumers.num_epochs_ended
+        place, num_ended = text_of(self._given), self._consumers.num_epochs_ended
+        position = saved_position(self._consumers, place)
         if not position or self._after_epoch is None or num_ended is None:
             return position
-        return SharedState({**position, _ENDED: num_ended})
+        return SharedState({**position, _ENDED: num_ended}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._after_epoch is not None:

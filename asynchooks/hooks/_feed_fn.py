@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from .. import _check
 from .._engine.threads import is_async
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._running.hook_state import HookState
 from ..backends._raw_session import raw_session_of
 
 Feeds = Mapping[Any, Any] | None
@@ -51,7 +52,11 @@ class FeedFnHook(SessionRunHook):
         """
         if self._state_before is not None:
             return self._state_before
-        return {} if self._stateful is None else self._stateful.state_dict()
+        if self._stateful is None:
+            return {}
+        state = self._stateful.state_dict()
+        is_one = isinstance(state, Mapping)  # else a save refuses it, and says so
+        return HookState(state, place=type(self.feed_fn).__qualname__) if is_one else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._stateful is not None:
@@ -78,7 +83,7 @@ class FeedFnHook(SessionRunHook):
 
     def _draw(self) -> Feeds | Awaitable[Feeds]:
         if self._state_before is None and self._stateful is not None:
-            self._state_before = copy.deepcopy(self._stateful.state_dict())
+            self._state_before = copy.deepcopy(self.state_dict())
         return self.feed_fn()
 
 

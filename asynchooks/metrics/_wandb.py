@@ -60,6 +60,8 @@ class WandbSink(Sink):
             raise TypeError(
                 f"run is given, and options of a new one: {', '.join(options)}; give either"
             )
+        if options.get("dir") is not None:
+            options["dir"] = _check.place("dir", options["dir"])
         self._given, self._options = run, options
         self._run: Run | None = None
 

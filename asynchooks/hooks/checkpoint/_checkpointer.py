@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +23,8 @@ from ..._errors import add_note, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
     have_more_than_timers,
-    load_hooks,
+    have_own_states,
+    matched_hooks,
     save_hooks,
     shared_states,
     with_states,
@@ -36,6 +37,7 @@ from .._metrics import MetricReader
 from ._background import BackgroundWriter, WhenBusy
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
+from ._resume import ModelSaver, newest_of, newest_parts
 
 logger = logging.getLogger("asynchooks")
 
@@ -86,7 +88,7 @@ class _HookStates:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Checkpointer:
+class Checkpointer(ModelSaver):
     """Saves and restores the checkpoints of one session; its hook makes it in begin, and closes it.
 
     A step that is saved because it is due, and one that is restored, restart the timer.
@@ -100,6 +102,7 @@ class Checkpointer:
     path: str  # of the checkpoints, up to their steps, for messages
     is_background: bool  # whether to write while training continues
     when_busy: WhenBusy
+    savers: list[Checkpointer]  # those of the same model that are open
 
     def __post_init__(self) -> None:
         self._engine = current_engine()
@@ -135,38 +138,74 @@ class Checkpointer:
         await run_blocking(
             self._engine, form.open, _GRACE_SECS, "asynchooks-open", lambda _: form.close()
         )
+        if self.savers:  # by one clock, seconds say which of their checkpoints is newer
+            self._began_at = self.savers[0]._began_at
+        self.savers.append(self)
 
     async def restore(self, raw: RawSession) -> int | None:
-        """Restore model and hooks, for a new raw session; returns the model's step, if so."""
-        async with self._lock:
-            await self.writer.wait_idle()  # what is being written is the newest
-            await self._move_bad_aside()
-            self.is_just_restored = False
-            self.saved_step, self._restored_metric = None, {}
+        """Restore model and hooks, for a new raw session; returns the model's step, if so.
+
+        From the newest checkpoint of all savers of the model, which go on from there, too.
+        """
+        savers = list(self.savers)
+        async with AsyncExitStack() as locks:
+            for each in savers:
+                await locks.enter_async_context(each._lock)
+                await each.writer.wait_idle()  # what is being written is the newest
+                await each._move_bad_aside()
+                each.is_just_restored = False
+                each.saved_step, each._restored_metric = None, {}
             try:
-                restored = await raw.call_alone(lambda: self.form.restore(raw))
+                return await self._restore_newest(raw, savers)
             except Exception as error:
                 add_note(error, "in restoring, by CheckpointSaverHook")
                 bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
                 if bug is error:
                     raise
                 raise bug from error
-            if restored is not None:
-                self._resume_from(raw, restored)
-        return self.saved_step
 
-    def _resume_from(self, raw: RawSession, restored: Restored) -> None:
-        facts = restored.facts
-        extra = _fields(facts.step)
-        logger.info("Resuming from step %d of %s.", facts.step, restored.path, extra=extra)
+    async def _restore_newest(self, raw: RawSession, savers: list[Checkpointer]) -> int | None:
+        is_one_session = all(each.hooks is self.hooks for each in savers)
+        with_states = {
+            each for each in savers if not is_one_session and have_own_states(each.hooks)
+        }
+        metrics: dict[Checkpointer, float | None] = {}
+
+        def find() -> list[tuple[Checkpointer, Restored]]:
+            if not self.form.restores_model:
+                restored = self.form.restored(raw)
+                return [] if restored is None else [(self, restored)]
+            parts = newest_parts(savers, with_states, is_same_training=raw.replaces_lost)
+            for each in savers if parts else ():  # it may save this step again, as it is here
+                metrics[each] = each.form.metric_of(parts[0][1].step)
+            return [(each, each.form.found(checkpoint)) for each, checkpoint in parts]
+
+        parts = await raw.call_alone(find)
+        if not parts:
+            return None
+        facts = parts[0][1].facts
+        # whose state is whose is known before anything is changed
+        states = {id(each.hooks): (each.hooks, its.facts.hooks) for each, its in reversed(parts)}
+        give_states = [
+            matched_hooks(hooks, saved) for hooks, saved in states.values() if saved is not None
+        ]
+        loads = [its.load for _, its in parts if its.load is not None]
+        if loads:
+            await raw.call_alone(lambda: [load() for load in loads])
         raw.bad_from = None
-        self._restored_metric = {facts.step: facts.metric}
-        self.timer.update_last_triggered_step(facts.step)
-        if facts.hooks is not None:
-            load_hooks(self.hooks, facts.hooks)
-        self._began_at = self._engine.now() - facts.seconds
-        if restored.is_model:
-            self.is_just_restored, self.saved_step = True, facts.step
+        for each in savers:
+            each._began_at = self._engine.now() - facts.seconds
+            each._restored_metric = {facts.step: metrics.get(each, facts.metric)}
+        for each, its in parts:
+            extra = _fields(facts.step)
+            logger.info("Resuming from step %d of %s.", facts.step, its.path, extra=extra)
+            each.timer.update_last_triggered_step(facts.step)
+            each.written_step = facts.step
+            if its.load is not None:
+                each.is_just_restored, each.saved_step = True, facts.step
+        for give in give_states:
+            give()
+        return facts.step if loads else None
 
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""
@@ -407,19 +446,22 @@ class Checkpointer:
 
     async def reject(self, raw: RawSession) -> str | None:
         """Move the checkpoints of a bad model aside; returns the path of the newest left."""
-        async with self._lock:
-            await self.writer.wait_idle()
-            return await self._reject(raw)
+        savers = [each for each in self.savers if not each.is_immediate]
+        for each in savers:
+            async with each._lock:
+                await each.writer.wait_idle()
+                await each._reject(raw)
+        newest = await self._run_blocking(lambda: newest_of(savers), "asynchooks-newest")
+        return None if newest is None else newest[0].form.directory.address_of(newest[1])
 
-    async def _reject(self, raw: RawSession) -> str | None:
+    async def _reject(self, raw: RawSession) -> None:
         bad_from = raw.bad_from
         assert bad_from is not None
-        newest = await self._run_blocking(
+        await self._run_blocking(
             lambda: self.form.reject(bad_from, "the loss was NaN soon afterwards"),
             "asynchooks-reject",
         )
         self._moved = raw, bad_from
-        return newest
 
     async def _move_bad_aside(self) -> None:
         """Reject what another worker that shares the model has found to be bad."""
@@ -471,7 +513,7 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Release the directory, perhaps after a save under way, which a cancellation lets end."""
-        self.is_closed = True
+        self._leave()
         if self._is_free():
             await self._close_when_written()
         else:  # a save while the block ends
@@ -479,11 +521,16 @@ class Checkpointer:
 
     def abandon(self) -> None:
         """The session was dropped: release the directory, once what is being written has been."""
-        self.is_closed = True
+        self._leave()
         if self.writer.is_busy:
             self.writer.finish_with(self._close)
         else:
             self.form.abandon()
+
+    def _leave(self) -> None:
+        self.is_closed = True
+        with suppress(ValueError):
+            self.savers.remove(self)
 
     def _is_free(self) -> bool:
         """Whether nothing is being saved or restored."""

@@ -26,6 +26,7 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
+from ...checkpoints._layout import ADDED_BYTES
 from ...checkpoints._mirror import MirroredDirectory
 from ...checkpoints._place import CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
@@ -66,18 +67,21 @@ class CheckpointSaverHook(SessionRunHook):
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
     separate directory that is either complete or absent, with sizes and hashes of all its files.
-    Only one run at a time may use `checkpoint_dir`, and two hooks must not share it.
+    Only one run at a time may use `checkpoint_dir`, and two hooks must not share it. Of several
+    hooks of one model the newest checkpoint is restored; what its saver does not save comes from
+    the others' checkpoints of the same step.
 
     Args:
-        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file). On a step
-            function also an object store: an address such as "s3://bucket/run", an object of
-            obstore, or an `ObjectStore`, with the same guarantees.
+        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file); a relative
+            one belongs to the working directory of now. On a step function also an object store:
+            an address such as "s3://bucket/run", an object of obstore, or an `ObjectStore`, with
+            the same guarantees.
         save_secs: seconds between two saves, >= 0.
         save_steps: steps between two saves, >= 0; exactly one of the two is given.
         saver: on a graph a `tf.compat.v1.train.Saver`; on a step function any object with
             `save(path)` and `restore(path)`, such as `StateDictSaver(model=model)`. One that has
             no `snapshot()` pauses training while it writes, even with `background`.
-        checkpoint_basename: checkpoints are named `<basename>-<global step>`.
+        checkpoint_basename: checkpoints are named `<basename>-<global step>`; at most 175 bytes.
         scaffold: on a graph, a Scaffold, whose saver is used. With neither, the saver is the one
             in the graph's collection SAVERS.
         listeners: `CheckpointSaverListener`s, ours or TensorFlow's, called in this order. They must
@@ -100,14 +104,15 @@ class CheckpointSaverHook(SessionRunHook):
             that is brought back. On a graph only with `background=True`.
 
     Raises:
-        ValueError: both saver and scaffold are given, or both or neither of the intervals.
+        ValueError: both saver and scaffold are given, or both or neither of the intervals; a name
+            in the directory, or the basename, is too long.
         TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing;
             `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
-        CheckpointError: the directory cannot be used, a checkpoint cannot be written, or none
-            there is intact.
+        CheckpointError: the directory cannot be used, a checkpoint cannot be written, none there is
+            intact, or which of several hooks' is the newest is not known.
         MetricError: from `run`: the metric is not a number.
         tf.errors.OpError: TensorFlow's own files cannot be read or written.
 
@@ -124,7 +129,7 @@ class CheckpointSaverHook(SessionRunHook):
     may_overlap = True
     _fetches_are = "the metric"
     _shown = (
-        ("checkpoint_dir", "_directory"),
+        ("checkpoint_dir", "_given"),
         ("save_secs", "_timer._every_secs"),
         ("save_steps", "_timer._every_steps"),
         ("saver", "_saver"),
@@ -160,9 +165,12 @@ class CheckpointSaverHook(SessionRunHook):
         self._store = object_store_of(checkpoint_dir)
         self._mirror = None if mirror is None else _mirror_of(mirror, self._store)
         if self._store is None:
-            self._directory = _check.path("checkpoint_dir", checkpoint_dir)
+            self._given = _check.path("checkpoint_dir", checkpoint_dir)
+            self._directory = _check.place("checkpoint_dir", checkpoint_dir)
         else:
-            self._directory = self._store.name
+            self._given = self._directory = self._store.name
+        if isinstance(checkpoint_basename, str):  # else its place says so
+            _check.name_of_file("checkpoint_basename", checkpoint_basename, suffix=ADDED_BYTES)
         self._basename = checkpoint_basename
         self._saver = saver
         self._scaffold = scaffold
@@ -214,6 +222,7 @@ class CheckpointSaverHook(SessionRunHook):
             timer=self._timer, metric=self._metric,
             path=f"{self._directory}/{self._basename}",
             is_background=self._is_background, when_busy=self._when_busy,
+            savers=_savers_of(shared),
         )  # fmt: skip
         self._is_by_hand = shared.is_by_hand
         await self._open.open()
@@ -246,7 +255,9 @@ class CheckpointSaverHook(SessionRunHook):
                     "mirror= the store, with background=True"
                 )
             return _format.make_graph_format(
-                self._directory, self._basename, self._saver, self._scaffold, self._save_graph_def,
+                # TensorFlow knows files and writers by the name that it was given
+                _check.same_place(self._given, self._directory),
+                self._basename, self._saver, self._scaffold, self._save_graph_def,
                 self._retention, background=self._is_background, mirror=self._mirror,
             )  # fmt: skip
         if self._saver is None:
@@ -281,8 +292,6 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def restore_model(self, session: Any) -> int | None:
         restored = await self.checkpointer.restore(raw_session_of(session))
-        if restored is not None:
-            self.checkpointer.written_step = restored
         warn_of_replaced(self._directory, self._saver, restored)
         return restored
 
@@ -338,7 +347,8 @@ class CheckpointSaverHook(SessionRunHook):
         if self._open is not None and self._open.due_step is not None:  # it is being saved
             timer = {"last_step": self._open.due_step, "secs_since_last": 0.0}
         metric = None if self._metric is None else self._metric.state_dict()
-        return TimerState(timer=timer, metric=metric)
+        place = f"{self._directory}/{self._basename}"
+        return TimerState({"timer": timer, "metric": metric}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
@@ -403,6 +413,12 @@ class CheckpointSaverHook(SessionRunHook):
                 self._refusals.remove(refusal)
                 return True
         return False
+
+
+def _savers_of(shared: SessionHooks) -> list[Checkpointer]:
+    """The savers of the session's model; by hand there is no other."""
+    handle = None if shared.stops is None else shared.stops.handle
+    return [] if handle is None else handle.savers
 
 
 def _mirror_of(mirror: Any, store: ObjectStore | None) -> ObjectStore:

@@ -19,9 +19,10 @@ from ..._hook import (
     worker_of,
 )
 from ..._log import fields
+from ..._running.hook_state import HookState
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import RawSession, raw_session_of
-from .._metrics import described, named
+from .._metrics import described, named, text_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
@@ -140,7 +141,8 @@ class NanTensorHook(SessionRunHook):
         return newest if first_bad else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_rollbacks": self._num_rollbacks} if self._num_rollbacks else {}
+        state = {"num_rollbacks": self._num_rollbacks} if self._num_rollbacks else {}
+        return HookState(state, name=text_of(self._args.fetches))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # a rollback restores a checkpoint from before it, which holds a smaller number
