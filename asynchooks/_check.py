@@ -14,7 +14,7 @@ from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from numbers import Real
 from typing import Any, TypeVar
 
-from ._errors import shown
+from ._errors import MetricError, shown
 
 T = TypeVar("T")
 
@@ -25,6 +25,27 @@ MOST_NAME_BYTES = 255
 def a_number(value: object) -> bool:
     """Whether the value is a real number; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def metric_name(value: object, name: str = "the name of a metric") -> str:
+    """The name of a metric: a text that a file can hold."""
+    text = instance(name, value, str, "a text, such as 'loss'")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise MetricError(
+                f"{name} is {value!r}, which has half of a surrogate pair and so cannot be written "
+                "as UTF-8; give it without, such as name.encode(errors='replace').decode()"
+            ) from error
+    return text
+
+
+def real(name: str, value: object) -> float:
+    """The value as a float, which may be NaN or infinite."""
+    if not a_number(value):
+        raise TypeError(f"{name} is {shown(value)}; give a number")
+    return float(value)  # type: ignore[arg-type]
 
 
 def integer(name: str, value: object, *, least: int | None = None, expected: str = "") -> int:

@@ -46,6 +46,16 @@ class SecondOrStepTimer:
         self._last_step: int | None = None
         self._last_time = 0.0
 
+    def begin_session(self, step: int) -> None:
+        """A session opens at this step; call it where the timer will be asked.
+
+        A last trigger that lies ahead of it, by the step or by the clock, is of another training,
+        or of another clock, and is forgotten: else the hook would not be due until both have come
+        so far again.
+        """
+        if self._last_step is not None and (self._last_step > step or self._last_time > now()):
+            self.reset()
+
     def should_trigger_for_step(self, step: int) -> bool:
         """Whether the hook is due at this step.
 
@@ -90,8 +100,9 @@ class SecondOrStepTimer:
                 then, >= 0; both None before the first.
 
         Raises:
-            ValueError: it holds something else.
+            TypeError, ValueError: it is no mapping, or holds something else.
         """
+        _check.instance("a timer's state", state, Mapping, "what state_dict() returned")
         step, secs = state.get("last_step"), state.get("secs_since_last")
         is_first = step is None and secs is None
         is_step = isinstance(step, int) and not isinstance(step, bool)

@@ -24,6 +24,8 @@ from .._hook import SessionRunHook
 logger = logging.getLogger("asynchooks")
 
 _ARRAY = "asynchooks.ndarray"
+_OF_OTHER_SHAPE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a hook raises of a state that is not what it has saved."""
 _OF = "asynchooks.of"
 """In a saved state: name and place of the hook that it belongs to."""
 
@@ -274,7 +276,8 @@ def _load(name: str, hook: SessionRunHook, state: Mapping[str, Any]) -> None:
     try:
         hook.load_state_dict(state)
     except Exception as error:
-        raise CheckpointError(
+        kind = DamagedCheckpointError if isinstance(error, _OF_OTHER_SHAPE) else CheckpointError
+        raise kind(
             f"the hook {name} cannot go on from its saved state: {error!r}. Was it saved by a "
             "hook of another kind, or version?"
         ) from error

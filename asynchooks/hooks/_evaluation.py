@@ -153,7 +153,7 @@ class EvaluationHook(TimedOutputHook):
         self._max_at_once = _check.integer("max_at_once", max_at_once, least=1)
         self._at_end = at_end
         self._on_failure = on_failure
-        self._name = name
+        self._name = _check.metric_name(name, "name")
         self._results = Results(name)
         self._is_restored = False  # since the last session was created
         self.num_running = 0
@@ -337,7 +337,9 @@ def _as_numbers(source: str, results: object) -> dict[str, float]:
             raise TypeError(
                 f"{source} returned a result called {key!r}; expected a text, such as {str(key)!r}"
             )
-        numbers[key] = _as_number(source, key, value)
+        numbers[_check.metric_name(key, f"the name of a result of {source}")] = _as_number(
+            source, key, value
+        )
     return numbers
 
 

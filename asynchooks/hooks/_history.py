@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import os
 import threading
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from io import BytesIO
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
+from .._errors import shown
 from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
+from ..metrics._names import apart_from
 from ._values import KeepsValues, Wanted
 
 if TYPE_CHECKING:
@@ -32,12 +36,16 @@ class HistoryHook(KeepsValues):
     """Keeps metrics in memory, a row for each step: for pandas, plots and notebooks.
 
     It takes them after the run of step 1 and of each multiple of `every_n_steps`, labelled with the
-    step after the run, and all numbers that `session.log_metrics` is given meanwhile; histograms
-    are left out. `rows` stays after the session, and `pandas.DataFrame(hook.rows)` is a table.
+    step that the run made, at the end of the session as `MetricsHook` does, and all numbers that
+    `session.log_metrics` is given meanwhile; histograms are left out. A value that comes late joins
+    the row of its step, or gets one in its place; of two of one name the first stays. One that is
+    called step or secs is kept as `step_` or `secs_`. `rows` stays after the session, and
+    `pandas.DataFrame(hook.rows)` is a table.
 
     A checkpoint holds the rows, of which 10,000 numbers are 107 kB, so a resumed training goes on
     with those up to its step. Where a session is set back, and where the hook is used by a second
-    session, later rows are dropped in the same way.
+    session, later rows are dropped in the same way. A copy, also by `pickle`, has the rows, and
+    nothing of a session.
 
     Args:
         values: what to take, as for `MetricsHook`, save `histogram(...)`. None: only what is
@@ -87,8 +95,9 @@ class HistoryHook(KeepsValues):
                 "histogram to a MetricsHook"
             )
         self.rows: list[dict[str, Any]] = []
-        """Rows by rising step: "step"; "secs", seconds of training since the first session was
-        opened; and floats by name. A row is never changed, but replaced where it gets more."""
+        """Rows by rising step: "step"; "secs", seconds of training from the first session's opening
+        until the row's first value came; and floats by name. A row is never changed, but replaced
+        where it gets more."""
         self._lock = threading.Lock()  # guards what is done to rows
         self._began_at = 0.0  # when `secs` was 0, on the session's clock
         self._secs_before = 0.0  # in sessions before this one
@@ -103,7 +112,7 @@ class HistoryHook(KeepsValues):
     async def begin(self) -> None:
         self._is_open = False
         await super().begin()
-        self._secs_before = self.rows[-1]["secs"] if self.rows else 0.0
+        self._secs_before = max((row["secs"] for row in self.rows), default=0.0)
         self._began_at = self._now() - self._secs_before
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
@@ -111,26 +120,29 @@ class HistoryHook(KeepsValues):
         if not self._is_open:
             self._is_open = True
             self._began_at = self._now() - self._secs_before
-        step = self._step.value
+
+    def _forget_after(self, step: int) -> None:
+        super()._forget_after(step)
         with self._lock:
-            while self.rows and self.rows[-1]["step"] > step:
-                self.rows.pop()
+            del self.rows[bisect_right(self.rows, step, key=_step_of) :]
 
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         numbers = {
-            name: value
+            apart_from(_OF_ROW, name): value
             for name, value in values.items()
-            if isinstance(value, float) and name not in _OF_ROW
+            if isinstance(value, float)
         }
         if not numbers:
             return
         secs = self._now() - self._began_at
         with self._lock:
             rows = self.rows
-            if rows and rows[-1]["step"] >= step:  # a value that comes late is the newest row's
-                rows[-1] = {**rows[-1], **numbers}
+            is_newest = not rows or rows[-1]["step"] < step
+            place = len(rows) if is_newest else bisect_left(rows, step, key=_step_of)
+            if place < len(rows) and rows[place]["step"] == step:
+                rows[place] = {**rows[place], **(numbers | rows[place])}
                 return
-            rows.append({"step": step, "secs": secs, **numbers})
+            rows.insert(place, {"step": step, "secs": secs, **numbers})
             if len(rows) > self._max_rows:
                 rows[:] = _thinned(rows)
 
@@ -146,9 +158,25 @@ class HistoryHook(KeepsValues):
         super().load_state_dict(state)
         if not self._is_open:  # else the rows up to the step that the session is set back to stay
             rows = _rows(state["rows"])
+            secs = _check.number("the saved secs", state["secs"], least=0)
             with self._lock:
                 self.rows[:] = rows
-            self._secs_before = float(state["secs"])
+            self._secs_before = secs
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What it takes, and its rows, for `pickle` and `copy`; nothing of its session."""
+        with self._lock:
+            rows = list(self.rows)
+        interval = self._interval
+        steps = None if interval.every_secs is not None else interval.every_steps
+        arguments = (self._wanted, steps, interval.every_secs)
+        secs = max([self._secs_before, *(row["secs"] for row in rows)])
+        return {"arguments": arguments, "max_rows": self._max_rows, "rows": rows, "secs": secs}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        HistoryHook.__init__(self, *state["arguments"], max_rows=state["max_rows"])
+        self.rows[:] = state["rows"]
+        self._secs_before = state["secs"]
 
     def plot(
         self,
@@ -209,6 +237,11 @@ class HistoryHook(KeepsValues):
         return figure
 
 
+def _step_of(row: Mapping[str, Any]) -> int:
+    step: int = row["step"]
+    return step
+
+
 def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without every second row of the kinds that are as frequent as the average, or more.
 
@@ -246,14 +279,43 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"num": len(rows), "columns": columns}
 
 
-def _rows(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(saved: object) -> list[dict[str, Any]]:
+    """The rows of these columns; TypeError, ValueError, LookupError: they are not such columns."""
+    saved = _check.instance("saved rows", saved, Mapping, "a mapping")
     num = _check.integer("a saved number of rows", saved["num"], least=0)
-    rows: list[dict[str, Any]] = [{} for _ in range(num)]
+    columns = {}
     for name, places, values in saved["columns"]:
-        indices = range(num) if places is None else places.tolist()
-        for place, value in zip(indices, values.tolist(), strict=True):
+        _check.metric_name(name, "the name of a saved column")
+        numbers = _array(name, values, "iu" if name == "step" else "f")
+        indices = range(num) if places is None else _array(name, places, "iu")
+        if name in columns or len(numbers) != len(indices):
+            raise ValueError(
+                f"there are {len(numbers)} saved values of {name!r} for {len(indices)} rows, or "
+                "they are there twice; give one for each row"
+            )
+        columns[name] = (indices, numbers)
+    if num == 0 and not columns:
+        return []
+    (of_steps, steps), (of_secs, _) = columns["step"], columns["secs"]
+    rises = all(before < step for before, step in pairwise([-1, *steps]))
+    if of_steps != range(num) or of_secs != range(num) or not rises:
+        raise ValueError(f"{num} saved rows have the steps {shown(steps)}; give each a later one")
+    rows: list[dict[str, Any]] = [{} for _ in range(num)]
+    for name, (indices, numbers) in columns.items():
+        for place, value in zip(indices, numbers, strict=True):
+            if place < 0:
+                raise ValueError(f"a saved value of {name!r} is in the row {place}")
             rows[place][name] = value
     return rows
+
+
+def _array(name: str, saved: object, kinds: str) -> list[Any]:
+    import numpy as np
+
+    if not isinstance(saved, np.ndarray) or saved.ndim != 1 or saved.dtype.kind not in kinds:
+        raise TypeError(f"the saved column {name!r} is {shown(saved)}; give an array of numbers")
+    numbers: list[Any] = saved.tolist()
+    return numbers
 
 
 def _png_of(figure: Figure) -> bytes:

@@ -16,7 +16,6 @@ from .._hook import (
 )
 from .._log import is_shown, show
 from .._running.hook_state import TimerState
-from .._step.global_step import GlobalStep
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
@@ -102,7 +101,8 @@ class LoggingTensorHook(SessionRunHook):
         if graph is not None:
             self._fetches = [_as_graph_element(graph, each) for each in self._given]
         self._last: list[Any] | None = None
-        self._worker: int | None = None  # of that run
+        self._worker: int | None = None  # of that run,
+        self._last_step = 0  # with the step that it made
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         # values that cannot be computed at the end are kept from the last run
@@ -120,9 +120,10 @@ class LoggingTensorHook(SessionRunHook):
         if run_context.overlaps:
             is_due = self._timer is not None and self._timer.should_trigger_for_step(self._num_runs)
         if is_due:
-            self._log(run_values.results, run_context.global_step, worker_of(run_context))
+            self._log(run_values.results, lambda: run_context.step, worker_of(run_context))
         if self._keeps_last:
             self._last, self._worker = run_values.results, worker_of(run_context)
+            self._last_step = run_context.step
         self._num_runs += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,11 +138,11 @@ class LoggingTensorHook(SessionRunHook):
     async def end(self, session: Any) -> None:
         raw = raw_session_of(session)
         if self._at_end and raw.evaluates:
-            self._log(await raw.evaluate(self._fetches), raw.global_step, None)
+            self._log(await raw.evaluate(self._fetches), lambda: raw.global_step.value, None)
         elif self._at_end and self._last is not None:
-            self._log(self._last, raw.global_step, self._worker)
+            self._log(self._last, lambda: self._last_step, self._worker)
 
-    def _log(self, values: list[Any], at: GlobalStep, worker: int | None) -> None:
+    def _log(self, values: list[Any], step: Callable[[], int], worker: int | None) -> None:
         tagged, seconds = zip(self._tags, values, strict=True), None
         if self._timer is not None:
             seconds, _ = self._timer.update_last_triggered_step(self._num_runs)
@@ -151,7 +152,7 @@ class LoggingTensorHook(SessionRunHook):
             text = ", ".join(f"{tag} = {_text(value)}" for tag, value in tagged)
             text += "" if seconds is None else f" ({seconds:.3f} sec)"
         if is_shown():  # to read the step of a graph takes a call
-            show(self, "%s", text, step=at.value, worker=worker)
+            show(self, "%s", text, step=step(), worker=worker)
 
 
 def _text(value: Any) -> str:

@@ -63,10 +63,12 @@ class Results:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         latest, step = state["latest"], None
         if latest is not None:
-            for key, value in latest.items():
-                if not _check.a_number(value):  # which may be NaN
-                    raise TypeError(f"the saved {key} is {value!r}; give a number")
-            latest = MappingProxyType({key: float(value) for key, value in latest.items()})
+            _check.instance("the saved results", latest, Mapping, "a mapping, or None")
+            numbers = {
+                _check.metric_name(key): _check.real(f"the saved {key}", value)
+                for key, value in latest.items()
+            }
+            latest = MappingProxyType(numbers)
             step = _check.integer("the saved latest_step", state["latest_step"], least=0)
         self.latest, self.latest_step = latest, step
         self._are_of_this_session = latest is not None

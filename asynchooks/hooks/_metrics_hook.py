@@ -15,7 +15,7 @@ from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
 from ..backends._raw_session import raw_session_of
-from ..metrics._outlet import Outlet
+from ..metrics._outlet import Outlet, restored
 from ..metrics._sink import FunctionSink, Resume, Sink
 from ._values import KeepsValues, Wanted
 
@@ -28,7 +28,12 @@ class MetricsHook(KeepsValues):
     """Gives metrics to sinks: TensorBoard, a file, a tracker, or a function.
 
     It takes them after the run of step 1 and of each multiple of `every_n_steps`, labelled with the
-    step after the run, and all that `session.log_metrics` is given meanwhile. Each sink has a queue
+    step that the run made, and all that `session.log_metrics` is given meanwhile. A value keeps its
+    step however late it comes; of two values of one name at one step the first stays. At the end of
+    the session the last step comes, too: means since the last point, functions, and outputs if
+    training has reached its limit.
+
+    Each sink has a queue
     of 4,096 points and a thread of its own, in which its library is imported, initialised and
     called: a sink that hangs or fails costs training nothing. If the queue is full, every second
     point in it is dropped; that is logged once, and their number at the end. At the end of the
@@ -133,6 +138,12 @@ class MetricsHook(KeepsValues):
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
             self._values.begin_session(engine.now(), step)  # opening sinks is no training
 
+    def _forget_after(self, step: int) -> None:
+        super()._forget_after(step)
+        if self._is_open:  # what sinks have of the old steps, they keep
+            for outlet in self._outlets:
+                outlet.complete()
+
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         for outlet in self._outlets:
             outlet.put(step, dict(values))
@@ -174,8 +185,9 @@ class MetricsHook(KeepsValues):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        states = _checked(state["sinks"])
         if not self._is_open:  # else the sinks are told the step that the session is set back to
-            self._states = _taken(state["sinks"], self.sinks)
+            self._states = _taken(states, self.sinks)
 
     def _note_error(self, error: BaseException) -> None:
         """In the thread of a sink."""
@@ -212,6 +224,17 @@ def _identity(sink: Sink) -> dict[str, str]:
     is_shown = type(sink).__repr__ is not object.__repr__
     place = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(sink)) if is_shown else ""
     return {"sink": type(sink).__qualname__, "place": place}
+
+
+def _checked(states: object) -> list[Mapping[str, Any]]:
+    """The states of sinks; TypeError, ValueError, LookupError: they are none."""
+    found = _check.instance("the saved states of sinks", states, (list, tuple), "a list")
+    for state in found:
+        _check.instance("the saved state of a sink", state, Mapping, "a mapping")
+        _check.instance("the saved class of a sink", state["sink"], str, "its name")
+        restored(state["pending"])
+        state["position"]
+    return list(found)
 
 
 def _taken(states: Sequence[Mapping[str, Any]], sinks: Sequence[Sink]) -> list[Mapping[str, Any]]:

@@ -243,12 +243,18 @@ class TimedOutputHook(SessionRunHook):
     def __init__(self, output_dir: str | None, writer: Any, **intervals: float | None) -> None:
         self._timer = timer_of(**intervals)
         self._output = Output(output_dir, writer)
+        self._is_opening = False  # a session; false where it recovers
 
     async def begin(self) -> None:
+        self._is_opening = True
         self._output.open()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self._output.begin(session.global_step.value)
+        step = session.global_step.value
+        if self._is_opening:
+            self._is_opening = False
+            self._timer.begin_session(step)
+        self._output.begin(step)
 
     def state_dict(self) -> dict[str, Any]:
         return TimerState({"timer": self._timer.state_dict()}, place=repr(self._timer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from .._stopping.coordinator import Coordinator
 from ..data._consumers import Consumers, WaitTime, consumers_of_last_stage
 from ..metrics._live import number_of
 from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
+from ._interval import Interval
 from ._logging_tensor import _as_graph_element
 from ._metrics import Metric
 
@@ -30,85 +32,10 @@ Wanted = Any
 """What a user asks for: a name, a tensor, `mean`, `histogram`, a statistic, a metric of an
 evaluation, a function; or a list of these, or a mapping with names of their own."""
 
-DEFAULT_STEPS = 100
-
-
-class Interval:
-    """When a hook is due: at step 1 and at each multiple of a number of steps, or after seconds.
-
-    Multiples make the steps of a resumed training those of an uninterrupted one. A step that was
-    passed by other workers' runs is made up for by the next run.
-    """
-
-    __slots__ = ("_every_secs", "_every_steps", "_next_step", "_next_time", "_now", "_saved_secs")
-
-    def __init__(
-        self,
-        every_n_steps: int | None,
-        every_n_secs: float | None,
-        default_steps: int = DEFAULT_STEPS,
-    ) -> None:
-        if every_n_steps is not None and every_n_secs is not None:
-            raise ValueError(
-                f"got every_n_steps={every_n_steps!r} and every_n_secs={every_n_secs!r}; give at "
-                f"most one of them (every {default_steps} steps by default)"
-            )
-        self._every_secs: float | None = None
-        self._every_steps = default_steps
-        if every_n_secs is not None:
-            self._every_secs = _check.seconds("every_n_secs", every_n_secs, zero=True)
-        elif every_n_steps is not None:
-            self._every_steps = _check.integer("every_n_steps", every_n_steps, least=1)
-        self._now: Callable[[], float] = lambda: 0.0
-        self._saved_secs: float | None = None  # how long ago it was done, at a restore
-        self._next_step = 1  # due from this step on,
-        self._next_time = math.inf  # or from this time on
-
-    def begin(self, step: int, now: Callable[[], float]) -> None:
-        """A raw session was created, at this step, on an engine with this clock."""
-        self._now = now
-        if self._every_secs is None:
-            self._next_step = 1 if step < 1 else self._after(step)
-        elif self._saved_secs is not None:
-            self._next_time = now() + self._every_secs - self._saved_secs
-        elif self._next_time == math.inf:
-            self._next_time = now()
-        self._saved_secs = None
-
-    def is_due(self, step: int) -> bool:
-        if self._every_secs is None:
-            return step >= self._next_step
-        return self._now() >= self._next_time
-
-    @property
-    def idle_until(self) -> int:
-        """Below this step the next run is not due; 0 where that depends on the time."""
-        return 0 if self._every_secs is not None else self._next_step - 1
-
-    @property
-    def idle_until_secs(self) -> float:
-        """Before this time the next run is not due; -inf where that depends on the step."""
-        return -math.inf if self._every_secs is None else self._next_time
-
-    def update(self, step: int) -> None:
-        """The hook has done at this step what it was due for."""
-        if self._every_secs is None:
-            self._next_step = self._after(step)
-        else:
-            self._next_time = self._now() + self._every_secs
-
-    def _after(self, step: int) -> int:
-        return (step // self._every_steps + 1) * self._every_steps
-
-    def state_dict(self) -> dict[str, Any]:
-        """How long ago the hook was due last, in seconds; steps need no state."""
-        if self._every_secs is None or self._next_time == math.inf:
-            return {}
-        return {"secs_since_last": self._every_secs - (self._next_time - self._now())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state:
-            self._saved_secs = _check.number("the saved secs_since_last", state["secs_since_last"])
+_LAST_RUNS = 16
+"""So many steps before the limit each run may be a worker's last one: it is asked for all."""
+_MOST_GIVEN = 4096
+"""Steps whose values are remembered, so that none is given twice."""
 
 
 class _MeanOverRuns:
@@ -116,16 +43,17 @@ class _MeanOverRuns:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.reset()
+
+    def reset(self) -> None:
         self.num, self.total = 0, 0.0
 
     def add(self, value: Any) -> None:
         self.num += 1
         self.total += number_of(self.name, value)
 
-    def take(self) -> float:
-        mean = self.total / self.num if self.num else math.nan
-        self.num, self.total = 0, 0.0
-        return mean
+    def value(self) -> float:
+        return self.total / self.num if self.num else math.nan
 
 
 class _DataWaitReading(Reading):
@@ -177,6 +105,7 @@ class ValueReader:
         self._functions: list[tuple[str, Callable[[], Any]]] = []
         self._leave: list[Callable[[], None]] = []  # ends that evaluations are followed
         self._look: tuple[float, int] = (0.0, 0)
+        self._is_restored = False  # the means, from a checkpoint, for the next session
         seen: set[str] = set()
         for name, each in _pairs(wanted, hook):
             if name in seen:
@@ -226,6 +155,9 @@ class ValueReader:
 
     def begin(self, session: SessionHooks) -> None:
         """In the hook's begin; KeyError, ValueError: the graph has no such name, or several."""
+        if not self._is_restored:
+            for mean in self._means:
+                mean.reset()  # of a session before
         for wait in self._data_waits:
             wait.begin(session)
         graph = begin_graph.get()
@@ -240,7 +172,7 @@ class ValueReader:
 
     def begin_session(self, now: float, step: int) -> None:
         """A raw session was created: statistics count from here on."""
-        self._look = (now, step)
+        self._look, self._is_restored = (now, step), False
 
     def has_all(self, results: Sequence[Any] | None) -> bool:
         """Whether these results are of a run that was asked for `args_of_due`."""
@@ -262,14 +194,9 @@ class ValueReader:
         Raises:
             MetricError: a value is not a number.
         """
-        values: dict[str, Any] = {}
-        if self._names:
-            assert results is not None
-            of_due = results[len(self._means) :]
-            for name, value, is_spread in zip(self._names, of_due, self._is_spread, strict=True):
-                values[name] = _copied(name, value) if is_spread else number_of(name, value)
+        values = self._outputs_and_means(results)
         for mean in self._means:
-            values[mean.name] = mean.take()
+            mean.reset()
         for name, metric in () if self._leave else self._metrics:
             newest = metric.newest()
             if newest is not None:
@@ -281,10 +208,36 @@ class ValueReader:
                 number = reading.read(look)
                 if number is not None:
                     values[name] = float(number)
+        self._look = (now, step)
+        self._call_functions(values)
+        return values
+
+    def read_last(self, results: Sequence[Any] | None) -> dict[str, Any]:
+        """What there is at the end of a session, where the hook was not due: no statistics.
+
+        The means go on: a session that is resumed from here has those of an uninterrupted one.
+
+        Args:
+            results: of the last run; None if it was not asked for outputs.
+        """
+        values = self._outputs_and_means(results)
+        self._call_functions(values)
+        return values
+
+    def _outputs_and_means(self, results: Sequence[Any] | None) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if self._names and results is not None:
+            of_due = results[len(self._means) :]
+            for name, value, is_spread in zip(self._names, of_due, self._is_spread, strict=True):
+                values[name] = _copied(name, value) if is_spread else number_of(name, value)
+        for mean in self._means:
+            if mean.num:
+                values[mean.name] = mean.value()
+        return values
+
+    def _call_functions(self, values: dict[str, Any]) -> None:
         for name, fn in self._functions:
             _add_result(values, name, fn())
-        self._look = (now, step)
-        return values
 
     def follow(self, take: Callable[[int, Mapping[str, Any]], None]) -> None:
         """Give each result of evaluations that was asked for to `take`, when it comes.
@@ -316,13 +269,53 @@ class ValueReader:
         return {"means": {mean.name: [mean.num, mean.total] for mean in self._means if mean.num}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        saved = _check.instance("saved means", state["means"], Mapping, "a mapping")
         for mean in self._means:
-            num, total = state["means"].get(mean.name, (0, 0.0))
-            mean.num, mean.total = _check.integer("a saved number of runs", num, least=0), total
+            num, total = saved.get(mean.name, (0, 0.0))
+            mean.num = _check.integer("a saved number of runs", num, least=0)
+            mean.total = _check.real("a saved sum", total)
+        self._is_restored = True
+
+
+class Given:
+    """Which values there are of each step: a later one of the same name changes none.
+
+    It remembers the steps that were given values last, `_MOST_GIVEN` of them or more. Any thread
+    may ask.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[int, tuple[str, ...]] = {}  # by step
+        self._earlier: dict[int, tuple[str, ...]] = {}  # what was in its place before
+
+    def new(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those of the values that the step does not have yet; it has them from now on."""
+        with self._lock:
+            if step in self._names or step in self._earlier:
+                names = self._names.get(step) or self._earlier[step]
+                values = {name: value for name, value in values.items() if name not in names}
+                self._names[step] = (*names, *values)
+                return values
+            if len(self._names) >= _MOST_GIVEN:
+                self._names, self._earlier = {}, self._names
+            self._names[step] = tuple(values)
+            return values
+
+    def set_back(self, step: int) -> None:
+        """The session was set back to this step: later ones have no values."""
+        with self._lock:
+            for given in (self._names, self._earlier):
+                for later in [each for each in given if each > step]:
+                    del given[later]
 
 
 class KeepsValues(SessionRunHook):
     """A hook that reads values of runs when it is due, and is given those that are logged.
+
+    The one rule for all of them: a value belongs to the step of the run that gave it, of the
+    evaluation that did, or at which it was logged, however late it comes; and it stays as it is,
+    whatever comes later of the same name and step.
 
     Its classes say themselves what they do not need: `uses_default_graph` and the like.
     """
@@ -343,16 +336,27 @@ class KeepsValues(SessionRunHook):
         self._interval = Interval(every_n_steps, every_n_secs)
         self._is_by_hand = False  # before `begin`, and where a class's own `begin` fails
         self._args: SessionRunArgs | None = None  # for the next run
-        self._asks_for_all = True
-        self._idle_until = 0  # below this step there is nothing to do after a run,
+        self._is_planned = self._asks_for_all = True  # it is due at the next run, and asks for that
+        self._idle_until: float = 0  # below this step there is nothing to do after a run,
         self._idle_until_secs = -math.inf  # or before this time
+        self._given = Given()
+        self._last_step = -1  # of the last run; -1 before the first
+        self._read_step = -1  # of the last run at which it was due
+        self._last_results: Sequence[Any] | None = None  # of the last run, if it was asked for all
+        self._last_runs_from = math.inf  # from this step on each run may be the last one
 
     @abstractmethod
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         """Take floats and arrays that a run gave, or floats and histograms that were logged.
 
-        From any thread, up to the end of side tasks; it must neither wait nor raise.
+        The step has no values of these names so far, but it may be earlier than others that have
+        some. From any thread, up to the end of side tasks; it must neither wait nor raise.
         """
+
+    def _forget_after(self, step: int) -> None:
+        """The step has gone back to this one: the values of later steps are those of old ones."""
+        self._given.set_back(step)
+        self._live.set_back(step)
 
     async def begin(self) -> None:
         session = SessionHooks.of(self)
@@ -363,12 +367,17 @@ class KeepsValues(SessionRunHook):
         session.check(lambda: self._values.check_are_taken([*session.hooks, *session.begun], name))
         self._is_by_hand = session.is_by_hand
         self._now = current_engine().now
+        self._interval.reset()
+        self._given = Given()
+        self._last_step, self._read_step, self._last_results = -1, -1, None
         self._live = session.live
-        self._live.loggers += (self._keep,)
+        self._live.loggers += (self._take,)
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._step = session.global_step
         step = self._step.value
+        self._forget_after(step)
+        self._last_step, self._read_step, self._last_results = -1, -1, None
         self._interval.begin(step, self._now)
         self._values.begin_session(self._now(), step)
         self._plan(step, overlaps=True)  # perhaps: the first run is asked for all in any case
@@ -377,42 +386,68 @@ class KeepsValues(SessionRunHook):
         return self._args
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        step = self._step.value
+        step = run_context.step
+        if step < self._last_step:  # a graph's variable, which the program has set
+            self._interval.set_back(step)
+            self._forget_after(step - 1)
+            self._idle_until = 0
+        self._last_step = step
         if step < self._idle_until:
             return
         results = run_values.results
-        if results is None and self._now() < self._idle_until_secs:
+        if results is None and step < self._last_runs_from and self._now() < self._idle_until_secs:
             return
-        if run_context.overlaps:  # later runs have moved the step
-            step = run_context.global_step.value
         if results is not None:
             self._values.take(results)
-        if self._asks_for_all and self._interval.is_due(step):
+        if self._is_planned and self._interval.is_due(step):
             self._interval.update(step)
+            self._read_step, self._last_results = step, None
             values = self._values.read(results, self._now(), step)
             if values:
                 self._publish(step, values)
+        else:
+            self._last_results = results if self._asks_for_all else None
         self._plan(step, overlaps=run_context.overlaps)
 
+    def _take(self, step: int, values: Mapping[str, Any]) -> None:
+        new = self._given.new(step, values)
+        if new:
+            self._keep(step, new)
+
     def _publish(self, step: int, values: Mapping[str, Any]) -> None:
-        self._keep(step, values)
+        self._take(step, values)
         self._live.publish(step, values)
+
+    def _publish_last(self) -> None:
+        """Give what the last run has given, unless the hook was due at it."""
+        step = self._last_step
+        if step == self._read_step:
+            return
+        self._read_step = step
+        values = self._values.read_last(self._last_results)
+        self._last_results = None
+        if values:
+            self._publish(step, values)
 
     def _plan(self, step: int, *, overlaps: bool) -> None:
         """Decide what the next run is asked for; of runs that overlap all may be due."""
-        values, interval = self._values, self._interval
-        self._asks_for_all = overlaps or interval.is_due(step + 1)
+        values, interval, limit = self._values, self._interval, self._step.limit
+        end = self._last_runs_from = math.inf if limit is None else limit - _LAST_RUNS
+        self._is_planned = overlaps or interval.is_due(step + 1)
+        self._asks_for_all = self._is_planned or step >= end
         self._args = values.args_of_due if self._asks_for_all else values.args_of_each
-        self._idle_until = 0 if self._args is not None else interval.idle_until
+        self._idle_until = 0 if self._args is not None else min(interval.idle_until, end)
         self._idle_until_secs = -math.inf if self._asks_for_all else interval.idle_until_secs
 
     async def end(self, session: Any) -> None:
-        if self._is_by_hand:  # or under TensorFlow's session, neither of which calls `after_close`
-            await self._close()
+        try:
+            self._publish_last()
+        finally:
+            if self._is_by_hand:  # or under TensorFlow's session: neither calls `after_close`
+                await self._close()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        if self._is_by_hand:
-            await self._close()
+        await self.end(session)
 
     async def after_close(self, exception: BaseException | None) -> bool | None:
         await self._close()  # not in `end`: side tasks log metrics up to their own end
@@ -435,7 +470,7 @@ def _pairs(wanted: Wanted, hook: str) -> Iterable[tuple[str, Any]]:
         return []
     if isinstance(wanted, Mapping):
         for name in wanted:
-            _check.instance("the name of a value", name, str, "a text, such as 'loss'")
+            _check.metric_name(name, "the name of a value")
         return list(wanted.items())
     is_one = isinstance(wanted, (str, Mean, Spread, DataWait, Reading, Metric)) or callable(wanted)
     if is_one or not isinstance(wanted, Iterable):
@@ -453,14 +488,20 @@ def _name_of(each: Any, hook: str) -> str:
             f"{hook} was given {shown(each)}, which has no name; give it one: "
             f'{{"my name": {getattr(each, "__name__", "...")}}}'
         )
-    return name.removesuffix(":0")
+    return _check.metric_name(name, "the name of a value").removesuffix(":0")
 
 
 def _add_result(values: dict[str, Any], name: str, result: Any) -> None:
     """What a function of the user returned: a number, several by name, or None for nothing."""
     if isinstance(result, Mapping):
         for key, value in result.items():
-            values[f"{name}/{key}"] = number_of(f"{name}/{key}", value)
+            full = _check.metric_name(f"{name}/{key}")
+            if full in values:
+                raise MetricError(
+                    f"the value {name!r} returned {key!r}, whose name {full!r} another value of "
+                    "the same hook has, too; give one of them another name"
+                )
+            values[full] = number_of(full, value)
     elif result is not None:
         values[name] = number_of(name, result)
 

@@ -6,11 +6,12 @@ import csv
 import io
 import math
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from ._lines import Key, LinesSink, column, sync_directory
+from ._lines import Key, LinesSink, Row, column
+from ._names import Names
 from ._sink import Histogram, Point, Resume
 
 
@@ -44,13 +45,8 @@ class CsvSink(LinesSink):
         self._columns: list[str] = []
 
     def open(self, resume: Resume) -> None:
+        self._names = Names(repr(self), _one_line)
         super().open(resume)
-        if os.path.exists(self._new_path):  # a process was killed while it made a wider file
-            os.remove(self._new_path)
-
-    @property
-    def _new_path(self) -> str:
-        return f"{self.path}.new"
 
     def _key(self, line: bytes) -> Key | None:
         try:
@@ -72,66 +68,48 @@ class CsvSink(LinesSink):
         self._columns = columns
         return len(head)
 
-    def _lines(self, points: Sequence[Point]) -> bytes:
-        rows = [_row(point) for point in points]
+    def _columns_in(self, line: bytes) -> list[str]:
+        [cells] = csv.reader([line.decode(errors="replace")])
+        return [name for name, cell in zip(self._columns, cells, strict=False) if cell]
+
+    def _cells(self, point: Point) -> dict[str, Any]:
+        cells = {}
+        for name, value in point.values.items():
+            parts = _parts_of(value) if isinstance(value, Histogram) else {"": value}
+            for part, number in parts.items():
+                column_name = self._names.of(name, part)
+                column_name.encode()  # else an error of the whole file
+                cells[column_name] = repr(float(number))
+        return cells
+
+    def _lines(self, rows: Sequence[Row]) -> bytes:
         known = dict.fromkeys(self._columns or ["step", "time"])
-        columns = list(known | {name: None for row in rows for name in row})
+        columns = list(known | {name: None for row in rows for name in row.cells})
         if columns != self._columns:
             self._widen(columns)
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow({"step": str(row.step), "time": repr(row.time), **row.cells})
         return text.getvalue().encode()
 
     def _widen(self, columns: list[str]) -> None:
         """Put a file with these columns in the place of the present one, with the same rows."""
-        assert self._file is not None
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(columns)
         head = text.getvalue().encode()
         empty = b"," * (len(columns) - len(self._columns)) + b"\n"
-        with open(self._new_path, "wb") as new, open(self.path, "rb") as old:
-            new.write(head)
-            old.seek(self._start)
-            new.writelines(line[:-1] + empty for line in _whole_lines(old, self._size))
-            new.flush()
-            os.fsync(new.fileno())
-            size = new.tell()
-        if os.path.exists(self.path):
-            shutil.copymode(self.path, self._new_path)
-        self._file.close()
-        try:
-            os.replace(self._new_path, self.path)
-        finally:
-            self._open_file()
-        sync_directory(os.path.dirname(self.path))
-        self._columns, self._start, self._size = columns, len(head), size
+        wider = (line[:-1] + empty for _, line in self._lines_from(self._start))
+        self._replace(chain([head], wider))
+        self._columns, self._start = columns, len(head)
 
 
-def _whole_lines(file: Any, end: int) -> Iterator[bytes]:
-    while file.tell() < end:
-        yield file.readline()
-
-
-def _row(point: Point) -> Mapping[str, str]:
-    row = {"step": str(point.step), "time": repr(float(point.time))}
-    for name, value in point.values.items():
-        cells = _cells_of(name, value) if isinstance(value, Histogram) else {name: value}
-        row |= {_one_line(column(key)): repr(float(cell)) for key, cell in cells.items()}
-    return row
-
-
-def _cells_of(name: str, value: Histogram) -> dict[str, float]:
+def _parts_of(value: Histogram) -> dict[str, float]:
     mean = value.total / value.num if value.num else math.nan
     variance = max(0.0, value.total_of_squares / value.num - mean**2) if value.num else math.nan
-    return {
-        f"{name}/mean": mean,
-        f"{name}/std": math.sqrt(variance),
-        f"{name}/min": value.least,
-        f"{name}/max": value.greatest,
-    }
+    return {"mean": mean, "std": math.sqrt(variance), "min": value.least, "max": value.greatest}
 
 
 def _one_line(name: str) -> str:
     """A name without line ends: the head of the file is one line."""
-    return " ".join(name.splitlines())
+    return " ".join(column(name).splitlines())

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ._lines import Key, LinesSink, column
+from ._lines import Key, LinesSink, Row, column
 from ._sink import Histogram, Point
 
 
@@ -45,14 +45,21 @@ class JsonLinesSink(LinesSink):
     def _read_head(self) -> int:
         return 0
 
-    def _lines(self, points: Sequence[Point]) -> bytes:
-        return "".join(map(_line, points)).encode()
+    def _columns_in(self, line: bytes) -> list[str]:
+        return [name for name in json.loads(line) if name not in ("step", "time")]
+
+    def _cells(self, point: Point) -> dict[str, Any]:
+        cells = {column(name): _encoded(value) for name, value in point.values.items()}
+        _text(cells).encode()  # an error of this point, and not of all that are written with it
+        return cells
+
+    def _lines(self, rows: Sequence[Row]) -> bytes:
+        lines = [_text({"step": row.step, "time": row.time, **row.cells}) for row in rows]
+        return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _line(point: Point) -> str:
-    line: dict[str, Any] = {"step": point.step, "time": point.time}
-    line |= {column(name): _encoded(value) for name, value in point.values.items()}
-    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+def _text(values: dict[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 
 def _encoded(value: Any) -> Any:

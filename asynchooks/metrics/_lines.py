@@ -6,15 +6,19 @@ What a line looks like is in the sinks.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import shutil
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from .. import _check
 from ._append import append_whole
+from ._names import apart_from
 from ._sink import Point, Resume, Sink
 
 logger = logging.getLogger("asynchooks")
@@ -28,14 +32,51 @@ _USERS: WeakValueDictionary[str, LinesSink] = WeakValueDictionary()
 sessions and threads have nothing else in common."""
 
 Key = tuple[int, float]
-"""Step and time of a point: those of the points in a file only grow."""
+"""Step and time of a point."""
+
+
+_OF_LINE = ("step", "time")
+
+
+class Row(NamedTuple):
+    """A point on its way into the file."""
+
+    step: int
+    time: float
+    cells: dict[str, Any]
+    """By column."""
+
+
+class _Position(NamedTuple):
+    """Where the file ended when it was flushed last, for a checkpoint."""
+
+    size: int
+    first: Key | None
+    last_step: float
+    """No point before is of a later step."""
+
+    @classmethod
+    def of(cls, saved: object) -> Self | None:
+        """The position that was saved; None if there is none, or of another kind of sink."""
+        if not isinstance(saved, Mapping):
+            return None
+        size, first = saved.get("bytes"), saved.get("first", ())
+        last_step = saved.get("last_step", math.inf)
+        if type(size) is not int or size < 0 or not _check.a_number(last_step):
+            return None
+        if first is None:
+            return cls(size, None, last_step)
+        if not isinstance(first, (list, tuple)) or not all(map(_check.a_number, first)):
+            return None
+        return cls(size, (first[0], first[1]), last_step) if len(first) == 2 else None
 
 
 class LinesSink(Sink):
     """Base of sinks that append a line for each point to a file on a local disk.
 
-    The points of steps that the session was not restored to are cut off the end of the file, with
-    a last line that a kill has torn. Points that are in the file already are not written again.
+    The points of later steps than the session was restored to are removed from the file, with a
+    last line that a kill has torn. Values that are in the file already are not written again. Lines
+    come in the order in which the points did: that of an earlier step may stand behind others.
     """
 
     open_secs: ClassVar[float] = 1.0  # so that the file is continued before there are new points
@@ -48,8 +89,9 @@ class LinesSink(Sink):
         self._start = 0  # where the first line of a point begins
         self._size = 0  # of the file: whole lines
         self._first: Key | None = None  # of the first point in the file
-        self._there: Key | None = None  # of the last one, if it may be written again
-        self._points: list[Point] = []  # that are not in the file so far
+        self._last_step: float = 0  # no point in the file is of a later one
+        self._there: dict[int, set[str]] = {}  # by step: columns that may be written again
+        self._rows: list[Row] = []  # that are not in the file so far
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -59,7 +101,15 @@ class LinesSink(Sink):
         """The step and time that a line begins with; None for a line that is no point's."""
 
     @abstractmethod
-    def _lines(self, points: Sequence[Point]) -> bytes:
+    def _columns_in(self, line: bytes) -> Iterable[str]:
+        """The columns that a line has values of."""
+
+    @abstractmethod
+    def _cells(self, point: Point) -> dict[str, Any]:
+        """The values of a point by column; what it raises costs this point alone."""
+
+    @abstractmethod
+    def _lines(self, rows: Sequence[Row]) -> bytes:
         """The points as lines. It may write a new file, with another head."""
 
     @abstractmethod
@@ -68,6 +118,11 @@ class LinesSink(Sink):
 
         ValueError: the file has another head than this sink writes.
         """
+
+    @property
+    def _new_path(self) -> str:
+        """Of a file that is to take the place of the present one."""
+        return f"{self.path}.new"
 
     def open(self, resume: Resume) -> None:
         self._forget()  # an attempt before may have failed
@@ -88,6 +143,8 @@ class LinesSink(Sink):
         is_new = resume.step == 0 and resume.position is None
         if is_new and os.path.isfile(self.path) and os.path.getsize(self.path):
             self._move_aside("it is of an earlier training")
+        if os.path.exists(self._new_path):  # a process was killed while it made another file
+            os.remove(self._new_path)
         self._open_file()
         try:
             self._start = self._read_head()
@@ -97,37 +154,43 @@ class LinesSink(Sink):
             self._open_file()
             self._start = self._read_head()
         assert self._file is not None
-        self._size = max(self._start, self._end_of_lines())
-        self._file.seek(self._start)
-        self._first = self._key(self._file.readline())
-        if isinstance(resume.position, Mapping) and "first" in resume.position:
-            self._compare(resume.position)  # else it is of another kind of sink
-        self._there = self._cut(resume.step)
+        end = self._file.seek(0, os.SEEK_END)
+        self._size = max(self._start, self._start_of_line(end))
+        self._read_first()
+        start, self._last_step = self._start, 0
+        position = _Position.of(resume.position)
+        if position is not None and self._is_of(position) and position.last_step <= resume.step:
+            self._last_step = position.last_step
+            start = max(start, self._start_of_line(position.size))  # a wider file has longer lines
+        self._cut(start, resume.step, notes=True)
 
     def write(self, point: Point) -> None:
-        if self._there is not None:
-            if (point.step, point.time) <= self._there:
-                return  # it was written before the process was killed
-            self._there = None
-        self._points.append(point)
+        cells, there = self._cells(point), self._there.get(point.step)
+        if there is not None:  # it was written before the process was killed, or a part of it
+            cells = {name: cell for name, cell in cells.items() if name not in there}
+        if cells:
+            self._last_step = max(self._last_step, point.step)
+            self._rows.append(Row(point.step, float(point.time), cells))
 
     def flush(self) -> Any:
         self._put()
         assert self._file is not None
         os.fsync(self._file.fileno())
-        return {"bytes": self._size, "first": None if self._first is None else list(self._first)}
+        first = None if self._first is None else list(self._first)
+        return {"bytes": self._size, "first": first, "last_step": self._last_step}
 
     def rewind(self, step: int) -> None:
-        self._points = [point for point in self._points if point.step <= step]
-        self._cut(step)
-        self._there = None
+        self._rows = [row for row in self._rows if row.step <= step]
+        self._there = {at: names for at, names in self._there.items() if at <= step}
+        self._last_step = min(self._last_step, step)
+        self._cut(self._start, step)
 
     def close(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
         file, self._file = self._file, None
-        self._points, self._first, self._there = [], None, None
+        self._rows, self._first, self._there = [], None, {}
         if file is not None:
             file.close()
         if _USERS.get(self._claimed) is self:
@@ -147,51 +210,84 @@ class LinesSink(Sink):
         os.rename(self.path, f"{stem}-{number}{suffix}")
         logger.info("%s is now %s-%d%s: %s", self.path, stem, number, suffix, reason)
 
-    def _compare(self, position: Mapping[str, Any]) -> None:
-        """Warn if the file is not the one that a checkpoint is about."""
-        first = None if self._first is None else list(self._first)
-        if position["first"] not in (None, first):
+    def _read_first(self) -> None:
+        assert self._file is not None
+        self._file.seek(self._start)
+        self._first = self._key(self._file.readline()) if self._size > self._start else None
+
+    def _is_of(self, position: _Position) -> bool:
+        """Whether the file is the one that a checkpoint is about; if it is not, warn."""
+        if position.first not in (None, self._first):
             problem = "begins with another point than"
-        elif self._size < position["bytes"]:
-            problem = f"has {self._size} bytes, fewer than the {position['bytes']} of"
+        elif self._size < position.size:
+            problem = f"has {self._size} bytes, fewer than the {position.size} of"
         else:
-            return
+            return True
         logger.warning(
             "%s %s the file that the checkpoint was saved with: points are missing, and "
             "it is continued as it is; put the other file back if you have it, and start again",
             self.path, problem,
         )  # fmt: skip
+        return False
 
     def _put(self) -> None:
         """Write the points, all or, if that fails, none."""
-        points, self._points = self._points, []
-        if not points:
+        rows, self._rows = self._rows, []
+        if not rows:
             return
-        data = self._lines(points)
+        data = self._lines(rows)
         assert self._file is not None
         self._size = append_whole(self._file, data, self._size)
         if self._first is None:
-            self._first = (points[0].step, points[0].time)
+            self._first = (rows[0].step, rows[0].time)
 
-    def _cut(self, step: int) -> Key | None:
-        """Remove what is torn, and the lines of later steps; returns the last point that stays."""
-        assert self._file is not None
-        last: Key | None = None
-        for start, line in self._lines_from_end():
-            last = self._key(line)
-            if last is None or last[0] <= step:
-                break
-            self._size, last = start, None
-        self._file.truncate(self._size)
-        if self._size == self._start:
-            self._first = None
-        return last
+    def _cut(self, start: int, step: int, *, notes: bool = False) -> None:
+        """Remove what is torn, and the lines of later steps from this offset on.
 
-    def _end_of_lines(self) -> int:
-        """Where the last whole line of the file ends; 0 if there is none."""
+        Args:
+            notes: whether to note what the other lines have.
+        """
         assert self._file is not None
-        end = self._file.seek(0, os.SEEK_END)
-        while end:
+        end, kept = self._size, list[bytes]()
+        for offset, line in self._lines_from(start):
+            key = self._key(line)
+            if key is not None and key[0] > step:
+                end = min(end, offset)
+            else:
+                if end < self._size:  # it stands behind lines that are removed
+                    kept.append(line)
+                if notes and key is not None:
+                    self._last_step = max(self._last_step, key[0])
+                    self._there.setdefault(key[0], set()).update(self._columns_in(line))
+        if kept:
+            before = (line for offset, line in self._lines_from(0) if offset < end)
+            self._replace(chain(before, kept))
+        else:
+            self._file.truncate(end)
+            self._size = end
+        self._read_first()
+
+    def _replace(self, lines: Iterable[bytes]) -> None:
+        """Put a file with these lines in the place of the present one."""
+        assert self._file is not None
+        with open(self._new_path, "wb") as new:
+            new.writelines(lines)
+            new.flush()
+            os.fsync(new.fileno())
+            size = new.tell()
+        shutil.copymode(self.path, self._new_path)
+        self._file.close()
+        try:
+            os.replace(self._new_path, self.path)
+        finally:
+            self._open_file()
+        sync_directory(os.path.dirname(self.path))
+        self._size = size
+
+    def _start_of_line(self, end: int) -> int:
+        """Where the last line begins that this offset is in; 0 if it is in the first one."""
+        assert self._file is not None
+        while end > 0:
             start = max(0, end - _CHUNK_BYTES)
             self._file.seek(start)
             found = self._file.read(end - start).rfind(b"\n")
@@ -200,20 +296,14 @@ class LinesSink(Sink):
             end = start
         return 0
 
-    def _lines_from_end(self) -> Iterator[tuple[int, bytes]]:
-        """The offset and content of the lines of points, the last one first."""
-        assert self._file is not None
-        start, rest = self._size, b""
-        while start > self._start:
-            end, start = start, max(self._start, start - _CHUNK_BYTES)
-            self._file.seek(start)
-            block = self._file.read(end - start) + rest
-            lines = block.split(b"\n")[:-1]  # it ends with a whole line
-            rest = b"" if start == self._start else lines.pop(0) + b"\n"  # may begin before it
-            offset = start + len(block)
-            for line in reversed(lines):
-                offset -= len(line) + 1
+    def _lines_from(self, offset: int) -> Iterator[tuple[int, bytes]]:
+        """The offset and content of the whole lines from there on."""
+        with open(self.path, "rb") as file:  # which has a buffer
+            file.seek(offset)
+            while offset < self._size:
+                line = file.readline()
                 yield offset, line
+                offset += len(line)
 
 
 def sync_directory(path: str) -> None:
@@ -228,4 +318,4 @@ def sync_directory(path: str) -> None:
 
 def column(name: str) -> str:
     """What a metric is called in a line, which has a step and a time of its own."""
-    return f"{name}_" if name in ("step", "time") else name
+    return apart_from(_OF_LINE, name)

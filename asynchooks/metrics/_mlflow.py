@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
+from ._names import Names
 from ._sink import Histogram, Point, Resume, Sink
-from ._tracking import LastSteps, need, summary
+from ._tracking import StoredSteps, need, position_of, summary
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -17,8 +18,23 @@ if TYPE_CHECKING:
 
 _MOST = 1000
 """Metrics in one call: what MLflow's servers take."""
+_LONGEST = 250
+"""Characters of a name: more than that, and MLflow refuses all of the call."""
 _REFUSED = re.compile(r"[^\w\-. :/]")
 """The characters that names of MLflow's metrics must not have."""
+
+
+def _name_of(name: str) -> str:
+    return _REFUSED.sub("_", name)
+
+
+def _known_names(saved: Any) -> Mapping[str, Sequence[str]]:
+    """What `Names.changed` has returned; {} for anything else."""
+    is_own = isinstance(saved, Mapping) and all(
+        isinstance(metric, list) and list(map(type, metric)) == [str, str]
+        for metric in saved.values()
+    )
+    return saved if is_own else {}
 
 
 class MlflowSink(Sink):
@@ -29,7 +45,9 @@ class MlflowSink(Sink):
     `FINISHED`, also where the session ends by an error; a run that is killed stays `RUNNING`.
 
     MLflow has no histograms: of one it gets `<name>/min`, `<name>/mean` and `<name>/max`. In names,
-    the characters that MLflow refuses become `_`. Infinities become the greatest float.
+    the characters that MLflow refuses become `_`, and no more than 250 characters stay; where that
+    makes two names one, the second gets a number, and a warning says so. Infinities become the
+    greatest float.
 
     Points are sent when the queue is empty, or 1,000 numbers at once. The extra `mlflow` brings the
     client for tracking servers; for a database of your own install the whole `mlflow`.
@@ -89,14 +107,17 @@ class MlflowSink(Sink):
 
         self._waiting.clear()
         self._client = MlflowClient(self._store)
-        continued = self._given_id or (resume.position or {}).get("run_id")
+        position = position_of(resume.position, "run_id")
+        continued = self._given_id or position.get("run_id")
+        known = _known_names(position.get("names"))
+        self._names = Names(repr(self), _name_of, known, longest=_LONGEST)
         if continued is None:
             self._run_id = self._create_run(self._client)
-            self._steps = LastSteps(lambda name: None)
+            self._steps = StoredSteps(lambda name: ())
         else:
             self._client.update_run(continued, status="RUNNING")
             self._run_id = continued
-            self._steps = LastSteps(self._find_last)
+            self._steps = StoredSteps(self._find_steps)
 
     def _create_run(self, client: MlflowClient) -> str:
         from mlflow.entities import Param
@@ -114,28 +135,27 @@ class MlflowSink(Sink):
             client.log_batch(run_id, params=params)
         return run_id
 
-    def _find_last(self, name: str) -> int | None:
+    def _find_steps(self, name: str) -> set[int]:
         assert self._client is not None
         history = self._client.get_metric_history(self._run_id, name)
-        return max((metric.step for metric in history), default=None)
+        return {metric.step for metric in history}
 
     def write(self, point: Point) -> None:
         if len(self._waiting) + 3 * len(point.values) > _MOST:
             self._send()
         numbers: dict[str, float | Histogram] = {}
         for name, value in point.values.items():
-            name = _REFUSED.sub("_", name)
             if isinstance(value, Histogram):
                 parts = summary(value).items()
-                numbers.update({f"{name}/{part}": number for part, number in parts})
+                numbers.update({self._names.of(name, part): number for part, number in parts})
             else:
-                numbers[name] = value
+                numbers[self._names.of(name)] = value
         self._append(Point(point.step, point.time, numbers))
 
     def _append(self, numbers: Point) -> None:
         from mlflow.entities import Metric
 
-        for name, number in self._steps.later(numbers).items():
+        for name, number in self._steps.new(numbers).items():
             metric = Metric(name, number, int(1000 * numbers.time), numbers.step)
             self._waiting.append(metric)
 
@@ -144,7 +164,7 @@ class MlflowSink(Sink):
             self._send()
         finally:
             self._waiting.clear()  # what could not be sent counts as dropped
-        return {"run_id": self._run_id}
+        return {"run_id": self._run_id, "names": self._names.changed()}
 
     def _send(self) -> None:
         assert self._client is not None

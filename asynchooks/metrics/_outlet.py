@@ -1,7 +1,8 @@
-"""Outlet: a bounded queue, and the thread that writes what is in it to one sink.
+"""Outlet: a bounded queue by step, and the thread that writes what is in it to one sink.
 
-Putting a point never waits. What the sink does not take in time is thinned out and counted, and a
-thread that hangs in the sink is left alone at the end. It knows nothing of hooks and sessions.
+A point keeps its step, also where it comes after points of later steps. Putting one never waits.
+What the sink does not take in time is thinned out and counted, and a thread that hangs in the sink
+is left alone at the end. It knows nothing of hooks and sessions.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from .. import _check
 from .._engine.base import TIMED_OUT, Engine, Slot
 from ._sink import Histogram, Point, Resume, Sink
 
@@ -32,6 +34,7 @@ ms late, in which a session without pauses takes 20,000 steps."""
 _JOIN_SECS = 0.1
 """A thread that has waked the session ends within microseconds, unless others hold Python."""
 _VIRTUAL_BATCH = 256
+_LARGEST_STEP = (1 << 63) - 1
 _UNFLUSHED_SECS = 1.0
 """A sink that always has more to write is flushed this often."""
 _ARRAY_BYTES = 32 << 20
@@ -43,16 +46,23 @@ Values = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """A point on its way to the sink; without values: the session was set back to the step."""
+    """A point on its way to the sink."""
 
     step: int
     time: float
-    values: Values | None
+    values: Values
     num_bytes: int = 0
     """Of its arrays."""
+    is_written: bool = False
+
+    def add(self, values: Values, num_bytes: int) -> None:
+        """Have these values, too, save those of names that it has."""
+        for name, value in values.items():
+            self.values.setdefault(name, value)
+        self.num_bytes += num_bytes
 
     def point(self) -> Point:
-        values = self.values or {}
+        values = self.values
         for name, value in values.items():
             if not isinstance(value, (float, Histogram)):
                 values[name] = Histogram.of(value)
@@ -82,11 +92,15 @@ class Outlet:
         self._capacity = capacity
         # as many wake the thread at once: at 100,000 steps a second there are 35 ms left for that
         self._crowd = max(1, capacity // 8)
-        self._lock = threading.Lock()  # guards the next eight
-        self._queue: list[_Queued] = []
+        self._lock = threading.Lock()  # guards the next eleven
+        self._again: list[_Queued] = []  # written before the queue: of a checkpoint, or complete
+        self._queue: dict[int, _Queued] = {}  # by step, in the order of coming
         self._unflushed: list[_Queued] = []  # the sink may have them, but not durably
+        # the sink is first to forget what is of later steps than this,
+        self._set_back_to: int | None = None
+        self._unflushed_set_back: int | None = None  # or has forgotten it, but not durably
         self._position: Any = None
-        self._last_step = 0
+        self._last_step = 0  # the greatest of a point
         self._has_failed = False
         self._is_thinned = False
         self._num_bytes = 0  # of the arrays in the queue
@@ -124,19 +138,23 @@ class Outlet:
             resume: for the sink.
             pending: of `state_dict`: what is to be written first.
         """
+        set_back_to, points = restored(pending)
         with self._lock:
-            early, self._queue = self._queue, [_restored(each) for each in pending]
-            for each in early:  # before the step was known
-                each.step, each.time = resume.step, _now(engine)
-            self._queue += early
-            self._position, self._last_step, self._engine = resume.position, resume.step, engine
+            early, self._queue = self._queue, {}
+            for each in early.values():  # before the step was known
+                first = self._queue.setdefault(resume.step, each)
+                first.step, first.time = resume.step, _now(engine)
+                first.add(each.values, each.num_bytes)
+            self._again, self._set_back_to = points, set_back_to
+            self._position, self._engine = resume.position, engine
+            self._last_step = max([resume.step, *(each.step for each in points)])
         self._opened = Slot(engine, f"the opening of {self.sink!r}")
         self._ended = Slot(engine, f"the last points of {self.sink!r}")
         if engine.is_virtual:
             self._is_open = self._open(resume)
             return
         name = f"asynchooks-{type(self.sink).__name__}"
-        if self._queue:
+        if self._queue or self._again or self._set_back_to is not None:
             self._bell.put(None)
         self._thread = threading.Thread(target=self._serve, args=(resume,), name=name, daemon=True)
         self._thread.start()
@@ -146,8 +164,9 @@ class Outlet:
     def put(self, step: int, values: Values) -> None:
         """Give the sink values of a step; from any thread, and without waiting.
 
-        Steps do not go back: a value that comes too late belongs to the newest step. Before `open`
-        it is of the step at which that resumes.
+        They join the point of this step if that still waits, and else are a further one. Of two
+        values of one name the first stays. Before `open` they are of the step at which that
+        resumes.
         """
         engine = self._engine
         now = 0.0 if engine is None else _now(engine)
@@ -156,15 +175,15 @@ class Outlet:
             if self._has_ended:
                 self.num_dropped += 1
                 return
-            step = self._last_step = max(step, self._last_step)
-            last = self._queue[-1] if self._queue else None
+            self._last_step = max(step, self._last_step)
             self._num_bytes += num_bytes
-            if last is not None and last.step == step and last.values is not None:
-                last.values |= values
-                last.num_bytes += num_bytes
+            queued = self._queue.get(step)
+            if queued is not None:
+                queued.add(values, num_bytes)
                 return
-            self._queue.append(_Queued(step, now, values, num_bytes))
-            has_waited, num = last is not None, len(self._queue)
+            has_waited = bool(self._queue)
+            self._queue[step] = _Queued(step, now, values, num_bytes)
+            num = len(self._queue)
             num_dropped = 0
             if num > self._capacity * (_PATIENCE if self._is_resting else 1):
                 num_dropped = self._thin()
@@ -190,23 +209,30 @@ class Outlet:
 
         The newest one stays.
         """
-        kept: list[_Queued] = []
-        index = 0
-        for each in reversed(self._queue):
-            if each.values is None or (with_arrays and not each.num_bytes):
-                kept.append(each)
-            else:
-                if index % 2 == 0:
-                    kept.append(each)
-                index += 1
-        num = len(self._queue) - len(kept)
-        self._set_queue(kept[::-1])
-        self.num_dropped += num
-        return num
+        points = self._queue.values()
+        dropped = [each for each in points if each.num_bytes or not with_arrays][::-1][1::2]
+        self._set_queue({*self._queue} - {each.step for each in dropped})
+        self.num_dropped += len(dropped)
+        return len(dropped)
 
-    def _set_queue(self, queue: list[_Queued]) -> None:
-        self._queue = queue
-        self._num_bytes = sum([each.num_bytes for each in queue])
+    def _waiting(self) -> list[_Queued]:
+        """What waits, in the order in which it is written, in this process or in the next one."""
+        return [*self._again, *sorted(self._queue.values(), key=_step_of)]
+
+    def _drop_queue(self) -> None:
+        self.num_dropped += len(self._again) + len(self._queue)
+        self._again = []
+        self._set_queue(())
+
+    def _set_queue(self, steps: Container[int]) -> None:
+        """Keep the points of these steps."""
+        self._queue = {step: each for step, each in self._queue.items() if step in steps}
+        self._num_bytes = sum([each.num_bytes for each in self._queue.values()])
+
+    def complete(self) -> None:
+        """Let no value join the points that wait: the steps that follow are other ones."""
+        with self._lock:
+            self._again, self._queue, self._num_bytes = self._waiting(), {}, 0
 
     def rewind(self, step: int) -> None:
         """The session was set back to this step: what was put of later ones is to be forgotten."""
@@ -214,8 +240,10 @@ class Outlet:
             if step >= self._last_step:
                 return
             self._last_step = step
-            kept = [each for each in self._queue if each.step <= step]
-            self._set_queue([*kept, _Queued(step, 0.0, None)])
+            self._set_queue({each for each in self._queue if each <= step})
+            self._again = [each for each in self._again if each.step <= step]
+            self._unflushed = [each for each in self._unflushed if each.step <= step]
+            self._set_back_to = _least(self._set_back_to, step)
         self._bell.put(None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,10 +251,11 @@ class Outlet:
         if self._engine is not None and self._engine.is_virtual:
             self._write_all()
         with self._lock:
-            pending = [*self._unflushed, *self._queue]
-            if not self._has_position:
-                pending = []
-            return {"position": self._position, "pending": [_saved(each) for each in pending]}
+            set_back_to = _least(self._set_back_to, self._unflushed_set_back)
+            first = [] if set_back_to is None else [{"rewind": set_back_to}]
+            points = [*self._unflushed, *self._waiting()]
+            pending = [*first, *map(_saved, points)] if self._has_position else []
+            return {"position": self._position, "pending": pending}
 
     async def close(self, until: float) -> None:
         """Write what waits, flush and close the sink; leave the thread alone if it is not done.
@@ -251,9 +280,9 @@ class Outlet:
         with self._lock:
             if outcome is TIMED_OUT:
                 self._is_abandoned = self._has_ended = True
-                self.num_dropped += _num_points(self._queue) + _num_points(self._unflushed)
-                self._set_queue([])
+                self.num_dropped += len(self._unflushed)
                 self._unflushed = []
+                self._drop_queue()
         if outcome is TIMED_OUT:
             logger.warning(
                 "%r did not take its last points in time and is left alone; %d points of this "
@@ -322,31 +351,35 @@ class Outlet:
         while not self._is_abandoned:
             with self._lock:  # once for all of them: to wait for it may cost milliseconds
                 self._is_resting = False
-                items, self._queue, self._num_bytes = self._queue, [], 0
+                items = self._waiting()
+                self._again, self._queue, self._num_bytes = [], {}, 0
                 self._unflushed += items
-            if not items:
+                set_back_to, self._set_back_to = self._set_back_to, None
+                self._unflushed_set_back = _least(set_back_to, self._unflushed_set_back)
+            if not items and set_back_to is None:
                 break
-            for num_left, each in zip(range(len(items) - 1, -1, -1), items, strict=True):
+            if set_back_to is not None:
+                self._call(self.sink.rewind, set_back_to)
+            for each in items:
                 self._write(each)
                 if now() - flushed_at >= _UNFLUSHED_SECS:
-                    self._flush(num_left)
+                    self._flush()
                     flushed_at = now()
-        if self._unflushed:
+        if self._unflushed or self._unflushed_set_back is not None:
             self._flush()
 
     def _write(self, each: _Queued) -> None:
         if self._is_abandoned:
             return
-        if each.values is None:
-            self._call(self.sink.rewind, each.step)
-        elif not self._call(lambda: self.sink.write(each.point())):
+        each.is_written = self._call(lambda: self.sink.write(each.point()))
+        if not each.is_written:
             with self._lock:
                 if each in self._unflushed:
                     self._unflushed.remove(each)
                     self.num_dropped += 1
 
-    def _flush(self, num_left: int = 0) -> None:
-        """Flush what was written: all but so many of the newest."""
+    def _flush(self) -> None:
+        """Flush what was written."""
         if self._is_abandoned:
             return
         position: Any = None
@@ -359,20 +392,20 @@ class Outlet:
         with self._lock:
             if self._is_abandoned:
                 return
-            split = len(self._unflushed) - num_left
-            written, self._unflushed = self._unflushed[:split], self._unflushed[split:]
+            num = len(self._unflushed)
+            self._unflushed = [each for each in self._unflushed if not each.is_written]
+            self._unflushed_set_back = None
             if is_durable:
                 self._position = position
             else:
-                self.num_dropped += _num_points(written)
+                self.num_dropped += num - len(self._unflushed)
 
     def _close(self) -> None:
         if self._is_open:
             self._call(self.sink.close)
         with self._lock:
             self._has_ended = True
-            self.num_dropped += _num_points(self._queue)
-            self._set_queue([])
+            self._drop_queue()
         assert self._ended is not None
         self._ended.wake()
 
@@ -407,13 +440,16 @@ def _size_of(value: Any) -> int:
     return size
 
 
-def _num_points(queued: Sequence[_Queued]) -> int:
-    return sum([each.values is not None for each in queued])
+def _step_of(each: _Queued) -> int:
+    return each.step
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    """Of two steps to which the session was set back, that which was before both."""
+    return min((step for step in (one, other) if step is not None), default=None)
 
 
 def _saved(each: _Queued) -> dict[str, Any]:
-    if each.values is None:
-        return {"rewind": each.step}
     values = {}
     for name, value in list(each.values.items()):
         is_number = isinstance(value, float)
@@ -423,11 +459,36 @@ def _saved(each: _Queued) -> dict[str, Any]:
     return {"step": each.step, "time": each.time, "values": values}
 
 
+def restored(pending: object) -> tuple[int | None, list[_Queued]]:
+    """The step that the sink is first set back to, if it is, and the points of a saved state.
+
+    Raises:
+        TypeError, ValueError, LookupError: it is no such state.
+    """
+    set_back_to: int | None = None
+    points: list[_Queued] = []
+    for saved in _check.instance("saved points", pending, (list, tuple), "a list"):
+        _check.instance("a saved point", saved, Mapping, "a mapping")
+        if "rewind" in saved:
+            step = _check.integer("a saved step", saved["rewind"], least=0)
+            set_back_to = _least(set_back_to, step)
+            points = [each for each in points if each.step <= step]
+        else:
+            points.append(_restored(saved))
+    return set_back_to, points
+
+
 def _restored(saved: Mapping[str, Any]) -> _Queued:
-    if "rewind" in saved:
-        return _Queued(saved["rewind"], 0.0, None)
-    values = {
-        name: Histogram.from_state(value) if isinstance(value, Mapping) else float(value)
-        for name, value in saved["values"].items()
-    }
-    return _Queued(saved["step"], saved["time"], values)
+    step = _check.integer("a saved step", saved["step"], least=0)
+    if step > _LARGEST_STEP:
+        raise ValueError(f"a saved step is {step}; give one of 64 bits")
+    time = _check.number("a saved time", saved["time"])
+    values = {}
+    saved_values = _check.instance("saved values", saved["values"], Mapping, "a mapping")
+    for name, value in saved_values.items():
+        _check.metric_name(name)
+        is_spread = isinstance(value, Mapping)
+        values[name] = Histogram.from_state(value) if is_spread else _check.real(name, value)
+    if not values:
+        raise ValueError(f"a saved point of step {step} has no values; give at least one")
+    return _Queued(step, time, values)

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,6 +22,7 @@ from ._event_files import (
     tensorflows_writer,
 )
 from ._sink import Histogram, Point, Resume, Sink
+from ._tracking import position_of
 
 _MAX_KNOWN = 100_000
 """Points before a restore that are looked at, at most: more than an outlet writes again."""
@@ -76,10 +76,11 @@ class TensorBoardSink(Sink):
     def open(self, resume: Resume) -> None:
         self._forget(resume.step)
         names = names_in(self.directory)  # without the one that is opened next
-        position = resume.position
-        if not (isinstance(position, Mapping) and "file" in position):
-            position = {"file": "", "bytes": 0}  # there is none, or it is of another kind of sink
-        has_later = self._read(names, position["file"], position["bytes"])
+        position = position_of(resume.position, "file")
+        size = position.get("bytes")
+        if type(size) is not int or size < 0:  # there is none, or it is of another kind of sink
+            position, size = {}, 0
+        has_later = self._read(names, position.get("file", ""), size)
         with nullcontext() if self._graph is None else self._graph.as_default():
             self._open_writer()
         if not self._has_begun:

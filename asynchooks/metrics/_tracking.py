@@ -1,9 +1,12 @@
-"""What the sinks of trackers share: the check for a library, and the steps that a store has."""
+"""What the sinks of trackers share: checks, and the steps that a store has of each metric."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from ._sink import Histogram, Point
 
@@ -20,6 +23,12 @@ def need(sink: str, library: str, extra: str) -> None:
         )
 
 
+def position_of(saved: object, key: str) -> Mapping[str, Any]:
+    """The position that a sink has saved, with a text of this key; {} if it is another kind's."""
+    is_own = isinstance(saved, Mapping) and isinstance(saved.get(key), str)
+    return saved if is_own else {}  # type: ignore[return-value]
+
+
 def summary(spread: Histogram) -> dict[str, float]:
     """What a store without histograms gets of one: the least, the mean and the greatest number."""
     if not spread.num:
@@ -27,29 +36,36 @@ def summary(spread: Histogram) -> dict[str, float]:
     return {"min": spread.least, "mean": spread.total / spread.num, "max": spread.greatest}
 
 
-class LastSteps:
-    """The last step of each metric in a store that cannot remove points.
+class StoredSteps:
+    """The steps of each metric in a store that cannot remove points.
 
-    After a restore or a `rewind` steps come a second time. The store keeps what it has: of each
-    metric, what is not of a later step than its last one is left out.
+    After a restore or a `rewind` steps come a second time. The store keeps what it has.
 
     Args:
-        find_last: returns the last step that the store has of a metric when it is opened; None
-            where it has none. It is called once for each name.
+        find: returns the steps that the store has of a metric when it is opened; in order, if they
+            are many. It is called once for each name.
     """
 
-    def __init__(self, find_last: Callable[[str], int | None]) -> None:
-        self._find_last = find_last
-        self._last: dict[str, int | None] = {}
+    def __init__(self, find: Callable[[str], Iterable[int]]) -> None:
+        self._find = find
+        self._steps: dict[str, array[int]] = {}
 
-    def later(self, point: Point) -> dict[str, float | Histogram]:
+    def new(self, point: Point) -> dict[str, float | Histogram]:
         """The values of a point that the store does not have, which it is given now."""
-        found = {}
-        for name, value in point.values.items():
-            if name not in self._last:
-                self._last[name] = self._find_last(name)
-            last = self._last[name]
-            if last is None or point.step > last:
-                found[name] = value
-                self._last[name] = point.step
-        return found
+        return {name: value for name, value in point.values.items() if self._add(name, point.step)}
+
+    def forget(self, step: int, names: Iterable[str]) -> None:
+        """The store is not given these values of the step after all."""
+        for name in names:
+            steps = self._steps[name]
+            del steps[bisect_left(steps, step)]
+
+    def _add(self, name: str, step: int) -> bool:
+        steps = self._steps.get(name)
+        if steps is None:
+            steps = self._steps[name] = array("q", sorted(self._find(name)))
+        place = bisect_left(steps, step)
+        if place < len(steps) and steps[place] == step:
+            return False
+        steps.insert(place, step)  # mostly at the end
+        return True

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
 from ._sink import Histogram, Point, Resume, Sink
-from ._tracking import LastSteps, need
+from ._tracking import StoredSteps, need, position_of
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -60,36 +60,38 @@ class TrackioSink(Sink):
         import trackio
         from trackio.utils import get_storage_mode
 
-        self._num_waiting, self._last_step, self._is_lost = 0, -1, False
+        self._num_waiting, self._num_stored, self._is_lost = 0, 0, False
         if self._given is not None:
             self._run = self._given
         else:
             options = {"embed": False, **self._options}
-            if resume.position is not None:
-                options |= {"name": resume.position["name"], "resume": "allow"}
+            position = position_of(resume.position, "name")
+            if position:
+                options |= {"name": position["name"], "resume": "allow"}
             # the run is held: what Trackio finds by context variables is not seen by other threads
             self._run = trackio.init(self._project, **options)
         self._is_local = self._run.url is None and get_storage_mode() == "sqlite"
-        self._steps = LastSteps(self._find_last_steps(self._run))
+        self._steps = StoredSteps(self._find_steps(self._run))
 
-    def _find_last_steps(self, run: Run) -> Callable[[str], int | None]:
+    def _find_steps(self, run: Run) -> Callable[[str], Iterable[int]]:
         if not self._is_local:
             # what its `init` has asked the server for; there is no public name for it
-            last = run._next_step - 1
-            return lambda name: last
+            steps = range(run._next_step)
+            return lambda name: steps
         from trackio.sqlite_storage import SQLiteStorage
 
-        lasts: dict[str, int] = {}
+        found: dict[str, set[int]] = {}
         for row in SQLiteStorage.get_logs(run.project, run.name, run_id=run.id):
-            for name in row:
-                lasts[name] = max(row["step"], lasts.get(name, -1))
-        return lasts.get
+            for name in row.keys() - {"step", "timestamp"}:  # and metrics that are called so
+                found.setdefault(name.removeprefix("__"), set()).add(row["step"])
+        self._num_stored = SQLiteStorage.get_log_count(run.project, run.name, run_id=run.id)
+        return lambda name: found.get(name, ())
 
     def write(self, point: Point) -> None:
         import trackio
 
         assert self._run is not None
-        values = self._steps.later(point)
+        values = self._steps.new(point)
         if not values:
             return
         self._wait_for_room(self._run)
@@ -103,7 +105,6 @@ class TrackioSink(Sink):
             step=point.step,
         )
         self._num_waiting += 1
-        self._last_step = max(self._last_step, point.step)
 
     def _wait_for_room(self, run: Run) -> None:
         if not self._is_local:
@@ -118,10 +119,11 @@ class TrackioSink(Sink):
 
         if not self._num_waiting:
             return
-        self._num_waiting = 0
+        expected, self._num_waiting = self._num_stored + self._num_waiting, 0
         for _ in range(round(_STORE_SECS / _POLL_SECS)):
-            last = SQLiteStorage.get_max_step_for_run(run.project, run.name, run_id=run.id)
-            if last is not None and last >= self._last_step:
+            # not the last step: points of earlier ones may come behind it
+            self._num_stored = SQLiteStorage.get_log_count(run.project, run.name, run_id=run.id)
+            if self._num_stored >= expected:
                 return
             Event().wait(_POLL_SECS)
         self._is_lost = True

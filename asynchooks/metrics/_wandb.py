@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import atexit
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _check
+from ._names import apart_from
 from ._sink import Histogram, Point, Resume, Sink
-from ._tracking import need
+from ._tracking import StoredSteps, need, position_of
 
 if TYPE_CHECKING:
     from wandb import Run
 
+_GLOBAL_STEP = "global_step"
+"""What a row calls the step of its values."""
 _FLUSH_SECS = 0.2
 """W&B's process writes to its file at this interval; its own default, 15 s, loses as much."""
 _EXIT_SECS = 5.0
@@ -22,14 +25,17 @@ _EXIT_SECS = 5.0
 class WandbSink(Sink):
     """Metrics in a run of Weights & Biases, online or offline.
 
+    Each row has the step of its values as `global_step`, against which W&B draws all metrics. W&B's
+    own `_step` is the same as long as steps rise: W&B takes no row of an earlier one, nor a value
+    for a row that it has. So a row is sent when the first value of a later step comes, and at the
+    end; what comes for a step after that, such as the result of an evaluation that took longer, is
+    a row of its own, with the next `_step` that is free and the `global_step` that it belongs to. A
+    metric that is called global_step is written as `global_step_`.
+
     A new session makes a run. A session that is restored continues the run of its checkpoint, by
     its id: W&B cannot remove points, so steps that the run has already are left out. Offline W&B
     cannot be asked for them: it begins a second file of the same run, and steps after the last
     checkpoint before a kill are in both, of which `wandb sync` takes the first.
-
-    W&B has one row for a step, and refuses to add to a row once it has a later one, or is told
-    that a row is complete. So a row is sent when the first value of a later step comes, and at
-    the end.
 
     Some of W&B's settings are others than its own, unless `settings` has them: it does not record
     what the program prints (a print could wait for W&B then), and writes to its file each 0.2 s. A
@@ -69,8 +75,7 @@ class WandbSink(Sink):
     def open(self, resume: Resume) -> None:
         import wandb
 
-        self._row_step: int | None = None
-        self._row: dict[str, float | Histogram] = {}
+        self._rows: dict[int, dict[str, float | Histogram]] = {}  # that wait, by step
         self._has_new = False
         if self._given is None:
             # this starts W&B's process, and registers what waits for its end without limit when
@@ -78,13 +83,19 @@ class WandbSink(Sink):
             wandb.setup()
         atexit.unregister(self._at_exit)  # of an `open` that has failed
         atexit.register(self._at_exit)
-        self._run = self._given or wandb.init(**self._init_options(resume.position))
-        self._least_step = self._run.step
-        if resume.position is not None and resume.position["row"] is not None:
-            step, row = resume.position["row"]
-            self._add(step, {name: _from_json(value) for name, value in row.items()})
+        position = _position(resume.position)
+        self._run = self._given or wandb.init(**self._init_options(position.id))
+        if self._given is None:  # else its user may have said what metrics are drawn against
+            self._run.define_metric("*", step_metric=_GLOBAL_STEP)
+        # W&B's own steps may have run ahead, by rows of earlier steps
+        self._last_row = self._run.step - 1
+        self._last_step = self._last_row - position.ahead
+        there = range(self._last_step + 1)
+        self._steps = StoredSteps(lambda name: there)
+        for step, row in position.rows.items():
+            self.write(Point(step, 0.0, row))
 
-    def _init_options(self, position: Any) -> dict[str, Any]:
+    def _init_options(self, run_id: str | None) -> dict[str, Any]:
         import wandb
 
         settings = wandb.Settings(console="off", x_transaction_log_flush_interval=_FLUSH_SECS)
@@ -94,59 +105,58 @@ class WandbSink(Sink):
         else:
             settings.update_from_dict(given)
         options = {"reinit": "create_new", **self._options, "settings": settings}
-        if position is not None:
-            options |= {"id": position["id"], "resume": "allow"}
+        if run_id is not None:
+            options |= {"id": run_id, "resume": "allow"}
         return options
 
     def write(self, point: Point) -> None:
-        self._add(point.step, point.values)
+        values = self._steps.new(point)
+        if values:
+            newest = max(self._rows, default=point.step)
+            if point.step > newest:
+                self._send_rows()
+            self._rows.setdefault(point.step, {}).update(values)
 
-    def _add(self, step: int, values: Any) -> None:
-        if step < self._least_step:
-            return
-        if self._row_step is not None and step < self._row_step:
-            return
-        if step != self._row_step:
-            self._send_row()
-            self._row_step = step
-        # of two values of one name and step, the first stays, as it would after a restore
-        self._row = {**values, **self._row}
-
-    def _send_row(self) -> None:
+    def _send_rows(self) -> None:
         import wandb
 
-        if self._row_step is None or self._run is None:
-            return
-        row = {
-            name: wandb.Histogram(np_histogram=(value.counts, value.edges))
-            if isinstance(value, Histogram)
-            else value
-            for name, value in self._row.items()
-        }
-        step, self._row_step, self._row = self._row_step, None, {}
-        self._least_step = step + 1
-        self._run.log(row, step=step, commit=True)
-        self._has_new = True
+        rows, self._rows = self._rows, {}
+        for step, values in sorted(rows.items()):
+            assert self._run is not None
+            row: dict[str, Any] = {
+                apart_from((_GLOBAL_STEP,), name): wandb.Histogram(
+                    np_histogram=(value.counts, value.edges)
+                )
+                if isinstance(value, Histogram)
+                else value
+                for name, value in values.items()
+            }
+            self._last_row = max(step, self._last_row + 1)
+            self._last_step = max(step, self._last_step)
+            self._run.log({_GLOBAL_STEP: step, **row}, step=self._last_row, commit=True)
+            self._has_new = True
 
     def flush(self) -> Any:
-        """The row that is not complete yet is in the position."""
+        """The rows that are not complete yet are in the position."""
         assert self._run is not None
         if self._has_new:
             self._run.step  # noqa: B018  # waits until W&B's process has taken all
             Event().wait(2 * _FLUSH_SECS)
             self._has_new = False
-        row = {name: _to_json(value) for name, value in self._row.items()}
-        waiting = None if self._row_step is None else [self._row_step, row]
-        return {"id": self._run.id, "row": waiting}
+        rows = [
+            [step, {name: _to_json(value) for name, value in row.items()}]
+            for step, row in self._rows.items()
+        ]
+        return {"id": self._run.id, "ahead": self._last_row - self._last_step, "rows": rows}
 
     def rewind(self, step: int) -> None:
-        if self._row_step is not None and self._row_step > step:
-            self._row_step, self._row = None, {}
+        for at in [at for at in self._rows if at > step]:
+            self._steps.forget(at, self._rows.pop(at))
 
     def close(self) -> None:
         run = self._run
         if run is not None:
-            self._send_row()
+            self._send_rows()
             self._run = None
             if self._given is None:
                 run.finish()
@@ -162,6 +172,30 @@ class WandbSink(Sink):
         teardown.join(_EXIT_SECS)
 
 
+class _Position(NamedTuple):
+    """What is known of a run that goes on."""
+
+    id: str | None
+    ahead: int
+    rows: dict[int, dict[str, float | Histogram]]
+
+
+def _position(saved: object) -> _Position:
+    """The position that `flush` has returned; of another kind of sink's nothing is known."""
+    own = position_of(saved, "id")
+    try:
+        ahead = _check.integer("ahead", own["ahead"], least=0)
+        rows = {
+            _check.integer("a step", step): {
+                _check.metric_name(name): _from_json(value) for name, value in row.items()
+            }
+            for step, row in own["rows"]
+        }
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return _Position(own.get("id"), 0, {})
+    return _Position(own["id"], ahead, rows)
+
+
 def _to_json(value: float | Histogram) -> Any:
     if not isinstance(value, Histogram):
         return value
@@ -171,8 +205,7 @@ def _to_json(value: float | Histogram) -> Any:
 
 def _from_json(value: Any) -> float | Histogram:
     if not isinstance(value, dict):
-        number: float = value
-        return number
+        return _check.real("a number", value)
     import numpy as np
 
     counts, edges = np.array(value["counts"], np.int64), np.array(value["edges"], np.float64)

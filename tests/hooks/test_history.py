@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -81,7 +83,8 @@ def steps(history: HistoryHook) -> list[int]:
 async def test_rows_are_those_of_step_1_and_of_multiples() -> None:
     history = HistoryHook("loss", every_n_steps=4)
     await train(history, 10)
-    assert [(row["step"], row["loss"]) for row in history.rows] == [(1, 1.0), (4, 0.25), (8, 0.125)]
+    losses = [(row["step"], row["loss"]) for row in history.rows]
+    assert losses == [(1, 1.0), (4, 0.25), (8, 0.125), (10, 0.1)], "the last one is of the end"
     assert list(history.rows[0]) == ["step", "secs", "loss"]
     assert history.names == ["loss"]
 
@@ -94,7 +97,7 @@ async def test_what_is_logged_joins_the_row_of_its_step() -> None:
     ]  # fmt: skip
 
 
-async def test_the_newest_number_of_a_step_is_kept() -> None:
+async def test_the_first_number_of_a_name_and_step_is_kept() -> None:
     history = HistoryHook()
 
     def log(session: MonitoredSession) -> None:
@@ -102,14 +105,16 @@ async def test_the_newest_number_of_a_step_is_kept() -> None:
         session.log_metrics({"reward": 2})
 
     await train(history, 1, log=log)
-    assert [(row["step"], row["reward"], row["length"]) for row in history.rows] == [(1, 2.0, 5.0)]
+    assert [(row["step"], row["reward"], row["length"]) for row in history.rows] == [(1, 1.0, 5.0)]
 
 
-async def test_what_is_no_number_of_its_own_is_left_out() -> None:
+async def test_histograms_are_left_out_and_numbers_called_as_the_rows_own_are_renamed() -> None:
     history = HistoryHook()
-    spread = Histogram.of([1.0, 2.0])
-    await train(history, 2, log=lambda session: session.log_metrics({"step": 9, "weights": spread}))
-    assert history.rows == []
+    values: dict[str, Any] = {"step": 9, "step_": 8, "secs": 7, "weights": Histogram.of([1.0, 2.0])}
+    await train(history, 1, log=lambda session: session.log_metrics(values))
+    [row] = history.rows
+    assert (row.pop("step"), row.pop("secs") < 7) == (1, True)
+    assert row == {"step_": 9.0, "step__": 8.0, "secs_": 7.0}
 
 
 async def test_a_row_that_was_read_is_not_changed_later() -> None:
@@ -155,7 +160,7 @@ async def test_a_resumed_history_has_each_step_once(tmp_path: Path) -> None:
         await train(first, 30, directory=tmp_path, log=interrupt)
     await train(second, 30, directory=tmp_path)
 
-    assert steps(first)[-1] == 15
+    assert steps(first)[-2:] == [15, 17], "the last one is of the end"
     assert steps(second) == steps(whole)
     assert [row["loss"] for row in second.rows] == [row["loss"] for row in whole.rows]
     secs = [row["secs"] for row in second.rows]
@@ -202,6 +207,24 @@ async def test_rows_come_back_from_a_state_as_they_were() -> None:
     assert all(type(row["step"]) is int and type(row["secs"]) is float for row in other.rows)
 
 
+@pytest.mark.parametrize("copied", [lambda each: pickle.loads(pickle.dumps(each)), copy.deepcopy])
+async def test_a_copy_has_the_rows_and_goes_on_in_a_session_of_its_own(
+    copied: Callable[[HistoryHook], HistoryHook],
+) -> None:
+    """Also one that crosses to another process."""
+    history = HistoryHook(["loss"], every_n_steps=4, max_rows=50)
+    await train(history, 8)
+    other = copied(history)
+    assert (other.rows, other.names) == (history.rows, ["loss"])
+    before = copy.deepcopy(history.rows)
+    await train(other, 6)
+    assert steps(other) == [1, 4, 6]
+    assert history.rows == before
+    async with MonitoredSession([history], FunctionSessionCreator(Model().step)) as session:
+        await session.run([])
+        assert copied(history).rows == history.rows, "while it is open, too"
+
+
 async def test_of_too_many_rows_every_second_is_dropped_but_rare_ones() -> None:
     history = HistoryHook(["loss", steps_per_sec()], every_n_steps=1, max_rows=100)
 
@@ -233,7 +256,7 @@ async def test_threads_may_log_at_once() -> None:
 
         def log(name: str) -> None:
             for value in range(200):
-                session.log_metrics({name: value})
+                session.log_metrics({f"{name} {value}": value})
 
         threads = [threading.Thread(target=log, args=(f"thread {i}",)) for i in range(4)]
         for each in threads:
@@ -244,7 +267,10 @@ async def test_threads_may_log_at_once() -> None:
             each.join()
     assert steps(history) == sorted(set(steps(history)))
     for i in range(4):
-        assert [row[f"thread {i}"] for row in history.rows if f"thread {i}" in row][-1] == 199
+        logged = [
+            value for row in history.rows for name, value in row.items() if f"thread {i}" in name
+        ]
+        assert logged == list(range(200))
 
 
 async def test_a_logged_value_reaches_it_while_the_session_opens_and_closes() -> None:

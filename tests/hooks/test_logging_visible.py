@@ -21,7 +21,6 @@ from asynchooks import (
     EvaluationHook,
     FeedHook,
     FunctionSessionCreator,
-    GlobalStep,
     LoggingTensorHook,
     MonitoredSession,
     NanTensorHook,
@@ -365,12 +364,12 @@ async def test_the_step_is_read_only_where_the_line_is_seen(
     class Read:
         """In place of the property."""
 
-        def __get__(self, step: GlobalStep, owner: type) -> int:
-            reads.append(step.last_known)
-            return step.last_known
+        def __get__(self, run_context: SessionRunContext, owner: type) -> int:
+            reads.append(run_context.global_step.last_known)
+            return reads[-1]
 
     async with MonitoredSession([hook()], counting_creator()) as session:
-        monkeypatch.setattr(GlobalStep, "value", Read())
+        monkeypatch.setattr(SessionRunContext, "step", Read())
         await session.run([])
         assert reads == [], "pytest's handlers do not show INFO"
         with caplog.at_level(logging.INFO, "asynchooks"):

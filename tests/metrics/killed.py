@@ -23,6 +23,7 @@ class Trainings:
     """What the sink writes to just now."""
     values: Callable[[int], Any] = lambda step: {"loss": step / 8}
     step: int = 0
+    num_late: int = 0
     queue: list[Any] = field(default_factory=list)
     unflushed: list[Any] = field(default_factory=list)
     saved: tuple[int, Any, list[Any]] = (0, None, [])
@@ -36,6 +37,12 @@ class Trainings:
     def put(self) -> None:
         self.step += 1
         self.queue.append(Point(self.step, next(self.times), self.values(self.step)))
+
+    def late(self) -> None:
+        """Put a value of a step before, as an evaluation does that took longer."""
+        self.num_late += 1
+        values = {f"late {self.num_late}": 1.0}
+        self.queue.append(Point((self.step + 1) // 2, next(self.times), values))
 
     def take(self) -> None:
         for each in self.queue:

@@ -68,9 +68,9 @@ def wandb_runs() -> Iterator[dict[str, Any]]:
                 for item in record.history.item
             }
             points += [
-                (items["_step"], name, value)
+                (items["global_step"], name, value)
                 for name, value in items.items()
-                if not name.startswith("_")
+                if not name.startswith("_") and name != "global_step"
             ]
         yield {"run": path.stem.removeprefix("run-"), "status": status, "points": points}
 

@@ -30,19 +30,28 @@ SINKS: dict[
     "json": (
         lambda at: JsonLinesSink(at / "m.jsonl"),
         lambda at: at / "m.jsonl",
-        lambda at: [line["step"] for line in json_lines(at / "m.jsonl")],
+        lambda at: [line["step"] for line in json_lines(at / "m.jsonl") if "loss" in line],
     ),
     "csv": (
         lambda at: CsvSink(at / "m.csv"),
         lambda at: at / "m.csv",
-        lambda at: [int(row["step"]) for row in rows(at / "m.csv")],
+        lambda at: [int(row["step"]) for row in rows(at / "m.csv") if row["loss"]],
     ),
     "tensorboard": (TensorBoardSink, newest, steps_shown),
 }
 
+
+def late_names(name: str, path: Path) -> list[str]:
+    """The late values in a file of lines."""
+    if name == "tensorboard":
+        return []
+    lines = json_lines(path) if name == "json" else rows(path)
+    return [key for line in lines for key, value in line.items() if key[:5] == "late " and value]
+
+
 MOVES = st.lists(
     st.one_of(
-        st.sampled_from(["put", "put", "put", "take", "flush", "save", "set_back", "thin"]),
+        st.sampled_from(["put", "put", "put", "late", "take", "flush", "save", "set_back", "thin"]),
         st.floats(0, 1),  # a kill, and the share that was written
     ),
     max_size=40,
@@ -72,6 +81,8 @@ def test_each_step_is_there_once_and_in_order_after_any_kills(
         trainings.put()
         trainings.end()
         found, expected = steps(at), list(range(1, trainings.step + 1))
+        late = late_names(name, file(at))
+        assert len(late) == len(set(late)), "each late value once"
         if "thin" in moves:  # those that were dropped may be missing
             assert found == sorted(set(found) & set(expected))
         else:

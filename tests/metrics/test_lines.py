@@ -85,7 +85,7 @@ def test_points_that_are_there_are_left_out_where_no_position_is_known(case: Cas
 
 def test_two_points_of_one_step_are_both_kept(case: Case) -> None:
     sink = case.open()
-    early, late = Point(1, 1000.0, {"loss": 1.0}), Point(1, 1001.0, {"loss": 2.0})
+    early, late = Point(1, 1000.0, {"loss": 1.0}), Point(1, 1001.0, {"reward": 2.0})
     for point in (early, late):
         sink.write(point)
     position = sink.flush()

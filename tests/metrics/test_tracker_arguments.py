@@ -20,7 +20,7 @@ from asynchooks.metrics import (
     TrackioSink,
     WandbSink,
 )
-from asynchooks.metrics._tracking import LastSteps, summary
+from asynchooks.metrics._tracking import summary
 
 SINKS: dict[str, tuple[Sink, str]] = {
     "wandb": (WandbSink(project="p"), "wandb"),
@@ -64,14 +64,6 @@ def test_sinks_say_where_they_write() -> None:
     assert repr(SINKS["trackio"][0]) == "TrackioSink('p')"
     assert repr(SINKS["mlflow"][0]) == "MlflowSink('e', tracking_uri=None)"
     assert repr(SINKS["opentelemetry"][0]) == "OpenTelemetrySink(prefix='')"
-
-
-def test_of_each_metric_the_store_gets_later_steps_alone() -> None:
-    steps = LastSteps({"loss": 20}.get)
-    assert steps.later(Point(19, 0.0, {"loss": 1.0, "rate": 2.0})) == {"rate": 2.0}
-    assert steps.later(Point(20, 0.0, {"loss": 1.0, "rate": 2.0})) == {"rate": 2.0}
-    assert steps.later(Point(21, 0.0, {"loss": 1.0})) == {"loss": 1.0}
-    assert steps.later(Point(21, 0.0, {"loss": 1.5, "rate": 2.0})) == {"rate": 2.0}
 
 
 def test_a_histogram_is_summarised_by_three_numbers() -> None:

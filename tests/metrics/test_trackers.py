@@ -223,6 +223,10 @@ def write():
     sink.write(Point(2, 1e9, {{"evaluation": 7.0, "loss": 9.0}}))
     sink.write(Point(3, 1e9, {{"loss": 1 / 3}}))
     sink.write(Point(4, 1e9, {{"loss": 0.25}}))
+    sink.write(Point(1, 1e9, {{"late": 8.0}}))
+    sink.flush()
+    sink.rewind(4)
+    sink.write(Point(1, 1e9, {{"later": 7.0}}))
     sink.flush()
     sink.rewind(1)
     for step in (2, 3, 4, 5):
@@ -245,10 +249,12 @@ def test_a_run_that_is_given_stays_open_and_has_each_value_once(tracker: str, ho
         env={**environment(home), "WANDB_SILENT": "false"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "step" not in done.stderr  # W&B warns of steps that go back
+    assert "less than the current step" not in done.stderr  # W&B's warning of steps that go back
     [run] = runs_of(home, tracker)
     assert steps_of(run) == [1, 2, 3, 4, 5]
-    others = {name: value for step, name, value in run["points"] if name != "loss"}
+    found = {name: (step, value) for step, name, value in run["points"] if name != "loss"}
+    assert (found.pop("late"), found.pop("later")) == ((1, 8.0), (1, 7.0))
+    others = {name: value for name, (_, value) in found.items()}
     assert others.pop("evaluation") == 7.0
     assert math.isnan(float(others.pop("none")))
     assert_histogram(tracker, others)

@@ -131,6 +131,7 @@ class ProgressHook(SessionRunHook):
         row, step = self._row, session.global_step
         if row is None or self._display is None:
             return
+        self._session.live.set_back(step.value)
         self._values.begin_session(self._engine.now(), step.value)
         if row.step is None:
             row.begun_at_step = step.value
@@ -162,7 +163,7 @@ class ProgressHook(SessionRunHook):
         if not row.is_wanted or not self._values.has_all(results):
             return  # the display has just asked; the next run is asked
         row.is_wanted = False
-        step = run_context.global_step.value
+        step = run_context.step
         row.limit = run_context.global_step.limit
         live = self._session.live
         if self._wanted is None:
