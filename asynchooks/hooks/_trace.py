@@ -62,8 +62,8 @@ class TraceHook(SessionRunHook):
                 "TraceHook got neither a path nor a tracer; give TraceHook('run.pftrace'), or "
                 "tracer=opentelemetry.trace.get_tracer('training')"
             )
-        self._given = None if path is None else os.fspath(path)
         self._path = None if path is None else _check.path_of_file("path", path)
+        self._given = None if path is None else os.fspath(path)
         self._tracer = tracer
         if tracer is not None and not callable(getattr(tracer, "start_span", None)):
             raise TypeError(

@@ -278,7 +278,6 @@ async def test_a_disk_of_logs_that_is_full_does_not_end_training(
     warnings = [each for each in caplog.messages if "could not be written" in each]
     assert len(warnings) == 1
     assert "Training goes on: OSError(27, 'File too large')" in warnings[0]
-    assert steps_shown(tmp_path / "logs", TAGS[kind]) != []
 
 
 @pytest.mark.parametrize("kind", TAGS)
