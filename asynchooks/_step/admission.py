@@ -17,7 +17,7 @@ from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
 from .._engine.sync import NO_LOCK, CallLock
 from .._errors import StepUnreachableError, StopTraining
-from .gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
+from .gate import ADVANCED, UNREAD, After, Answer, Asker, Gate, Ticket
 from .source import Demand, SourceState, StepSource
 from .waiters import Waiters
 
@@ -188,7 +188,7 @@ class Admission:
             gate.value_here = gate.value if gate.unread_runs == gate.read_runs else None
         return epoch
 
-    def end_here(self, epoch: int, after: int | Sentinel | None) -> int | None:
+    def end_here(self, epoch: int, after: After | None) -> int | None:
         """Settle a step that `begin_here` began, with the step after it, None if it failed.
 
         Returns what `settle` does.
@@ -280,7 +280,7 @@ class Admission:
             "credits below the limit. Keep the source open until the sessions have closed."
         )
 
-    def settle(self, ticket: Ticket, value: int | Sentinel | None = None) -> int | None:
+    def settle(self, ticket: Ticket, value: After | None = None) -> int | None:
         """Give a ticket back with the step read after the run, None if it failed.
 
         The step may also be `ADVANCED`, or `UNREAD` if nothing depends on it now.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from itertools import takewhile
+from typing import Any, NamedTuple
 
 from .._engine.base import Engine, Sentinel, Slot
 from .._engine.current import system_now
@@ -20,6 +21,19 @@ ADVANCED = Sentinel("ADVANCED")
 """In place of the step after a run: one more than before, as the run alone counts it."""
 UNREAD = Sentinel("UNREAD")
 """In place of the step after a run: it may have moved, and is read when it is asked for."""
+
+
+class Kept(NamedTuple):
+    """The step after a run, with outputs of the run that are kept for a save of that step."""
+
+    after: int | Sentinel
+    outputs: Mapping[str, Any]
+    owner: object
+    """What computes them: of several models that count on one step, this one."""
+
+
+After = int | Sentinel | Kept
+"""The step after a run: as it was read, `ADVANCED` or `UNREAD`, perhaps with outputs."""
 
 
 class Answer(Enum):
@@ -70,8 +84,8 @@ class Gate:
 
     __slots__ = (
         "abandoned", "askers", "credits", "engine", "epoch", "grants", "holder", "is_closed",
-        "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept_from", "lease_until",
-        "limit", "low_water", "needs_credits", "num_forgets", "num_lost", "num_void",
+        "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept", "kept_from",
+        "lease_until", "limit", "low_water", "needs_credits", "num_forgets", "num_lost", "num_void",
         "published_only", "read_runs", "reader", "source", "stride", "terms", "tickets",
         "unread_runs", "value", "value_here",
     )  # fmt: skip
@@ -82,6 +96,8 @@ class Gate:
         self.read_runs = 0  # how many of those `value` includes
         self.reader: Callable[[], int | None] | None = None  # reads the step of unread runs
         self.epoch = 0
+        # with the step that the run made; no outputs where it is not known which run that was
+        self.kept: tuple[int, Kept | None] = -1, None
         self.limit: int | None = None
         self.is_closed = False  # no further run is granted, whatever the limit
         self.published_only = False  # runs do not count; callers of `publish` respect the limit
@@ -220,7 +236,7 @@ class Gate:
             and self.credits <= self.low_water and self.value < self.limit
         )  # fmt: skip
 
-    def settle(self, ticket: Ticket, value: int | Sentinel | None) -> int | None:
+    def settle(self, ticket: Ticket, value: After | None) -> int | None:
         """Take the ticket back, with the step after its run (None: the run failed).
 
         Returns what `move` does.
@@ -240,7 +256,7 @@ class Gate:
         self.abandoned -= ticket.is_abandoned
         return made
 
-    def move(self, epoch: int, before: int | None, after: int | Sentinel | None) -> int | None:
+    def move(self, epoch: int, before: int | None, after: After | None) -> int | None:
         """Take note of the step after a run; `before` it, if that was known and it was alone.
 
         Returns the step that the run made; None if it made none that counts, or that is known.
@@ -253,27 +269,38 @@ class Gate:
         if after is ADVANCED:
             self.value = after = self.value + 1
         else:
-            after = self.learn(after)
+            after = self.learn(after, is_alone=before is not None)
         # where others move it too, an advance says nothing of the run
         counts_alone = not self.published_only and self.source is None
         if counts_alone and before is not None and after - before > (self.stride or 0):
             self.stride = after - before
         return after
 
-    def learn(self, value: int | Sentinel) -> int:
-        """Take note of a step that was published, perhaps late; returns it as a number."""
+    def learn(self, value: After, *, is_alone: bool = True) -> int:
+        """Take note of a step that was published, perhaps late; returns it as a number.
+
+        Of runs that were not alone and came to the same step, it is not known which one made it.
+        """
         if value is UNREAD:
             self.unread_runs += 1
             return self.value
+        kept = value if isinstance(value, Kept) else None
+        if isinstance(value, Kept):
+            value = value.after
         after = self.value + 1 if isinstance(value, Sentinel) else value
-        if after > self.value:
-            self.value = after
+        self.value = max(self.value, after)
+        if kept is not None and after == self.value:
+            if self.kept[0] != after:
+                self.kept = after, kept
+            elif not is_alone:
+                self.kept = after, None
         return after
 
     def restart(self, value: int) -> None:
         """Begin a new epoch: the step may have gone back; tickets of the old one are void."""
         self.epoch += 1
         self.value = value
+        self.kept = -1, None
         self.read_runs = self.unread_runs
         self.num_void += self.tickets
         self.num_lost += self.abandoned
@@ -283,6 +310,7 @@ class Gate:
     def reset_limit(self) -> None:
         """The last worker has closed: the next one to open sets a limit of its own."""
         self.limit = self.engine = None
+        self.kept = -1, None
         self.is_closed = False
         self.void_credits()
 

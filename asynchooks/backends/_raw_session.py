@@ -102,6 +102,18 @@ class RawSession(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
 
+    def keep_output(self, name: str) -> bool:
+        """Keep this output of the run that made the present step, for a save.
+
+        Returns:
+            Whether it can be kept: False where runs do not say which step they made.
+        """
+        return False
+
+    def kept_outputs(self, step: int) -> Mapping[str, Any]:
+        """What is kept of the run that made this step, as far as it is known."""
+        return {}
+
     def pick(self, outputs: Any, fetches: Any) -> Any:
         """The outputs of a submitted step that were asked for, nested as `fetches`."""
         raise NotImplementedError(f"{type(self).__name__} has no steps in flight")

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ..._engine.base import Sentinel
 from ..._engine.current import current_engine
 from ..._engine.recording import Kind, begun_span, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
 from ..._errors import add_note, no_input_end
+from ..._hook import SessionRunContext
 from ..._log import fields
 from ..._running.hook_state import (
     have_more_than_timers,
@@ -32,6 +32,7 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import SecondOrStepTimer
 from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
+from ...checkpoints import Checkpoint
 from .._metrics import MetricReader
 from ._background import BackgroundWriter, WhenBusy
 from ._format import CheckpointFormat, Facts, Restored
@@ -45,7 +46,6 @@ _IMPATIENT_SECS = 1.0
 """How long a save waits for running steps, once some were found to wait for it."""
 _GRACE_SECS = 30.0
 """How long opening, closing, flushing and writing the hooks' own file go on when cancelled."""
-_NO_RUN = Sentinel("NO_RUN")
 
 _Write = Callable[[], Awaitable[bool]]
 """Writes a copy of the model; returns whether a listener wants training to stop."""
@@ -118,10 +118,14 @@ class Checkpointer:
         self._patience_secs: float | None = None  # the default
         self._began_at = self._engine.now()  # less the time of training before a restore
         self._restored_metric: dict[int, float | None] = {}  # by its step, which is the only key
-        self._restores_best = False
+        self._when_best: list[Callable[[Checkpoint | None, int], None]] = []
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
-        self.results: Any = _NO_RUN  # of the last run, for the metric
+        # of the last own run, for the metric: (epoch, step, results); None where the raw session
+        # keeps outputs of all workers' runs, or which step the run made is not known
+        self._own: tuple[int, int, Any] | None = None
+        self._keeps_outputs = False  # so does the raw session
+        self._has_said_nan = False
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
         self.is_just_restored = False  # the raw session's model, by this hook
@@ -140,7 +144,7 @@ class Checkpointer:
             await self.writer.wait_idle()  # what is being written is the newest
             await self._move_bad_aside()
             self.is_just_restored = False
-            self.saved_step, self._restored_metric = None, {}
+            self.saved_step, self._restored_metric, self._own = None, {}, None
             try:
                 restored = await raw.call_alone(lambda: self.form.restore(raw))
             except Exception as error:
@@ -171,6 +175,8 @@ class Checkpointer:
         self._coord, self._session = coord, session
         raw = raw_session_of(session)
         raw.is_saved = not self.is_immediate
+        if self.metric is not None and self.metric.output is not None:
+            self._keeps_outputs = raw.keep_output(self.metric.output)
         await raw.call_blocking(lambda: self.form.describe(session))
 
     async def save(
@@ -303,7 +309,7 @@ class Checkpointer:
             return False
         await self.listeners.before_save(session, step)
         logger.info("Saving checkpoints for %d into %s.", step, self.path, extra=_fields(step))
-        facts = self._facts(step, is_due=is_due)
+        facts = self._facts(raw, step, is_due=is_due)
         try:
             write = await raw.call_alone(copy, lambda _: release())
         except BaseException as error:
@@ -317,9 +323,9 @@ class Checkpointer:
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)
 
-    def _facts(self, step: int, *, is_due: bool) -> Facts:
+    def _facts(self, raw: RawSession, step: int, *, is_due: bool) -> Facts:
         """What is saved with the model now."""
-        metric = self._read_metric(step)
+        metric = self._read_metric(raw, step)
         self.due_step = step if is_due else None
         try:
             hooks = self.states.take(at_end=not is_due)
@@ -362,21 +368,46 @@ class Checkpointer:
         write = partial(self.form.save_hooks, step, self.states.take_late(at_end))
         await self._run_blocking(write, "asynchooks-save", _GRACE_SECS)
 
-    def _read_metric(self, step: int) -> float | None:
+    def note_run(self, run_context: SessionRunContext, results: Any) -> None:
+        """A run of this worker has ended: perhaps it made the step that is saved next."""
+        if self.metric is None or self.metric.args is None or self._keeps_outputs:
+            return
+        step = run_context.global_step
+        is_known = not step.multi_process and len(step.admission.waiters.workers) <= 1
+        self._own = (step.epoch, run_context.step, results) if is_known else None
+
+    def _read_metric(self, raw: RawSession, step: int) -> float | None:
+        """The metric of the run or the evaluation of this step, if it is known."""
         metric = self.metric
         if metric is None:
             return None
-        if metric.evaluation is not None:
-            value = metric.at(step)
-            return self._restored_metric.get(step) if value is None else value
-        if metric.args is not None and self.results is _NO_RUN:
+        value, name = metric.at(step), metric.output
+        if name is not None and self._keeps_outputs:
+            kept = raw.kept_outputs(step)
+            value = metric.number(kept[name]) if name in kept else None
+        elif self._own is not None and self._own[:2] == (raw.global_step.epoch, step):
+            value = metric.number(self._own[2])
+        if value is None and not metric.is_function:
             return self._restored_metric.get(step)
-        taken = metric.read(self.results, step)
-        return None if taken is None else taken[1]
+        return self.ranked(value, step)
+
+    def ranked(self, value: float | None, step: int) -> float | None:
+        """The value, by which the checkpoint of this step is ranked; None for NaN."""
+        if value is None or not math.isnan(value):
+            return value
+        if self.metric is not None and not self._has_said_nan:
+            self._has_said_nan = True
+            logger.warning(
+                "The metric %s is NaN at step %d: the checkpoint of such a step has no metric, and "
+                "is none of the best", self.metric.shown, step, extra=_fields(step),
+            )  # fmt: skip
+        return None
 
     def _evaluated_at(self, step: int) -> float | None:
         """The metric of an evaluation of this step; None if that was not evaluated last."""
-        return None if self.metric is None else self.metric.at(step)
+        if self.metric is None or self.metric.evaluation is None:
+            return None
+        return self.ranked(self.metric.at(step), step)
 
     async def is_better(self, step: int) -> bool:
         """Whether this step was evaluated, better than the best checkpoints that are there."""
@@ -425,9 +456,12 @@ class Checkpointer:
         if raw.bad_from is not None and self._moved != (raw, raw.bad_from):
             await self._reject(raw)
 
-    def restore_best_at_end(self) -> None:
-        """At a clean end, after the last save, restore the model from the best checkpoint."""
-        self._restores_best = True
+    def restore_best_at_end(self, then: Callable[[Checkpoint | None, int], None]) -> None:
+        """At a clean end, after the last save, restore the model from the best checkpoint.
+
+        `then` is called with that checkpoint, None if there is none, and with the last step.
+        """
+        self._when_best.append(then)
 
     async def finish(self, session: Any) -> None:
         """Wait for writes, and raise the error of one; `session` is None after an error."""
@@ -435,7 +469,7 @@ class Checkpointer:
         async with self._turn, self._lock:
             await self._move_bad_aside()
         self.writer.raise_error()
-        if session is not None and self._restores_best:
+        if session is not None and self._when_best:
             await self._restore_best(session)
 
     async def _restore_best(self, session: Any) -> None:
@@ -447,12 +481,13 @@ class Checkpointer:
             best = await raw.call_alone(lambda: self.form.restore_best(session))
         finally:
             release()
-        if best is None:
-            extra = _fields(session.global_step.last_known)
-            logger.warning("No checkpoint has a metric: the model stays as it is", extra=extra)
-        else:
-            extra = _fields(session.global_step.last_known)
-            logger.info("The model is that of the best checkpoint, %s.", best, extra=extra)
+        step = session.global_step.last_known
+        if best is not None:
+            where = self.form.directory.address_of(best)
+            text = "The model is that of the best checkpoint, %s."
+            logger.info(text, where, extra=_fields(step))
+        for then in self._when_best:
+            then(best, step)
 
     async def close(self) -> None:
         """Release the directory, perhaps after a save under way, which a cancellation lets end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
 from ...checkpoints._mirror import MirroredDirectory
+from ...checkpoints._mode import checked_mode
 from ...checkpoints._place import CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import ObjectStore, object_store_of
@@ -168,8 +170,11 @@ class CheckpointSaverHook(SessionRunHook):
         self._save_graph_def = save_graph_def
         self._is_background = background
         self._when_busy = when_busy
-        self._retention = retention
         self._metric = None if metric is None else MetricReader(metric)
+        self._retention = retention
+        if retention is not None and retention.keep_best and self._metric is not None:
+            advice = f"give Retention(keep_best={retention.keep_best}, mode=...)"
+            self._retention = replace(retention, mode=self._metric.mode(retention.mode, advice))
         self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
         self._refusals: list[BaseException] = []  # of sessions whose on_error is yet to come
@@ -184,7 +189,18 @@ class CheckpointSaverHook(SessionRunHook):
     def best_mode(self) -> Mode | None:
         """The mode by which the best checkpoints are kept; None if they are not."""
         retention = self._retention
-        return retention.mode if retention is not None and retention.keep_best else None
+        if retention is None or not retention.keep_best:
+            return None
+        return checked_mode(retention.mode)
+
+    def has_metric(self, other: MetricReader) -> bool:
+        """Whether checkpoints have this metric."""
+        return self._metric is not None and self._metric.is_same(other)
+
+    @property
+    def metric_shown(self) -> str:
+        """The metric, for messages."""
+        return "nothing" if self._metric is None else self._metric.shown
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -223,6 +239,7 @@ class CheckpointSaverHook(SessionRunHook):
     async def _set_metric(self, step: int, results: Mapping[str, float]) -> None:
         """A concurrent evaluation has ended: its step may have been saved meanwhile."""
         value = None if self._evaluation is None else self._evaluation.of(results)
+        value = self.checkpointer.ranked(value, step)
         if value is None or not await self.checkpointer.set_metric(step, value):
             return
         logger.warning(
@@ -299,7 +316,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step, checkpointer = run_context.global_step.value, self.checkpointer
-        checkpointer.results = run_values.results
+        checkpointer.note_run(run_context, run_values.results)
         is_due = self._timer.should_trigger_for_step(step)
         if is_due and checkpointer.writer.is_busy and self._when_busy is WhenBusy.SKIP:
             text = "The checkpoint of step %d is skipped: one is being written"
