@@ -103,6 +103,7 @@ class CheckpointPlace:
             ),
             metric=checked_metric(metric),
             files={},
+            mode=checked_mode(self._retention.mode),
         )
         files = _checked_extra(extra, draft.name)
         self._serial += 1
@@ -141,11 +142,13 @@ class CheckpointPlace:
     def best(self) -> Checkpoint | None:
         """As `newest_intact`, but the one with the best metric, of equal ones the first.
 
+        Which metric is better is what the `retention` says, or else the run that saved them.
+
         Returns:
             None if there are no checkpoints, or none with a metric.
 
         Raises:
-            ValueError: metrics differ, and the `retention` has no mode that says which is better.
+            ValueError: metrics differ, and neither says which one is better.
         """
         return self._first_intact(
             "checkpoint with a metric", lambda found: best_first(found, self._retention)

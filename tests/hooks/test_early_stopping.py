@@ -91,12 +91,19 @@ def evaluating(
     return EvaluationHook(call, every_n_steps=every, mode=mode, at_end=False)
 
 
+def function_of(model: Losses) -> Callable[[], Any]:
+    def loss() -> Any:
+        return model.loss
+
+    return loss
+
+
 def metric_of(kind: str, model: Losses, every: int = 2) -> tuple[list[Any], Any]:
     """Hooks that go before, and what EarlyStoppingHook is given."""
     if kind == "fetch":
         return [], "loss"
     if kind == "function":
-        return [], lambda: model.loss
+        return [], function_of(model)
     evaluation = evaluating(lambda: {"loss": model.loss}, every)
     return [evaluation], evaluation.metric("loss")
 
@@ -128,9 +135,11 @@ async def test_stops_after_so_many_looks_without_improvement(
     session = await train(model, hook)
     assert model.count == stop
     assert (hook.best, hook.best_step) == (best, best_step)
-    looks = options["patience"]
-    assert str(session.stop_reason).endswith(
-        f"EarlyStoppingHook: no better than {best:g} of step {best_step} for {looks} looks"
+    looks, mode = options["patience"], options.get("mode", Mode.MIN)
+    direction = {Mode.MIN: "smaller", Mode.MAX: "larger"}[mode]
+    assert str(session.stop_reason) == (
+        f"EarlyStoppingHook: no better than {best:g} of step {best_step} for {looks} looks "
+        f"({mode}: {direction} is better)"
     )
 
 
@@ -142,7 +151,7 @@ async def test_a_function_that_knows_nothing_is_no_look() -> None:
         bests.append((hook.best, hook.best_step))
         return next(values)
 
-    hook = EarlyStoppingHook(metric, patience=2)
+    hook = EarlyStoppingHook(metric, patience=2, mode="min")
     await train(model, hook)
     assert model.count == 7
     assert bests == [(None, None)] * 2 + [(3.0, 2)] * 5
@@ -191,7 +200,7 @@ async def test_nan_fails_the_run(kind: str) -> None:
 
 async def test_a_fetch_that_is_missing_or_no_number_fails_the_first_run() -> None:
     with pytest.raises(FetchError, match="fetch 'missing' is not among"):
-        await train(Losses(1), EarlyStoppingHook("missing", patience=1))
+        await train(Losses(1), EarlyStoppingHook("missing", patience=1, mode="min"))
     with pytest.raises(MetricError, match="give one number"):
         await train(Losses([1, 2]), EarlyStoppingHook("loss", patience=1))
 
@@ -240,11 +249,22 @@ async def test_where_no_checkpoint_has_a_metric_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Losses(5)
-    saver = keeping_best(tmp_path, model, metric=lambda: None)
-    caplog.set_level("INFO", logger="asynchooks")
-    await train(model, saver, EarlyStoppingHook("loss", patience=1, restore_best=True))
-    assert "No checkpoint has a metric: the model stays as it is" in caplog.text
-    assert model.count == 2
+
+    async def evaluate(session: Any, step: int) -> dict[str, float]:
+        await session.global_step.wait_for(step + 1)
+        return {"loss": model.loss}
+
+    evaluation = EvaluationHook(evaluate, every_n_steps=2, at_end=False)
+    loss = evaluation.metric("loss")
+    saver = keeping_best(tmp_path, model, metric=loss, save_steps=3)
+    hook = EarlyStoppingHook(loss, patience=1, restore_best=True)
+    session = await train(model, saver, evaluation, hook)
+    step = session.global_step.value
+    assert model.count == step
+    assert (hook.best, hook.best_step) == (5, 2)
+    [warning] = [each for each in caplog.messages if each.startswith("No checkpoint has a metric")]
+    assert f"the model stays as it is at step {step}, and the best one that was seen" in warning
+    assert "5 of step 2, is not brought back" in warning
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -419,7 +439,8 @@ async def test_all_workers_of_a_training_that_had_stopped_stop_with_its_reason(
                 await session.close()
         return {str(session.stop_reason) for session in sessions}
 
-    reason = {"EarlyStoppingHook: no better than 2 of step 2 for 3 looks"}
+    why = "no better than 2 of step 2 for 3 looks (Mode.MIN: smaller is better)"
+    reason = {f"EarlyStoppingHook: {why}"}
     model = Losses(5, 2, 4, 6, 7, 8, 9)
     assert await life(model, patience=3) == reason
     assert model.count == 2
@@ -433,8 +454,9 @@ async def test_all_workers_of_a_training_that_had_stopped_stop_with_its_reason(
 
 def early_stopping(directory: Path, model: Losses, **options: Any) -> list[Any]:
     """The metric is that of all steps: a function, not a fetch of one worker's runs."""
-    saver = keeping_best(directory, model, metric=lambda: model.loss, **options)
-    return [EarlyStoppingHook(lambda: model.loss, patience=3, restore_best=True), saver]
+    loss = function_of(model)
+    saver = keeping_best(directory, model, metric=loss, **options)
+    return [EarlyStoppingHook(loss, patience=3, restore_best=True), saver]
 
 
 async def run_until_refused(session: MonitoredSession) -> None:
@@ -516,7 +538,7 @@ async def test_a_worker_that_does_not_leave_its_block_holds_nothing_up(tmp_path:
             await outer.run([])
             raise AssertionError("it ran")
     assert model.count == 4
-    why = "EarlyStoppingHook: no better than 2 of step 4 for 3 looks"
+    why = "EarlyStoppingHook: no better than 2 of step 4 for 3 looks (Mode.MIN: smaller is better)"
     assert str(outer.stop_reason) == why
     assert [moment for _, moment in other.log] == ["begin", "after_create_session", "end"]
 
