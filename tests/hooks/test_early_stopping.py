@@ -35,6 +35,7 @@ from asynchooks import (
 )
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
+from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook
 
@@ -284,6 +285,109 @@ async def test_the_saver_must_keep_the_best_by_the_same_mode_if_that_is_restored
         with pytest.raises(ValueError, match=message) if is_refused else nullcontext():
             await train(model, saver, hook)
     assert model.count == hook.best_step
+
+
+class TwoMetrics(Counter):
+    """A model whose loss falls on after its error has risen."""
+
+    def step(self) -> dict[str, Any]:
+        self.count += 1
+        return {"loss": 10.0 - self.count, "error": abs(self.count - 3.0)}
+
+
+@pytest.mark.parametrize("names", [["loss", "error"], ["error", "loss"]])
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_of_several_savers_the_one_with_the_same_metric_restores(
+    tmp_path: Path, names: list[str], mode: Mode
+) -> None:
+    model = TwoMetrics()
+    modes = {"loss": Mode.MIN, "error": mode}
+    savers = [keeping_best(tmp_path / name, model, modes[name], metric=name) for name in names]
+    hook = EarlyStoppingHook("error", patience=3, mode=mode, restore_best=True)
+    await train(model, hook, *savers)
+    assert hook.best_step == model.count
+    assert hook.best == abs(model.count - 3.0)
+    assert model.count == (3 if mode is Mode.MIN else hook.best_step)
+
+
+async def test_of_several_savers_the_one_with_the_same_evaluation_restores(tmp_path: Path) -> None:
+    model = TwoMetrics()
+    results = {"loss": lambda: 10.0 - model.count, "error": lambda: abs(model.count - 3.0)}
+    evaluation = evaluating(lambda: {name: fn() for name, fn in results.items()}, 1)
+    other = EvaluationHook(lambda session, step: {"error": -step}, every_n_steps=1, name="other")
+    metrics = [evaluation.metric("loss"), other.metric("error"), evaluation.metric("error")]
+    savers = [
+        keeping_best(tmp_path / str(i), model, save_steps=100, metric=each)
+        for i, each in enumerate(metrics)
+    ]
+    hook = EarlyStoppingHook(evaluation.metric("error"), patience=3, restore_best=True)
+    await train(model, evaluation, other, hook, *savers)
+    assert (hook.best, hook.best_step, model.count) == (0, 3, 3)
+
+
+async def test_a_saver_by_another_metric_is_refused(tmp_path: Path) -> None:
+    model = TwoMetrics()
+    for metric in ("loss", lambda: 0.0, evaluating(lambda: {"error": 1.0}, 1).metric("error")):
+        before = [metric.owner] if hasattr(metric, "owner") else []
+        saver = keeping_best(tmp_path / "x", model, metric=metric)
+        hook = EarlyStoppingHook("error", patience=3, restore_best=True)
+        message = (
+            r"decides by the metric 'error', and the session's CheckpointSaverHook keeps the best "
+            r"by .*: it would restore another model; give both the same metric"
+        )
+        with pytest.raises(RuntimeError, match=message):
+            await train(model, *before, saver, hook)
+    assert model.count == 0
+
+
+async def test_two_savers_that_keep_the_best_by_the_same_metric_are_refused(tmp_path: Path) -> None:
+    model = Losses(1, 2, 3, 4)
+    savers = [keeping_best(tmp_path / name, model) for name in "ab"]
+    hook = EarlyStoppingHook("loss", patience=2, restore_best=True)
+    with pytest.raises(RuntimeError, match="got 2 CheckpointSaverHooks that keep the best by 'los"):
+        await train(model, *savers, hook)
+    await train(model, *savers, EarlyStoppingHook("loss", patience=2))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_of_two_hooks_that_stop_in_one_run_the_one_that_is_the_reason_restores(
+    tmp_path: Path, order: int
+) -> None:
+    model = TwoMetrics()
+
+    def step() -> dict[str, Any]:
+        outputs = model.step()
+        return {"loss": abs(model.count - 2.0), "error": outputs["error"]}
+
+    hooks = [
+        EarlyStoppingHook(name, patience=patience, restore_best=True)
+        for name, patience in (("loss", 3), ("error", 2))
+    ]
+    savers = [keeping_best(tmp_path / name, model, metric=name) for name in ("loss", "error")]
+    session = MonitoredSession([*hooks[::order], *savers], FunctionSessionCreator(step))
+    async with session:
+        while not session.should_stop():
+            await session.run([])
+    assert session.global_step.value == 5
+    first = hooks[::order][0]
+    assert f"of step {first.best_step} " in str(session.stop_reason)
+    assert model.count == first.best_step
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("kind", ["fetch", "evaluation"])
+async def test_of_equal_values_the_first_is_the_best_and_comes_back(
+    tmp_path: Path, mode: Mode, kind: str
+) -> None:
+    sign = 1 if mode is Mode.MIN else -1
+    model = Losses(*(sign * each for each in (5, 3, 4, 3, 3, 9)))
+    before, metric = metric_of(kind, model, every=1)
+    saver = keeping_best(tmp_path, model, mode, metric=metric)
+    hook = EarlyStoppingHook(metric, patience=4, mode=mode, restore_best=True)
+    await train(model, *before, saver, hook)
+    assert (hook.best, hook.best_step, model.count) == (sign * 3, 2, 2)
+    kept = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
+    assert kept[2] == sign * 3
 
 
 async def test_a_metric_of_an_evaluation_that_never_takes_place_is_refused() -> None:
