@@ -85,7 +85,8 @@ class Gate:
     __slots__ = (
         "abandoned", "askers", "credits", "engine", "epoch", "grants", "holder", "is_closed",
         "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept", "kept_from",
-        "lease_until", "limit", "low_water", "needs_credits", "num_forgets", "num_lost", "num_void",
+        "lease_until", "limit", "lone", "low_water", "needs_credits", "num_forgets", "num_lost",
+        "num_void",
         "published_only", "read_runs", "reader", "source", "stride", "terms", "tickets",
         "unread_runs", "value", "value_here",
     )  # fmt: skip
@@ -98,6 +99,7 @@ class Gate:
         self.epoch = 0
         # with the step that the run made; no outputs where it is not known which run that was
         self.kept: tuple[int, Kept | None] = -1, None
+        self.lone = -1  # the last step that was read after a run which alone may have made it
         self.limit: int | None = None
         self.is_closed = False  # no further run is granted, whatever the limit
         self.published_only = False  # runs do not count; callers of `publish` respect the limit
@@ -271,9 +273,10 @@ class Gate:
         else:
             after = self.learn(after, is_alone=before is not None)
         # where others move it too, an advance says nothing of the run
-        counts_alone = not self.published_only and self.source is None
-        if counts_alone and before is not None and after - before > (self.stride or 0):
-            self.stride = after - before
+        if before is not None and not self.published_only and self.source is None:
+            self.lone = after
+            if after - before > (self.stride or 0):
+                self.stride = after - before
         return after
 
     def learn(self, value: After, *, is_alone: bool = True) -> int:
@@ -300,7 +303,7 @@ class Gate:
         """Begin a new epoch: the step may have gone back; tickets of the old one are void."""
         self.epoch += 1
         self.value = value
-        self.kept = -1, None
+        self.kept, self.lone = (-1, None), -1
         self.read_runs = self.unread_runs
         self.num_void += self.tickets
         self.num_lost += self.abandoned

@@ -249,10 +249,12 @@ class FunctionSession(RawSession):
             )
         return outputs, self._with_kept(outputs, self._step_after(outputs, None))
 
-    def keep_output(self, name: str) -> bool:
-        if self._counts and name not in self._kept_names:
-            self._kept_names += (name,)
-        return self._counts
+    def keep_for_saves(self, fetches: Any) -> bool:
+        if not (self._counts and isinstance(fetches, str)):
+            return False
+        if fetches not in self._kept_names:
+            self._kept_names += (fetches,)
+        return True
 
     def kept_outputs(self, step: int) -> Mapping[str, Any]:
         made, kept = self.global_step.admission.gate.kept

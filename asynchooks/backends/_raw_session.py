@@ -102,11 +102,11 @@ class RawSession(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
 
-    def keep_output(self, name: str) -> bool:
-        """Keep this output of the run that made the present step, for a save.
+    def keep_for_saves(self, fetches: Any) -> bool:
+        """For a save of the present step: have runs say which step they made, and what they gave.
 
         Returns:
-            Whether it can be kept: False where runs do not say which step they made.
+            Whether these fetches are kept of the runs of all workers, for `kept_outputs`.
         """
         return False
 

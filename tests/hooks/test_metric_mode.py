@@ -1,4 +1,4 @@
-"""Whether smaller or larger is better: from the metric's name where that is plain, else asked for."""
+"""Which metric is better: its name says so where that is plain, else it is asked for."""
 
 from __future__ import annotations
 

@@ -121,10 +121,10 @@ class Checkpointer:
         self._when_best: list[Callable[[Checkpoint | None, int], None]] = []
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
-        # of the last own run, for the metric: (epoch, step, results); None where the raw session
-        # keeps outputs of all workers' runs, or which step the run made is not known
-        self._own: tuple[int, int, Any] | None = None
-        self._keeps_outputs = False  # so does the raw session
+        # where the raw session does not keep outputs of all workers' runs, the results of the own
+        # run that made a step, the last one, with its epoch
+        self._own: tuple[tuple[int, int], Any] | None = None
+        self._keeps_outputs = False
         self._has_said_nan = False
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
@@ -175,8 +175,8 @@ class Checkpointer:
         self._coord, self._session = coord, session
         raw = raw_session_of(session)
         raw.is_saved = not self.is_immediate
-        if self.metric is not None and self.metric.output is not None:
-            self._keeps_outputs = raw.keep_output(self.metric.output)
+        if self.metric is not None and self.metric.args is not None:
+            self._keeps_outputs = raw.keep_for_saves(self.metric.args.fetches)
         await raw.call_blocking(lambda: self.form.describe(session))
 
     async def save(
@@ -372,9 +372,9 @@ class Checkpointer:
         """A run of this worker has ended: perhaps it made the step that is saved next."""
         if self.metric is None or self.metric.args is None or self._keeps_outputs:
             return
-        step = run_context.global_step
-        is_known = not step.multi_process and len(step.admission.waiters.workers) <= 1
-        self._own = (step.epoch, run_context.step, results) if is_known else None
+        place = run_context.global_step.epoch, run_context.step
+        if self._own is None or self._own[0] != place:  # else it only looks at that step
+            self._own = place, results
 
     def _read_metric(self, raw: RawSession, step: int) -> float | None:
         """The metric of the run or the evaluation of this step, if it is known."""
@@ -385,8 +385,8 @@ class Checkpointer:
         if name is not None and self._keeps_outputs:
             kept = raw.kept_outputs(step)
             value = metric.number(kept[name]) if name in kept else None
-        elif self._own is not None and self._own[:2] == (raw.global_step.epoch, step):
-            value = metric.number(self._own[2])
+        elif self._own is not None and self._own[0] == (raw.global_step.epoch, step):
+            value = metric.number(self._own[1]) if raw.global_step.is_made_alone(step) else None
         if value is None and not metric.is_function:
             return self._restored_metric.get(step)
         return self.ranked(value, step)
