@@ -312,8 +312,9 @@ async def test_of_several_savers_the_one_with_the_same_metric_restores(
 
 async def test_of_several_savers_the_one_with_the_same_evaluation_restores(tmp_path: Path) -> None:
     model = TwoMetrics()
-    results = {"loss": lambda: 10.0 - model.count, "error": lambda: abs(model.count - 3.0)}
-    evaluation = evaluating(lambda: {name: fn() for name, fn in results.items()}, 1)
+    evaluation = evaluating(
+        lambda: {"loss": 10.0 - model.count, "error": abs(model.count - 3.0)}, 1
+    )
     other = EvaluationHook(lambda session, step: {"error": -step}, every_n_steps=1, name="other")
     metrics = [evaluation.metric("loss"), other.metric("error"), evaluation.metric("error")]
     savers = [

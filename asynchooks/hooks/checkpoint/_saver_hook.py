@@ -90,8 +90,11 @@ class CheckpointSaverHook(SessionRunHook):
             `background` leaves this to the saver.
         metric: what `retention.keep_best` compares: fetches of one number,
             `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
-            checkpoint has the metric of an evaluation of its own step, or none. With `keep_best`,
-            the model is saved immediately, whatever the intervals, after an exclusive evaluation
+            checkpoint has the metric of the run or the evaluation of its own step, whichever worker
+            ran it, or none; so also where that is NaN, with a warning. (On a graph it is known for
+            runs of this worker that overlap with no other.) If `retention.mode` is None, the
+            metric's name must say which one is better, as "loss" does. With `keep_best`, the model
+            is saved immediately, whatever the intervals, after an exclusive evaluation
             that beats the best ones kept. A concurrent evaluation ranks the checkpoint of the step
             at which it began; if that was not saved or is gone, a warning is logged.
         mirror: an object store, as `checkpoint_dir` takes it, into which the checkpoints of a local
@@ -101,8 +104,8 @@ class CheckpointSaverHook(SessionRunHook):
 
     Raises:
         ValueError: both saver and scaffold are given, or both or neither of the intervals.
-        TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing;
-            `retention` is not a Retention.
+        TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing, or
+            its name does not say the mode; `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.

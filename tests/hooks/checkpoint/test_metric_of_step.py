@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from asynchooks import (
     Mode,
     MonitoredSession,
     PreemptionError,
+    RawSession,
     Recovery,
     Retention,
     SessionCreator,
@@ -417,3 +419,53 @@ async def test_a_best_step_that_was_not_saved_is_not_called_best_after_the_resto
     assert (stopping.best, stopping.best_step, model.count) == (2.0, 4, 4)
     assert "no better than 1 of step 3" in str(session.stop_reason)
     assert "the best one that was seen, 1 of step 3, is in no checkpoint" in caplog.text
+
+
+class OwnBackend(RawSession):
+    """A backend of the user's own, whose runs overlap in threads and meet in the middle."""
+
+    def __init__(self, model: Model, num_runs: int) -> None:
+        super().__init__()
+        self.model, self.meeting = model, threading.Barrier(num_runs)
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, metadata: Any = None
+    ) -> Any:
+        loss = self.model.step()["loss"]
+        self.meeting.wait(10)
+        return [loss if each == "loss" else each for each in fetches]
+
+    def read_step(self) -> int:
+        return self.model.count
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class OwnCreator(SessionCreator):
+    def __init__(self, raw: RawSession) -> None:
+        self.raw = raw
+
+    def create_session(self) -> RawSession:
+        return self.raw
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_on_a_backend_whose_step_is_read_after_the_run_only_a_run_alone_gives_a_metric(
+    tmp_path: Path, num_workers: int
+) -> None:
+    model = Model()
+    creator = SharedSessionCreator(OwnCreator(OwnBackend(model, num_workers)), num_workers)
+    saver = model.saver_hook(tmp_path, save_steps=100, metric="loss")
+    sessions = [MonitoredSession([saver], creator, step_runner="thread")]
+    sessions += [MonitoredSession([], creator, step_runner="thread")] * (num_workers - 1)
+    async with AsyncExitStack() as stack:
+        for session in sessions:
+            await stack.enter_async_context(session)
+        async with anyio.create_task_group() as group:
+            for session in sessions:
+                group.start_soon(session.run, [])
+        assert sessions[0].global_step.value == num_workers
+        for session in reversed(sessions):
+            await session.close()
+    assert metrics_of(tmp_path) == {0: None, num_workers: 1.0 if num_workers == 1 else None}
