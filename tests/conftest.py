@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .support.threads import note_threads
+
 # how long an example takes depends on what else the machine does
 settings.register_profile("asynchooks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("asynchooks")
@@ -75,6 +77,12 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
     finally:
         if len(_started) > num_before:
             _starters.add((fixturedef.argname, fixturedef.baseid))
+
+
+@pytest.fixture(autouse=True)
+def _threads_are_known() -> None:
+    """Tests that look for threads look for their own: others may have left some that are stuck."""
+    note_threads()
 
 
 @pytest.fixture(autouse=True)

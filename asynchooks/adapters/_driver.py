@@ -15,7 +15,7 @@ from anyio.from_thread import BlockingPortal
 
 from .._engine.current import current_engine
 from .._engine.stop import Stop
-from .._errors import FetchError, StopTraining
+from .._errors import FetchError, StopTraining, add_note
 from .._hook import AnyHook, SessionRunArgs, SessionRunContext
 from .._running.dispatch import HookList, values_of
 from .._running.hook_state import load_hooks, save_hooks
@@ -46,6 +46,7 @@ class HookDriver:
         self._trainer = trainer
         self._coord: Coordinator | None = None
         self._saved: bytes | None = None  # what the hooks are to go on from
+        self._at_end: bytes | None = None  # as of the last step of the training before
         self._session: TrainerSession
         self._is_in_step = False
 
@@ -104,9 +105,9 @@ class HookDriver:
         self._portal.close()
 
     def state(self) -> str:
-        """What the hooks' `state_dict` give now, as text."""
+        """What the hooks' `state_dict` give now, as text; after a training, as of its last step."""
         if not self.is_open:
-            return "{}" if self._saved is None else self._saved.decode()
+            return (self._saved or self._at_end or b"{}").decode()
         saved: bytes = self._portal.call(self._save)
         return saved.decode()
 
@@ -198,6 +199,7 @@ class HookDriver:
     async def _end(self) -> None:
         coord = self._coord
         assert coord is not None
+        self._at_end = await self._save()  # what `end` does is no part of training
         first = await self._hooks.end(self._session)
         await end_side_tasks(coord)
         failure = coord.error or first
@@ -209,6 +211,10 @@ class HookDriver:
             raise failure
 
     async def _end_failed(self, coord: Coordinator, error: BaseException) -> None:
+        try:
+            self._at_end = await self._save()  # for what is saved because of the error
+        except Exception as failure:
+            add_note(error, f"then the states of hooks could not be saved: {failure!r}")
         await self._hooks.on_error(self._session, error, current_engine(), GRACE_SECS)
         await end_side_tasks(coord)
         await self._hooks.after_close(error)
@@ -243,6 +249,7 @@ class TrainerSession(RawSession, CoordinatorOwner):
     """
 
     stop: Stop
+    begins_training = True
 
     def __init__(
         self,

@@ -48,6 +48,8 @@ class RawSession(ABC):
     """The run options and metadata that hooks see when none were asked for."""
     evaluates = False
     """Whether `evaluate` can compute fetches without running a step."""
+    begins_training = False
+    """Whether each one is a training of its own, as each `fit` of another library is."""
     is_saved = False
     """Whether a hook makes checkpoints of its model, in whichever worker's session."""
     restored_step: int | None = None

@@ -63,6 +63,7 @@ class DataWaitHook(TimedOutputHook):
         self._last = None
         self._timer.reset()  # the step may begin at 0 again
         await super().begin()
+        self._output.claim("data_wait")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value

@@ -199,10 +199,12 @@ class EvaluationHook(TimedOutputHook):
     async def begin(self) -> None:
         self.followers = []
         await super().begin()
+        self._output.claim(f"{self._name}/...")
         # also for those that decide by its metrics
         self._stops = SessionHooks.of(self).stops
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await super().after_create_session(session, coord)
         self._coord = coord
         self._is_over = False
         self._concurrent = _Concurrent(coord, self._on_failure, self._name)

@@ -9,6 +9,7 @@ from .._engine.stop import StopReason
 from .._errors import StopTraining
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._stopping.coordinator import Coordinator
+from ..backends._raw_session import RawSession
 
 _STEPS = "an integer number of steps"
 
@@ -26,7 +27,8 @@ class StopAtStepHook(SessionRunHook):
 
     Args:
         num_steps: steps to run, counted from the step found when the session is first created
-            (not again when it is recreated; a hook that is used again keeps its last step).
+            (not again when it is recreated; a hook that is used again keeps its last step, but in
+            another library's loop each `fit` runs so many steps).
         last_step: the global step to stop at; exactly one of the two is given.
 
     Raises:
@@ -56,9 +58,10 @@ class StopAtStepHook(SessionRunHook):
         self._num_steps, self._last_step = num_steps, last_step
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        if self._last_step is None:
-            assert self._num_steps is not None
+        is_new = isinstance(session, RawSession) and session.begins_training
+        if self._num_steps is not None and (is_new or self._last_step is None):
             self._last_step = session.global_step.value + self._num_steps
+        assert self._last_step is not None
         session.global_step.raise_limit(self._last_step)
 
     async def before_run(self, run_context: SessionRunContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -9,17 +10,22 @@ from .._engine.current import current_engine
 from .._engine.recording import current_stand_in
 from .._engine.threads import run_blocking
 from .._hook import SessionRunHook, begin_graph
+from .._log import fields
 from .._running.hook_state import TimerState
+from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..metrics._event_files import (
     EVENT_FILES,
     EventFileWriter,
     cached_by_tensorflow,
+    errors_of_writing,
     scalar_summary,
     serialized,
     session_start,
     tensorflows_writer,
 )
+
+logger = logging.getLogger("asynchooks")
 
 _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""
@@ -71,7 +77,12 @@ class EventWriter(SummaryWriter, Protocol):
 
 
 class Output:
-    """The output of one hook: a given writer, which stays open, or one in a directory, or none."""
+    """The output of one hook: a given writer, which stays open, or one in a directory, or none.
+
+    In a directory it does what a sink of metrics does: an error of the disk is logged once, and
+    training goes on; what TensorBoard would show twice after a resume is hidden; and no other hook
+    may write the same tags. An error of a writer that the user gave is raised.
+    """
 
     def __init__(self, directory: str | None, writer: Any) -> None:
         self._directory = directory
@@ -79,6 +90,12 @@ class Output:
         self._own: EventFileWriter | None = None
         self._is_muted = False
         self._serializes = False  # the writer is TensorFlow's, and messages are TensorBoard's
+        self._is_given = writer is not None
+        self._is_of_graph = False
+        self._has_begun = self._has_failed = False
+        self._last_step = 0  # that was written
+        self.starts_sessions = False
+        """Whether each session of the hook writes a start, so that there is an earlier one."""
 
     def open(self) -> None:
         """In the hook's begin.
@@ -89,9 +106,11 @@ class Output:
         ImportError: TensorBoard is not installed (says what to install).
         """
         self._is_muted = current_stand_in() is not None  # a plan writes nothing
+        self._has_failed = False
         if self.writer is not None or not self._directory or self._is_muted:
             return
-        if begin_graph.get() is not None:
+        self._is_of_graph = begin_graph.get() is not None
+        if self._is_of_graph:
             self.writer = tensorflows_writer(self._directory)
         else:
             # relative names in the cache may belong to another working directory
@@ -100,9 +119,60 @@ class Output:
             if self.writer is None:
                 self.writer = self._own = EVENT_FILES.open(self._directory)
 
+    @property
+    def _is_in_directory(self) -> bool:
+        return self.writer is not None and not (self._is_given or self._is_muted)
+
+    def claim(self, *tags: str) -> None:
+        """Have the tags in the directory for this hook alone; RuntimeError if another has one."""
+        if self._is_in_directory:
+            EVENT_FILES.claim(self._directory or "", tags, self)
+
+    def begin(self, step: int) -> None:
+        """A raw session was created, at this step: TensorBoard hides what is there of later ones.
+
+        On a graph the step variable may be restored later, and TensorFlow's hooks leave this to
+        `add_start` of one of them.
+        """
+        if not self._is_in_directory or self._is_of_graph:
+            return
+        with self._logging_errors(step):
+            if not self._has_begun:
+                self._has_begun = True
+                EVENT_FILES.begin(self._directory or "", lambda: self._hide_after(step))
+            elif self._last_step > step:  # the session was lost, and goes back
+                self._hide_after(step)
+        self._last_step = step
+
+    def _hide_after(self, step: int) -> None:
+        for _ in range(1 if self.starts_sessions else 2):  # as of `hide_after` of event files
+            self._write_start(step + 1)
+
+    def _write_start(self, step: int) -> None:
+        self.writer.add_session_log(session_start(), step)
+
     def add_summary(self, summary: Any, step: int) -> None:
         """Write a summary of the step; there must be a writer."""
-        self.writer.add_summary(serialized(summary) if self._serializes else summary, step)
+        if self._is_given:
+            self.writer.add_summary(summary, step)
+            return
+        message = serialized(summary) if self._serializes else summary
+        self._last_step = max(self._last_step, step)
+        with self._logging_errors(step):
+            self.writer.add_summary(message, step)
+
+    def _logging_errors(self, step: int | None) -> _LoggingErrors:
+        return _LoggingErrors(self, step)
+
+    def log_error(self, error: BaseException, step: int | None) -> None:
+        """An event could not be written: the first time is logged."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        logger.warning(
+            "Events could not be written into %s, and are lost; more may be. Training goes on: %r",
+            self._directory, error, extra=fields("TensorBoard", step=step, reason=repr(error)),
+        )  # fmt: skip
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one scalar of the step, where there is a writer."""
@@ -112,11 +182,14 @@ class Output:
     def add_start(self, step: int) -> None:
         """Write that a session has begun: TensorBoard then hides what was of this step or later.
 
-        A sink of metrics in the same directory does that before the first step. After it, this
-        would hide the points that the sink has written meanwhile.
+        In a directory where `begin` or a sink of metrics has done that, it would hide what was
+        written since.
         """
-        if not (self._directory and EVENT_FILES.has_purger(self._directory)):
-            self.writer.add_session_log(session_start(), step)
+        if self._is_given:
+            self._write_start(step)
+        elif not EVENT_FILES.has_begun(self._directory or ""):
+            with self._logging_errors(step):
+                self._write_start(step)
 
     async def finish(self) -> None:
         """At any end of the session; waits for the disk off the event loop."""
@@ -126,12 +199,36 @@ class Output:
 
     def _flush(self) -> None:
         own, self._own = self._own, None
-        try:
+        if self._is_given:
             self.writer.flush()
-        finally:
-            if own is not None:
-                self.writer = None
+            return
+        if self._has_begun:
+            self._has_begun = False
+            EVENT_FILES.leave(self._directory or "")
+        EVENT_FILES.release(self)
+        with self._logging_errors(None):
+            self.writer.flush()
+        if own is not None:
+            self.writer = None
+            with self._logging_errors(None):
                 EVENT_FILES.close(own)
+
+
+class _LoggingErrors:
+    """Logs an error of the disk out of the block; a generator would cost each write more."""
+
+    __slots__ = ("_output", "_step")
+
+    def __init__(self, output: Output, step: int | None) -> None:
+        self._output, self._step = output, step
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, errors_of_writing()):
+            return False
+        self._output.log_error(error, self._step)
+        return True
 
 
 class TimedOutputHook(SessionRunHook):
@@ -145,6 +242,9 @@ class TimedOutputHook(SessionRunHook):
 
     async def begin(self) -> None:
         self._output.open()
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._output.begin(session.global_step.value)
 
     def state_dict(self) -> dict[str, Any]:
         return TimerState(timer=self._timer.state_dict())

@@ -58,6 +58,7 @@ class SummarySaverHook(TimedOutputHook):
                 "(merge_all() returns None where the graph has no summaries)"
             )
         super().__init__(output_dir, summary_writer, save_secs=save_secs, save_steps=save_steps)
+        self._output.starts_sessions = True
         self._scaffold = scaffold
         self._asked: Sequence[Any] = ()  # in the present run
         self._summary_op = summary_op
@@ -66,6 +67,8 @@ class SummarySaverHook(TimedOutputHook):
         self._has_run = self._is_resumed = False
         self._takes_numbers = begin_graph.get() is None
         await super().begin()
+        if self._takes_numbers:
+            self._output.claim(*(each for each in self._fetches() if isinstance(each, str)))
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         # of runs that overlap it is known only afterwards which are due
@@ -74,11 +77,15 @@ class SummarySaverHook(TimedOutputHook):
         self._asked = ()
         if not is_due or self._output.writer is None:
             return None
+        self._asked = self._fetches()
+        return SessionRunArgs(self._asked) if self._asked else None
+
+    def _fetches(self) -> list[Any]:
+        """What gives the summaries; nothing where the graph holds none."""
         given = self._summary_op if self._scaffold is None else self._scaffold.summary_op
-        if given is None:  # the graph holds no summaries
-            return None
-        self._asked = list(given) if isinstance(given, (list, tuple)) else [given]
-        return SessionRunArgs(self._asked)
+        if given is None:
+            return []
+        return list(given) if isinstance(given, (list, tuple)) else [given]
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if self._output.writer is None:

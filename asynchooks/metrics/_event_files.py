@@ -16,10 +16,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
+from weakref import ref
 
+from .._errors import tensorflow_errors
 from ._append import append_whole
 
 logger = logging.getLogger("asynchooks")
@@ -29,6 +31,12 @@ MAX_BYTES = 64 << 20
 _CROWDED_BYTES = 1 << 20
 _REMOTE_FLUSH_SECS = 120.0
 """Between two uploads of a remote file, as in TensorBoard's own writer."""
+
+
+def errors_of_writing() -> tuple[type[BaseException], ...]:
+    """What a disk, or TensorFlow's file systems, raise: never a reason to end training."""
+    errors = tensorflow_errors()
+    return (OSError,) if errors is None else (OSError, errors.OpError)
 
 
 def tensorflows_writer(directory: str) -> Any:
@@ -92,6 +100,15 @@ def session_start() -> Any:
     return session_log(status=session_log.START)
 
 
+def hide_after(writer: Any, start: Any, step: int) -> None:
+    """Make TensorBoard hide all events of later steps that were written so far.
+
+    Twice: to some of its readers the first start in a directory hides nothing.
+    """
+    for _ in range(2):
+        writer.add_session_log(start, step + 1)
+
+
 def serialized(message: Any) -> bytes:
     """The bytes of a message, or the bytes that it is already."""
     data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
@@ -121,6 +138,7 @@ class EventFileWriter:
         self._ahead: list[bytes] = []
         self._num_bytes = 0  # of those ahead, and of those that are being written
         self._num_added = self._num_written = 0  # events; both only grow
+        self._last_start = -1, 0  # (how many events were ahead of it, its step)
         self._size = 0  # of the file, in bytes: whole records
         self._failure: Exception | None = None  # not raised so far
         self._is_closing = self._has_dropped = False
@@ -147,7 +165,18 @@ class EventFileWriter:
         self._add_message(global_step, "summary", summary)
 
     def add_session_log(self, session_log: Any, global_step: int) -> None:
+        self._last_start = self._num_added, global_step
         self._add_message(global_step, "session_log", session_log)
+
+    @property
+    def num_added(self) -> int:
+        """How many events were added so far; it only grows."""
+        return self._num_added
+
+    def hides_after(self, step: int, num_added: int) -> bool:
+        """Whether events of later steps, of the first so many events, are hidden already."""
+        num_ahead, start = self._last_start
+        return num_ahead >= num_added and start <= step + 1
 
     def _add_message(self, step: int, field: str, message: Any) -> None:
         # the file format asks for wall time, which engines do not have
@@ -373,6 +402,7 @@ class EventFiles:
         self._lock = threading.Lock()  # guards the next ones; never held while the disk is used
         self._open: dict[str, EventFileWriter] = {}  # by path
         self._num_purgers: Counter[str] = Counter()  # by path
+        self._tags: dict[tuple[str, str], ref[Any]] = {}  # who writes it, by path and tag
 
     def open(self, directory: str) -> EventFileWriter:
         """The writer of the directory; each call needs one of `close`. Blocks on the disk.
@@ -403,15 +433,52 @@ class EventFiles:
             del self._open[paths[0]]
         writer.close()
 
-    def add_purger(self, directory: str, num: int = 1) -> None:
-        """One more writes, or with -1 one fewer, where TensorBoard shall hide what was before."""
-        with self._lock:
-            self._num_purgers[_canonical(directory)] += num
+    def begin(self, directory: str, hide: Callable[[], None]) -> None:
+        """Begin a session's events there; `leave` ends them.
 
-    def has_purger(self, directory: str) -> bool:
+        The first one has TensorBoard `hide` what earlier processes wrote of later steps. For the
+        others that is done: it would hide what those before them have written since.
+        """
+        path = _canonical(directory)
+        with self._lock:  # nobody writes an event between the question and the answer
+            is_first = not self._num_purgers[path]
+            self._num_purgers[path] += 1
+            if is_first:
+                hide()
+
+    def leave(self, directory: str) -> None:
+        """One whose events began there has ended them."""
+        with self._lock:
+            self._num_purgers[_canonical(directory)] -= 1
+
+    def has_begun(self, directory: str) -> bool:
         """Whether others need not, and must not, write the start of a session there."""
         with self._lock:
             return self._num_purgers[_canonical(directory)] > 0
+
+    def claim(self, directory: str, tags: Iterable[str], owner: Any) -> None:
+        """Have these tags for one output alone, until `release`.
+
+        RuntimeError: another one, which is open, writes one of them there.
+        """
+        path = _canonical(directory)
+        with self._lock:
+            for tag in tags:
+                found = self._tags.get((path, tag))
+                other = None if found is None else found()
+                if other is not None and other is not owner:
+                    raise RuntimeError(
+                        f"two hooks write {tag!r} into the event files of {directory!r}: their "
+                        "values would mix. Give one of them another name or another directory; of "
+                        "workers that share a model, give the directory to the hook of one"
+                    )
+                self._tags[path, tag] = ref(owner)
+
+    def release(self, owner: Any) -> None:
+        """The tags of this one are free again."""
+        with self._lock:
+            for key in [key for key, found in self._tags.items() if found() in (owner, None)]:
+                del self._tags[key]
 
 
 def check_installed(directory: str) -> None:

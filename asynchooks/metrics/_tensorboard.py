@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 from .. import _check
 from ._event_files import (
@@ -19,13 +17,12 @@ from ._event_files import (
     EventFileWriter,
     cached_by_tensorflow,
     events_in,
+    hide_after,
     message_class,
     names_in,
     tensorflows_writer,
 )
 from ._sink import Histogram, Point, Resume, Sink
-
-logger = logging.getLogger("asynchooks")
 
 _MAX_KNOWN = 100_000
 """Points before a restore that are looked at, at most: more than an outlet writes again."""
@@ -54,10 +51,6 @@ class TensorBoardSink(Sink):
         hooks = [MetricsHook(TensorBoardSink("logs"), "loss", every_n_steps=100)]
     """
 
-    # What hides later steps has to be written before the first events of the hooks that share the
-    # file: a session waits for it.
-    open_secs: ClassVar[float] = 1.0
-
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         given = _check.path("directory", directory)
         self.directory = given if "://" in given else os.path.abspath(given)
@@ -65,6 +58,7 @@ class TensorBoardSink(Sink):
         self._graph: Any = None  # of TensorFlow, which the session runs
         self._writer: Any = None
         self._own: EventFileWriter | None = None  # the writer, unless it is TensorFlow's
+        self._has_begun = False  # its events in the directory
         self._forget(0)
 
     def __repr__(self) -> str:
@@ -81,7 +75,6 @@ class TensorBoardSink(Sink):
             )
 
     def open(self, resume: Resume) -> None:
-        began_at = time.monotonic()
         self._forget(resume.step)
         names = names_in(self.directory)  # without the one that is opened next
         position = resume.position
@@ -90,17 +83,15 @@ class TensorBoardSink(Sink):
         has_later = self._read(names, position["file"], position["bytes"])
         with nullcontext() if self._graph is None else self._graph.as_default():
             self._open_writer()
-        if has_later and time.monotonic() - began_at > self.open_secs:
-            logger.warning(
-                "%s took more than %g s to look through; TensorBoard may show what was written "
-                "there of steps after %d beside what this session writes",
-                self.directory, self.open_secs, resume.step,
-            )  # fmt: skip
-        elif has_later and not EVENT_FILES.has_purger(self.directory):
-            self._hide_after(resume.step)  # else another sink has written it just now
-            self._writer.flush()  # before a checkpoint counts on it
-        EVENT_FILES.add_purger(self.directory)
-        self._is_purger = True
+        if not self._has_begun:
+
+            def hide() -> None:
+                if has_later:
+                    self._hide_after(resume.step)
+
+            EVENT_FILES.begin(self.directory, hide)
+            self._has_begun = True
+        self._writer.flush()  # before a checkpoint counts on it
 
     def write(self, point: Point) -> None:
         if point.step <= self._restored_step:
@@ -125,12 +116,14 @@ class TensorBoardSink(Sink):
         self._write_again()
         for key in [key for key in self._known if key[0] > step]:
             del self._known[key]
-        self._hide_after(step)
+        # a hook that shares the file may have done it, and have gone on since
+        if self._own is None or not self._own.hides_after(step, self._num_added):
+            self._hide_after(step)
 
     def close(self) -> None:
-        if self._is_purger:
-            self._is_purger = False
-            EVENT_FILES.add_purger(self.directory, -1)
+        if self._has_begun:
+            self._has_begun = False
+            EVENT_FILES.leave(self.directory)
         own, self._own, self._writer = self._own, None, None
         if own is not None:
             EVENT_FILES.close(own)
@@ -139,7 +132,7 @@ class TensorBoardSink(Sink):
         self._restored_step = step
         self._known: dict[tuple[int, float], set[str]] = {}  # metrics by step and time
         self._again: list[Point] = []  # of the steps before the restore
-        self._is_purger = False
+        self._num_added = 0  # events in the writer, up to the last one of this sink
 
     def _open_writer(self) -> None:
         if self._writer is not None:  # an attempt to open has failed after it
@@ -200,15 +193,13 @@ class TensorBoardSink(Sink):
                 summary.value.add(tag=name, simple_value=value)
         event_class = self._class("event_pb2", "Event")
         self._writer.add_event(event_class(step=point.step, wall_time=point.time, summary=summary))
+        if self._own is not None:
+            self._num_added = self._own.num_added
 
     def _hide_after(self, step: int) -> None:
-        """Make TensorBoard hide all events of later steps that were written so far.
-
-        Twice: to some of its readers the first start in a directory hides nothing.
-        """
+        """Make TensorBoard hide all events of later steps that were written so far."""
         session_log = self._class("event_pb2", "SessionLog")
-        for _ in range(2):
-            self._writer.add_session_log(session_log(status=session_log.START), step + 1)
+        hide_after(self._writer, session_log(status=session_log.START), step)
 
     def _class(self, module: str, name: str) -> Any:
         """A message class of the library that the writer is of."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +17,7 @@ from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRu
 from .._log import fields
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ..metrics._event_files import tensorflows_writer
+from ..metrics._event_files import errors_of_writing, tensorflows_writer
 
 logger = logging.getLogger("asynchooks")
 
@@ -96,7 +98,17 @@ class ProfilerHook(SessionRunHook):
         step, metadata = run_context.global_step.value, run_values.run_metadata
         self._timer.update_last_triggered_step(step)
         raw = raw_session_of(run_context.session)
-        await raw.call_blocking(lambda: self._write(step, metadata))
+        await raw.call_blocking(lambda: self._try(lambda: self._write(step, metadata), step))
+
+    def _try(self, write: Callable[[], None], step: int | None = None) -> None:
+        """A disk that takes no trace is no reason to end training."""
+        try:
+            write()
+        except errors_of_writing() as error:
+            logger.warning(
+                "A trace could not be written into '%s', and is lost. Training goes on: %r",
+                self._directory, error, extra=fields(self, step=step, reason=repr(error)),
+            )  # fmt: skip
 
     def _write(self, step: int, metadata: Any) -> None:
         path = os.path.join(self._directory, f"timeline-{step}.json")
@@ -121,4 +133,5 @@ class ProfilerHook(SessionRunHook):
 
     async def _flush(self) -> None:
         if self._writer is not None:
-            await run_blocking(current_engine(), self._writer.flush, _GRACE_SECS, "flush")
+            flush = partial(self._try, self._writer.flush)
+            await run_blocking(current_engine(), flush, _GRACE_SECS, "flush")

@@ -116,6 +116,85 @@ def test_an_error_of_a_hook_leaves_as_itself_and_reaches_the_others(training: An
     assert notes.log[-1] == "end"
 
 
+def states_in(training: Any) -> str:
+    """The states of hooks as the library saves them."""
+    adapter = training.adapter
+    given = adapter.state()["attributes"] if hasattr(adapter, "state") else adapter.state_dict()
+    text: str = given["hooks"]
+    return text
+
+
+def test_what_is_saved_after_the_end_has_the_states_of_hooks(training: Any) -> None:
+    notes = Notes(training.fetch)
+    training.fit([notes])
+    assert notes.log[-1] == "end"
+    assert repr(notes.total) in states_in(training)
+
+    before, notes.total = notes.total, 0.5  # it is as of the last step
+    assert repr(before) in states_in(training)
+
+
+class Ending(Notes):
+    """Its end is no part of training."""
+
+    async def end(self, session: Any) -> None:
+        self.total = -1.0
+
+
+def test_what_is_saved_after_the_end_is_as_of_the_last_step(training: Any) -> None:
+    notes = Ending(training.fetch)
+    training.fit([notes])
+    assert notes.total == -1.0
+    assert repr(sum(notes.losses)) in states_in(training)
+
+
+def test_what_is_saved_after_an_error_has_the_states_of_hooks(training: Any) -> None:
+    notes = Notes(training.fetch)
+    with pytest.raises(BrokenError):
+        training.fit([notes, BreaksAt(3)])
+    assert repr(notes.total) in states_in(training)
+
+
+def test_what_lightning_saves_because_of_an_error_has_the_states_of_hooks(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("pytorch_lightning")
+    training, notes = InLightning(tmp_path), Notes()
+    training.more_callbacks = [lightning.callbacks.OnExceptionCheckpoint(tmp_path)]
+    with pytest.raises(BrokenError):
+        training.fit([notes, BreaksAt(3)])
+    saved = torch.load(tmp_path / "on_exception.ckpt", weights_only=False)
+    assert repr(notes.total) in saved["callbacks"]["LightningHooks"]["hooks"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_ignite_saves_when_it_has_completed_has_the_states_of_hooks(
+    is_first: bool, tmp_path: Path
+) -> None:
+    engines = pytest.importorskip("ignite.engine")
+    handlers = pytest.importorskip("ignite.handlers")
+    from asynchooks.adapters import IgniteHooks
+
+    engine, notes = engines.Engine(lambda engine, batch: float(batch)), Notes("output")
+    hooks = IgniteHooks([notes])
+    saver = handlers.DiskSaver(str(tmp_path))
+    save = handlers.Checkpoint({"engine": engine, "hooks": hooks}, saver, filename_pattern="e.pt")
+    if is_first:
+        engine.add_event_handler(engines.Events.COMPLETED, save)
+    hooks.attach(engine)
+    if not is_first:
+        engine.add_event_handler(engines.Events.COMPLETED, save)
+    engine.run(range(10))
+    assert repr(notes.total) in torch.load(tmp_path / "e.pt", weights_only=False)["hooks"]["hooks"]
+
+
+def test_each_fit_runs_so_many_steps(training: Any) -> None:
+    """Also where one adapter is used for one fit after the other."""
+    notes = Notes(training.fetch)
+    for num in (1, 2):
+        training.fit([notes, StopAtStepHook(num_steps=STEPS + 1)], epochs=3)
+        training.reuses_adapter = True
+        assert len(notes.steps) == num * (STEPS + 1)
+
+
 def test_an_error_of_the_training_reaches_the_hooks(training: Any) -> None:
     notes, num_calls = Notes(training.fetch), 0
 

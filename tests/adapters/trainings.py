@@ -78,6 +78,9 @@ class InLightning:
     """One `Trainer.fit`; `module` is what it trains."""
 
     fetch = "loss"
+    more_callbacks: Sequence[Any] = ()
+    reuses_adapter = False
+    adapter: Any
 
     def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
         self._path, self._accumulate, self._portal = path, accumulate, portal
@@ -104,9 +107,11 @@ class InLightning:
             def configure_optimizers(self) -> Any:
                 return torch.optim.Adam(self.parameters(), lr=0.05)
 
+        if not self.reuses_adapter:
+            self.adapter = LightningHooks(hooks, portal=self._portal)
         saver = lightning.callbacks.ModelCheckpoint(self._path, save_last=True, every_n_epochs=1)
         trainer = lightning.Trainer(
-            max_epochs=epochs, callbacks=[LightningHooks(hooks, portal=self._portal), saver],
+            max_epochs=epochs, callbacks=[self.adapter, saver, *self.more_callbacks],
             accelerator="cpu", logger=False, enable_progress_bar=False,
             enable_model_summary=False, accumulate_grad_batches=self._accumulate,
         )  # fmt: skip
@@ -120,6 +125,8 @@ class InLightning:
 class InTransformers:
     fetch = "loss"
     more_callbacks: Sequence[Any] = ()
+    reuses_adapter = False
+    adapter: Any
 
     def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
         self._path, self._accumulate, self._portal = path, accumulate, portal
@@ -149,7 +156,9 @@ class InTransformers:
             lr_scheduler_type="constant", seed=1,
         )  # fmt: skip
         rows = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
-        with TrainerHooks(hooks, portal=self._portal) as callback:
+        if not self.reuses_adapter:
+            self.adapter = TrainerHooks(hooks, portal=self._portal)
+        with self.adapter as callback:
             trainer = transformers.Trainer(
                 Module(), arguments, train_dataset=rows,
                 callbacks=[callback, *self.more_callbacks],
@@ -160,6 +169,8 @@ class InTransformers:
 
 class InIgnite:
     fetch = "output"
+    reuses_adapter = False
+    adapter: Any
 
     def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
         self._path, self._portal = path, portal
@@ -182,7 +193,9 @@ class InIgnite:
 
         engine = Engine(update)
         rows = torch.utils.data.TensorDataset(X, Y)
-        with IgniteHooks(hooks, portal=self._portal) as attached:
+        if not self.reuses_adapter:
+            self.adapter = IgniteHooks(hooks, portal=self._portal)
+        with self.adapter as attached:
             attached.attach(engine)
             parts = {
                 "module": self.module, "optimizer": optimizer, "engine": engine, "hooks": attached

@@ -27,9 +27,9 @@ from asynchooks.data import (
 from asynchooks.data._stage import Phase
 
 from ..hooks.inputs import Diary
-from ..hooks.savers import threads_left
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
+from ..support.threads import threads_left
 from .sources import (
     BadRecordError,
     Calls,

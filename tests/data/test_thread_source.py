@@ -19,13 +19,10 @@ from asynchooks.data._thread_source import ReadingThread
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
+from ..support.threads import own_threads, threads_left
 from .sources import BadRecordError, Source, StatefulSync, position, read_all, read_some
 
 pytestmark = pytest.mark.anyio
-
-
-def _threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("asynchooks")]
 
 
 @pytest.mark.parametrize("make", [lambda each: prefetch(each, 3), lambda each: batch(each, 2)])
@@ -83,7 +80,7 @@ async def test_what_is_in_memory_is_read_along_its_first_axis_without_a_thread(i
     for stage in (prefetch(items, 2), take(items, 9), prefetch(take(items, 9), 2)):
         async with stage:
             got = await read_some(stage, 9)
-            assert _threads() == []
+            assert threads_left() == []
         assert np.array_equal(got, items)
     [made] = await read_all(batch(items, 9))
     assert np.array_equal(made, items)
@@ -92,8 +89,8 @@ async def test_what_is_in_memory_is_read_along_its_first_axis_without_a_thread(i
 async def test_what_is_not_in_memory_is_read_in_a_thread_that_ends() -> None:
     async with batch(iter([1]), 1) as stage:
         await anext(stage)
-        assert _threads() == ["asynchooks-input"]
-    assert _threads() == []
+        assert threads_left() == ["asynchooks-input"]
+    assert threads_left() == []
 
 
 async def test_a_loop_without_a_block_leaves_no_thread_behind() -> None:
@@ -170,9 +167,8 @@ async def test_a_call_that_does_not_end_is_left_alone_and_closed_when_it_comes_b
             await anext(stage)
     finally:
         source.released.set()
-    for thread in threading.enumerate():
-        if thread.name == "asynchooks-input":
-            await anyio.to_thread.run_sync(thread.join, 5)
+    for thread in own_threads("asynchooks-input"):
+        await anyio.to_thread.run_sync(thread.join, 5)
     assert source.is_closed
 
 

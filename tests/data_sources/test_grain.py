@@ -11,7 +11,7 @@ import pytest
 from asynchooks import InputStateError, PreemptionError
 from asynchooks.data import Stage, batch, prefetch
 
-from ..hooks.savers import threads_left
+from ..support.threads import threads_left
 from .trainings import trained_in_lives, trained_with
 
 grain = pytest.importorskip("grain.python")

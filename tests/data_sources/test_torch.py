@@ -18,7 +18,7 @@ from asynchooks import InputError, PreemptionError
 from asynchooks.data import Stage, batch, prefetch, repeat
 from asynchooks.data._openers import _DataLoader
 
-from ..hooks.savers import threads_left
+from ..support.threads import threads_left
 from .trainings import trained_in_lives, trained_with
 
 torch = pytest.importorskip("torch")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,6 +24,7 @@ from asynchooks import (
 )
 from asynchooks.distributed import DaskCluster, SourceState
 
+from ..support.threads import threads_left
 from .processes import Scheduler, a_scheduler
 from .proxy import a_proxy
 from .sessions import Join, cut, step, train_here, until_state, wait_until
@@ -231,7 +231,7 @@ async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind
     finally:
         own_scheduler.send(signal.SIGCONT)
     assert scope.cancelled_caught
-    assert "asynchooks-dask" not in [each.name for each in threading.enumerate()]
+    assert threads_left("asynchooks-dask") == []
     gc.collect()
     assert not [each for each in caplog.messages if "it is pending" in each]
     async with DaskCluster(own_scheduler.address, training) as cluster:

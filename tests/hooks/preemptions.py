@@ -26,6 +26,7 @@ from asynchooks import (
 from asynchooks.checkpoints import CheckpointDirectory
 
 from ..support.helpers import counting_creator
+from ..support.threads import own_threads
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -129,10 +130,9 @@ def handlers_are_kept() -> Iterator[None]:
     try:
         yield
         assert [signal.getsignal(each) for each in SIGNALS] == before
-        for thread in threading.enumerate():
-            if thread.name == "asynchooks-deadline":
-                thread.join(10)
-                assert not thread.is_alive()
+        for thread in own_threads("asynchooks-deadline"):
+            thread.join(10)
+            assert not thread.is_alive()
     finally:  # a handler that stayed would swallow the next test's Ctrl-C
         for each, handler in zip(SIGNALS, before, strict=True):
             signal.signal(each, handler)

@@ -258,8 +258,3 @@ def is_free(path: Path) -> bool:
         return False
     directory.close()
     return True
-
-
-def threads_left() -> list[str]:
-    """The names of threads of ours that live."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("asynchooks")]

@@ -30,8 +30,8 @@ from asynchooks.testing import RecordingHook
 
 from ..support.faults import FaultError
 from ..support.helpers import settle
+from ..support.threads import threads_left
 from .inputs import SHORT_SECS, Counted, Diary, gated, until_stopped
-from .savers import threads_left
 from .training import Calls, Holds, run_and_close, run_session, tasks
 
 pytestmark = pytest.mark.anyio

@@ -42,6 +42,7 @@ from asynchooks.data._stage import TRIM_EVERY
 
 from ..data.sources import Stateful, StatefulSync
 from ..support.helpers import settle
+from ..support.threads import threads_left
 from .inputs import (
     PIPELINES,
     Counted,
@@ -52,7 +53,6 @@ from .inputs import (
     items_of,
     saving,
 )
-from .savers import threads_left
 from .training import Holds, run_session, tasks
 
 pytestmark = pytest.mark.anyio

@@ -43,6 +43,7 @@ from asynchooks.hooks.progress._terminal import TerminalSurface
 from asynchooks.metrics import histogram, mean, steps_per_sec
 
 from ..support.helpers import raises_at, settle
+from ..support.threads import own_threads, threads_left
 from .virtual_time import in_virtual_time
 
 
@@ -366,12 +367,11 @@ async def test_the_display_s_thread_ends_with_its_last_session() -> None:
         MonitoredSession([hook, hook], creator),
         MonitoredSession([hook], creator) as session,
     ):
-        assert "asynchooks-progress" in [each.name for each in threading.enumerate()]
+        assert threads_left("asynchooks-progress")
         await session.run([])
-    for thread in threading.enumerate():
-        if thread.name == "asynchooks-progress":
-            thread.join(10)
-            assert not thread.is_alive()
+    for thread in own_threads("asynchooks-progress"):
+        thread.join(10)
+        assert not thread.is_alive()
     assert id(file) not in DISPLAYS._displays
     assert "done at step 1 in " in file.getvalue().splitlines()[-1]
 
@@ -382,8 +382,8 @@ async def test_in_virtual_time_it_shows_nothing(engine: Engine) -> None:
     hooks = [ProgressHook({"loss": "loss", "mean": mean("loss")}, file=file)]
     async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
         await session.run([])
+        assert threads_left("asynchooks-progress") == []
     assert file.getvalue() == ""
-    assert not DISPLAYS._displays
 
 
 # --- in a terminal ---

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from asynchooks import (
+    CheckpointSaverHook,
     DataWaitHook,
     Evaluate,
     EvaluationHook,
     FeedHook,
     FunctionSessionCreator,
     MonitoredSession,
+    PreemptionError,
+    Recovery,
     SessionRunHook,
     SharedSessionCreator,
+    StateDictSaver,
     StepCounterHook,
     StopAtStepHook,
     SummarySaverHook,
 )
-from asynchooks.data import prefetch
+from asynchooks.checkpoints import CheckpointDirectory
+from asynchooks.data import Stage, prefetch
 
-from .event_files import scalars
+from ..metrics.readers import steps_shown
+from ..support.threads import threads_left
+from .event_files import largest_file, scalars
 from .training import run_session
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -133,7 +142,7 @@ async def test_the_file_is_closed_after_a_failure_and_after_a_refused_begin(tmp_
             async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
                 await session.run("loss")
                 raise ZeroDivisionError
-    assert "asynchooks-events" not in {each.name for each in threading.enumerate()}
+    assert threads_left("asynchooks-events") == []
 
 
 def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_backend: str) -> None:
@@ -161,3 +170,138 @@ def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_bac
     assert {tag: sorted(steps) for tag, steps in read(tmp_path).items()} == {
         f"t{i}/score": every for i in range(num_threads)
     }
+
+
+class Model:
+    """Counts its steps, which checkpoints hold."""
+
+    def __init__(self) -> None:
+        self.steps = np.zeros(())
+
+    def step(self, item: int = 0) -> dict[str, Any]:
+        self.steps += 1
+        return {"loss": float(self.steps)}
+
+
+def hook_of(kind: str, directory: Path, source: Stage[int]) -> SessionRunHook:
+    if kind == "evaluation":
+        return evaluation(str(directory), every_n_steps=1, at_end=False)
+    if kind == "rate":
+        return StepCounterHook(1, output_dir=str(directory))
+    if kind == "summary":
+        return SummarySaverHook(1, output_dir=str(directory), summary_op="loss")
+    return DataWaitHook(source, 1, output_dir=str(directory))
+
+
+TAGS = {
+    "evaluation": "eval/score", "rate": "global_step/sec", "summary": "loss", "wait": "data_wait",
+}  # fmt: skip
+
+
+async def train(kind: str, directory: Path, num_steps: int, *, lost_at: int = 0) -> None:
+    """Go on with a training that is then killed: nothing is saved at its end."""
+    model, source = Model(), prefetch(range(100), 2)
+    saver = StateDictSaver(model={"steps": model.steps})
+    hooks = [
+        CheckpointSaverHook(directory / "saved", save_steps=4, saver=saver),
+        FeedHook(source, "item"),
+        hook_of(kind, directory / "logs", source),
+    ]
+
+    def step(item: int) -> dict[str, Any]:
+        nonlocal lost_at
+        if lost_at and model.steps == lost_at:
+            lost_at = 0
+            raise PreemptionError("the machine went away")
+        return model.step(item)
+
+    recovery = Recovery(first_pause_secs=0.0)
+    creator = FunctionSessionCreator(step)
+    with pytest.raises(ZeroDivisionError):
+        async with MonitoredSession(hooks, creator, recovery=recovery) as session:
+            for _ in range(num_steps):
+                await session.run("loss")
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("kind", TAGS)
+async def test_after_a_resume_each_step_is_shown_once(kind: str, tmp_path: Path) -> None:
+    await train(kind, tmp_path, 6)
+    await train(kind, tmp_path, 6)  # on from step 4
+
+    steps = steps_shown(tmp_path / "logs", TAGS[kind])
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 10
+
+
+@pytest.mark.parametrize("kind", TAGS)
+async def test_a_training_that_begins_again_shows_each_step_once(kind: str, tmp_path: Path) -> None:
+    """It was killed before its first save."""
+    await train(kind, tmp_path, 6)
+    shutil.rmtree(tmp_path / "saved")
+    await train(kind, tmp_path, 4)
+
+    steps = steps_shown(tmp_path / "logs", TAGS[kind])
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 4
+
+
+@pytest.mark.parametrize("kind", TAGS)
+async def test_after_a_recovery_each_step_is_shown_once(kind: str, tmp_path: Path) -> None:
+    await train(kind, tmp_path, 10, lost_at=6)
+
+    steps = steps_shown(tmp_path / "logs", TAGS[kind])
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 8  # of ten runs two were made again
+
+
+@pytest.mark.parametrize("kind", TAGS)
+async def test_a_disk_of_logs_that_is_full_does_not_end_training(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit for the size of each file stands for the disk."""
+    model, source = Model(), prefetch(range(700), 2)
+    saver = StateDictSaver(model={"steps": model.steps})
+    hooks = [
+        CheckpointSaverHook(tmp_path / "saved", save_steps=10_000, saver=saver),
+        FeedHook(source, "item"),
+        hook_of(kind, tmp_path / "logs", source),
+    ]
+    with largest_file(10_000):
+        async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    assert model.steps == 700
+    checkpoints = CheckpointDirectory(tmp_path / "saved").checkpoints()
+    assert [each.step for each in checkpoints] == [0, 700]
+    warnings = [each for each in caplog.messages if "could not be written" in each]
+    assert len(warnings) == 1
+    assert "Training goes on: OSError(27, 'File too large')" in warnings[0]
+    assert steps_shown(tmp_path / "logs", TAGS[kind]) != []
+
+
+@pytest.mark.parametrize("kind", TAGS)
+async def test_two_hooks_that_would_write_one_tag_are_refused(kind: str, tmp_path: Path) -> None:
+    source = prefetch(range(100), 2)
+    hooks = [FeedHook(source, "item"), *(hook_of(kind, tmp_path, source) for _ in range(2))]
+    with pytest.raises(RuntimeError, match="two hooks write .* Give one of them another name"):
+        async with MonitoredSession(hooks, FunctionSessionCreator(Model().step)):
+            pass
+
+    hooks = [FeedHook(prefetch(range(5), 2), "item"), hook_of("rate", tmp_path, source)]
+    async with MonitoredSession(hooks, FunctionSessionCreator(Model().step)) as session:
+        await session.run("loss")  # what was refused keeps nothing
+
+
+async def test_an_error_of_a_writer_of_the_users_own_leaves_the_run(tmp_path: Path) -> None:
+    class Full:
+        def add_summary(self, summary: Any, global_step: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        def flush(self) -> None: ...
+
+    hook = evaluation("", every_n_steps=1, summary_writer=Full())
+    with pytest.raises(OSError, match="No space left"):
+        async with MonitoredSession([hook], FunctionSessionCreator(step)) as session:
+            await session.run("loss")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from asynchooks._engine.base import Engine, Slot
 from asynchooks._engine.current import current_engine
 
+from ..support.threads import threads_left
 from ..support.virtual_kernel import Trampoline
 
 
@@ -53,8 +53,7 @@ async def quarter_step() -> dict[str, int]:
 
 def guard_threads() -> list[str]:
     """The names of the threads of guards that are alive."""
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name in ("asynchooks-stall", "asynchooks-lag")]
+    return [*threads_left("asynchooks-stall"), *threads_left("asynchooks-lag")]
 
 
 @contextmanager

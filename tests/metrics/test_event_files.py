@@ -21,6 +21,7 @@ from asynchooks.metrics._event_files import (
     scalar_summary,
 )
 
+from ..support.threads import threads_left
 from .disks import Disk
 from .readers import steps_shown
 
@@ -53,7 +54,7 @@ def test_closing_writes_what_was_added_and_ends_the_thread(tmp_path: Path) -> No
     add(writer, 1, 500)
     writer.close()
     assert steps_shown(tmp_path) == list(range(1, 501))
-    assert "asynchooks-events" not in {each.name for each in threading.enumerate()}
+    assert threads_left("asynchooks-events") == []
     with pytest.raises(OSError, match="is closed"):
         add(writer, 501, 501)
 
@@ -194,15 +195,19 @@ def test_summaries_may_be_given_as_bytes(tmp_path: Path) -> None:
     assert steps_shown(tmp_path) == [7]
 
 
-def test_a_purger_of_a_directory_is_known_by_each_spelling(
+def test_the_events_of_a_directory_begin_once_in_each_spelling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = EventFiles()
     monkeypatch.chdir(tmp_path)
-    files.add_purger("logs")
-    assert files.has_purger(str(tmp_path / "logs"))
-    files.add_purger(f"{tmp_path}/./logs", -1)
-    assert not files.has_purger("logs")
+    hidden: list[str] = []
+    files.begin("logs", lambda: hidden.append("first"))
+    files.begin(str(tmp_path / "logs"), lambda: hidden.append("second"))
+    assert files.has_begun(str(tmp_path / "logs"))
+    files.leave(f"{tmp_path}/./logs")
+    files.leave("logs")
+    assert not files.has_begun("logs")
+    assert hidden == ["first"]
 
 
 @pytest.mark.faults

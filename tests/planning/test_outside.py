@@ -58,6 +58,7 @@ from asynchooks.hooks import __all__ as hook_names
 from asynchooks.metrics import CsvSink
 from asynchooks.planning import PlanError, _outside, timed
 
+from ..support.threads import threads_left
 from .planned import plan_of, service_of
 
 PLAN = plan_of(service_of("work", [0.5]))
@@ -346,14 +347,13 @@ def test_with_every_hook_a_plan_writes_nothing(
             while not session.should_stop():
                 await session.run("loss")
 
-    num_threads = threading.active_count()
     trace = PLAN.run(main, backend=backend)
     assert len(trace.find("run", Kind.RUN)) == 10
     assert len(trace.find("work")) == 10 + 5  # steps and evaluations
     assert len(histories[0].rows) == 10
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
-    assert threading.active_count() == num_threads
+    assert threads_left() == []
 
 
 def test_a_hook_of_users_that_acts_outside_says_so_and_is_left_out(tmp_path: Path) -> None:

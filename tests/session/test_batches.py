@@ -20,8 +20,8 @@ from asynchooks import (
 from asynchooks.data import batch, prefetch
 
 from ..hooks.inputs import SHORT_SECS, Counted, Diary, FromFunction, gated
-from ..hooks.savers import threads_left
 from ..support.helpers import settle
+from ..support.threads import threads_left
 
 pytestmark = pytest.mark.anyio
 

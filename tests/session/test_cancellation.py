@@ -28,6 +28,7 @@ from asynchooks._engine.current import current_engine
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, settle
+from ..support.threads import own_threads
 from ..support.virtual_kernel import Trampoline
 
 
@@ -148,10 +149,6 @@ class Creates(ScriptedSessionCreator):
     def create_session(self) -> RawSession:
         self.program.has_created = True
         return super().create_session()
-
-
-def own_threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("asynchooks")]
 
 
 @pytest.mark.anyio

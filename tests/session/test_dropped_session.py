@@ -35,6 +35,7 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 from ..hooks.preemptions import Counter, handlers_are_kept, saved_counts, saving, train
 from ..simulation.engines import on_every_engine
 from ..support.helpers import counting_creator, settle
+from ..support.threads import own_threads, threads_left
 from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
@@ -51,10 +52,9 @@ def no_cycles() -> Iterator[None]:
 
 def wait_for_threads() -> None:
     """None of ours is left, within some seconds."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("asynchooks"):
-            thread.join(10)
-            assert not thread.is_alive(), thread.name
+    for thread in own_threads():
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
 
 
 def is_free(directory: Path) -> bool:
@@ -78,7 +78,7 @@ async def test_it_warns_and_gives_back_its_thread_its_directory_and_the_signals(
     kept = [PreemptionHook(), saving(tmp_path, model), StepCounterHook(), StopAtStepHook(9)]
     with handlers_are_kept():
         session = await opened(kept, FunctionSessionCreator(model.step))
-        assert any(each.name == "asynchooks-step" for each in threading.enumerate())
+        assert threads_left("asynchooks-step")
         before = signal.getsignal(signal.SIGTERM)
         words = "<MonitoredSession open, .* was dropped without being closed: .*`async with`, or"
         with pytest.warns(ResourceWarning, match=words):

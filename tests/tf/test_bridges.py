@@ -29,6 +29,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
+from ..support.threads import own_threads
 from .models import Model, counting_model, saver_of
 from .test_event_files import read
 
@@ -65,7 +66,7 @@ def train(model: Model, hooks: list[Any], runs: int = 100) -> list[int]:
 
 
 def hook_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "asynchooks-hooks"]
+    return own_threads("asynchooks-hooks")
 
 
 @pytest.fixture(autouse=True)
@@ -344,6 +345,13 @@ def test_plain_hooks_and_a_second_fit_work() -> None:
         model.fit(INPUTS, TARGETS, verbose=0, callbacks=[callback])
     assert hook.steps == list(range(1, 21))
     assert hook.num_begun == 2
+
+
+def test_each_fit_runs_so_many_steps() -> None:
+    model, callback = linear_model(), HooksCallback([StopAtStepHook(num_steps=4)])
+    for num in (1, 2, 3):
+        model.fit(INPUTS, TARGETS, verbose=0, callbacks=[callback])
+        assert int(model.optimizer.iterations) == 4 * num
 
 
 def test_wrong_requests_are_errors() -> None:

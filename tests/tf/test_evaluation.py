@@ -95,6 +95,8 @@ async def test_evaluations_of_a_shared_model_see_one_step_of_it(
     async def worker(hooks: list[Any]) -> None:
         hooks = [*hooks, StopAtStepHook(last_step=200)]
         async with monitored(model.graph, hooks, creator) as session:
+            if len(hooks) == 1:  # else they end while the first run of the evaluating one compiles
+                await session.global_step.wait_for(1)
             while not session.should_stop():
                 await session.run(model.train_op)
                 await anyio.lowlevel.checkpoint()

@@ -21,6 +21,7 @@ from asynchooks import (
 )
 from asynchooks.metrics import Histogram, Point, Resume, TensorBoardSink
 
+from ..hooks.event_files import largest_file
 from .models import (
     ChiefSessionCreator,
     Model,
@@ -232,6 +233,19 @@ async def test_timelines_go_to_any_file_system_of_tensorflow(tmp_path: Path) -> 
     await train(model, [hook], 2)
     with tf.io.gfile.GFile(f"{directory}/timeline-2.json") as file:
         assert json.loads(file.read())["traceEvents"]
+
+
+async def test_a_disk_of_traces_that_is_full_does_not_end_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = counting_model()
+    hook = ProfilerHook(save_steps=1, output_dir=str(tmp_path))
+    async with monitored(model.graph, [hook]) as session:
+        with largest_file(400):
+            steps = [await session.run(model.train_op) for _ in range(4)]
+    assert steps == [1, 2, 3, 4]
+    assert "A trace could not be written" in caplog.text
+    assert "Training goes on" in caplog.text
 
 
 async def test_a_step_may_be_traced_again_after_a_recovery(tmp_path: Path) -> None:

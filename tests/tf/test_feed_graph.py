@@ -25,7 +25,7 @@ from asynchooks import (
 from asynchooks.data import batch, prefetch, shuffle
 
 from ..hooks.inputs import Diary, saving, until_stopped
-from ..hooks.savers import threads_left
+from ..support.threads import threads_left
 from .models import Moments, aborted, monitored, raising, shared
 from .test_event_files import scalars
 

@@ -44,6 +44,7 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 
 from ..simulation.engines import BACKENDS
 from ..support.helpers import StartsTask, counting_creator, in_task, raises_at
+from ..support.threads import own_threads
 from .reading import Read, is_whole, read
 
 pytestmark = pytest.mark.anyio
@@ -366,10 +367,9 @@ async def test_a_dropped_session_ends_its_file(tmp_path: Path) -> None:
     with pytest.warns(ResourceWarning, match="dropped without being closed"):
         del session
     recorded_in.set(None)
-    for thread in threading.enumerate():
-        if thread.name == "asynchooks-trace":
-            thread.join(10)
-            assert not thread.is_alive()
+    for thread in own_threads("asynchooks-trace"):
+        thread.join(10)
+        assert not thread.is_alive()
     assert len(read(path, is_cut=True).of("run")) == 1
 
 
@@ -437,9 +437,8 @@ async def test_a_stuck_disk_costs_bounded_memory_and_the_end_of_the_trace(
         session.request_stop()
     assert "was not written to its end" in caplog.text
     goes_on.set()
-    for thread in threading.enumerate():
-        if thread.name == "asynchooks-trace":
-            thread.join(10)
+    for thread in own_threads("asynchooks-trace"):
+        thread.join(10)
     assert len([each for each in caplog.records if "its disk is too slow" in each.message]) == 1
     found = read(tmp_path / "run.pftrace")
     assert len(found.of("run")) < 100

@@ -28,6 +28,7 @@ from asynchooks import (
 )
 
 from ...support.helpers import settle
+from ...support.threads import threads_left
 from ..preemptions import At
 from ..savers import (
     Cell,
@@ -41,7 +42,6 @@ from ..savers import (
     is_free,
     saved,
     session_on,
-    threads_left,
     until,
 )
 

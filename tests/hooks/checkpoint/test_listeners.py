@@ -20,6 +20,7 @@ from asynchooks import (
 )
 
 from ...support.helpers import settle
+from ...support.threads import threads_left
 from ..preemptions import Counter, saving
 from ..savers import (
     CopyingSaver,
@@ -27,7 +28,6 @@ from ..savers import (
     PlainSaver,
     check_that_training_goes_on,
     saved,
-    threads_left,
 )
 
 pytestmark = pytest.mark.anyio

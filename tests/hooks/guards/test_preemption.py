@@ -26,6 +26,7 @@ from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ...support.helpers import settle
+from ...support.threads import threads_left
 from ..preemptions import (
     At,
     Counter,
@@ -104,7 +105,7 @@ async def test_without_a_signal_the_end_is_the_usual_one_and_the_hook_can_be_use
             async with session_with(hook, StopAtStepHook(last_step=3)) as session:
                 await train(session)
             # the thread of the deadline has ended when the block has
-            assert not any(each.name.startswith("asynchooks") for each in threading.enumerate())
+            assert threads_left() == []
         await settle()
         assert hook.received is None
         assert len(current_engine().running_tasks()) == tasks
@@ -312,7 +313,7 @@ async def test_a_call_stops_and_saves_and_the_block_ends_cleanly(
         before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
         async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
             assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
-            assert not any(each.name == "asynchooks-deadline" for each in threading.enumerate())
+            assert threads_left("asynchooks-deadline") == []
             assert not hook.is_preempted
             for _ in range(3):
                 await session.run([])
@@ -323,7 +324,7 @@ async def test_a_call_stops_and_saves_and_the_block_ends_cleanly(
     assert str(session.stop_reason) == "PreemptionHook: the host ends"
     assert (hook.is_preempted, hook.received) == (True, None)
     assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
-    assert not any(each.name.startswith("asynchooks") for each in threading.enumerate())
+    assert threads_left() == []
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warnings == ["PreemptionHook: the host ends: training stops, and its hooks end"]
 

@@ -33,6 +33,7 @@ from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook
 
 from ...support.helpers import counting_creator
+from ...support.threads import own_threads
 from ..preemptions import At
 from ..virtual_time import guard_threads, logged_at, on_trampoline, pause, quarter_step
 
@@ -298,9 +299,8 @@ def steps_are_held() -> Iterator[threading.Event]:
         yield may_end
     finally:
         may_end.set()
-        for thread in threading.enumerate():
-            if thread.name == "asynchooks-step":
-                thread.join()
+        for thread in own_threads("asynchooks-step"):
+            thread.join()
 
 
 async def test_a_step_that_hangs_in_a_thread_is_given_up_after_the_grace_period(
