@@ -206,9 +206,9 @@ class FunctionSession(RawSession):
     ) -> tuple[Any, After]:
         outputs = await pending
         is_plain = type(outputs) is dict and type(fetches) is str and fetches in outputs
+        is_more = self._kept_names or self._may_go_back or before
         # as in run_and_read_step
-        is_more = self._kept_names or self._may_go_back or before or "global_step" in outputs
-        if is_plain and not is_more:
+        if is_plain and not (is_more or "global_step" in outputs):
             return outputs[fetches], ADVANCED
         if inspect.isawaitable(outputs):  # a function of two phases, with one step in flight
             outputs = await outputs
