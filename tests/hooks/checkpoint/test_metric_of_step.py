@@ -324,13 +324,19 @@ async def test_a_late_saver_that_takes_the_model_back_forgets_what_was_run_until
 async def test_of_two_models_that_count_on_one_step_each_has_its_own_metric(
     tmp_path: Path,
 ) -> None:
-    step, mine, other = GlobalStep(), Model(), Model(lambda count: -1000.0)
-    creators = [FunctionSessionCreator(each.step, global_step=step) for each in (mine, other)]
-    async with MonitoredSession([mine.saver_hook(tmp_path, save_steps=100)], creators[0]) as one:
-        async with MonitoredSession([], creators[1]) as two:
-            await one.run([])
-            await two.run([])
-    assert metrics_of(tmp_path)[2] is None
+    step, models = GlobalStep(), [Model(), Model(lambda count: -count)]
+    sessions = [
+        MonitoredSession(
+            [model.saver_hook(tmp_path / str(i), save_steps=100)],
+            FunctionSessionCreator(model.step, global_step=step),
+        )
+        for i, model in enumerate(models)
+    ]
+    async with sessions[0], sessions[1]:
+        for session in sessions:
+            await session.run([])
+    assert metrics_of(tmp_path / "0")[2] is None
+    assert metrics_of(tmp_path / "1")[2] == -1.0
 
 
 async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_it(
