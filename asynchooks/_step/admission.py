@@ -324,6 +324,13 @@ class Admission:
         """Whether a limit or a waiter depends on the step after each run."""
         return self.gate.limit is not None or self.waiters.next_step < math.inf
 
+    def is_made_alone(self, step: int) -> bool:
+        """Whether this step, as it was read after a run, can only have been made by that run.
+
+        Also where no session is open: hooks are called by hand.
+        """
+        return self.gate.lone == step or not self.waiters.workers
+
     @property
     def leads_to_limit(self) -> bool:
         """Whether the runs under way reach the limit, so that there is no room for another one."""

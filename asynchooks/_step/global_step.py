@@ -144,14 +144,6 @@ class GlobalStep:
         """Whether a step without a ticket is under way: see `Admission.begin_here`."""
         return self.admission.gate.is_running_here
 
-    def is_made_alone(self, step: int) -> bool:
-        """Whether this step, as it was read after a run, can only have been made by that run.
-
-        Also where no session counts, and hooks are called by hand.
-        """
-        admission = self.admission
-        return admission.gate.lone == step or not admission.waiters.workers
-
     def is_same(self, other: GlobalStep) -> bool:
         """Whether both are handles of one counter."""
         return self.admission is other.admission

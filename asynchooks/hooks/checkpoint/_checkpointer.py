@@ -386,7 +386,8 @@ class Checkpointer:
             kept = raw.kept_outputs(step)
             value = metric.number(kept[name]) if name in kept else None
         elif self._own is not None and self._own[0] == (raw.global_step.epoch, step):
-            value = metric.number(self._own[1]) if raw.global_step.is_made_alone(step) else None
+            is_known = raw.global_step.admission.is_made_alone(step)
+            value = metric.number(self._own[1]) if is_known else None
         if value is None and not metric.is_function:
             return self._restored_metric.get(step)
         return self.ranked(value, step)
