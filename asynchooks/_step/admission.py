@@ -17,7 +17,8 @@ from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
 from .._engine.sync import NO_LOCK, CallLock
 from .._errors import StepUnreachableError, StopTraining
-from .gate import ADVANCED, UNREAD, After, Answer, Asker, Gate, Ticket
+from .gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
+from .gate import After as After
 from .source import Demand, SourceState, StepSource
 from .waiters import Waiters
 

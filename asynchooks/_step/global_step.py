@@ -17,9 +17,8 @@ from .._engine.base import STOPPED, TIMED_OUT, Engine, Slot, async_block
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
 from .._errors import StepSourceLostError, StepUnreachableError, StopTraining
-from .admission import LOST, UNREACHABLE, Admission, wake_all
+from .admission import LOST, UNREACHABLE, Admission, After, wake_all
 from .admission import GlobalStepStatistics as GlobalStepStatistics
-from .gate import After
 from .source import Demand, SourceState, StepSource
 from .waiters import Listener, Waiter, Worker
 
