@@ -18,6 +18,9 @@ from ._errors import shown
 
 T = TypeVar("T")
 
+MOST_NAME_BYTES = 255
+"""Of the name of a file, on the file systems that are in use."""
+
 
 def a_number(value: object) -> bool:
     """Whether the value is a real number; a bool is not."""
@@ -92,11 +95,52 @@ def path(name: str, value: object, expected: str = "the path of a directory") ->
     return result
 
 
+def place(
+    name: str, value: object, expected: str = "the path of a directory", *, suffix: int = 0
+) -> str:
+    """The value as a path that the working directory does not change any more; or an address.
+
+    Args:
+        name: of the argument, for the error.
+        value: a path, or an address such as "gs://bucket/logs", which stays as it is.
+        expected: what the error says to give.
+        suffix: bytes that may be appended to its last name.
+    """
+    result = path(name, value, expected)
+    if "://" in result:
+        return result
+    *directories, last = os.path.abspath(result).split(os.sep)
+    name_of_file(name, last, suffix=suffix)
+    for each in directories:
+        name_of_file(name, each)
+    return os.path.abspath(result)
+
+
+def name_of_file(name: str, value: str, *, suffix: int = 0) -> None:
+    """Raise ValueError for a name that is too long for a file, with what is appended to it.
+
+    Now, and not hours later, when it is written.
+    """
+    most = MOST_NAME_BYTES - suffix
+    if len(os.fsencode(value)) > most:
+        raise ValueError(
+            f"{name} has the name {shown(value)} of {len(os.fsencode(value))} bytes in it; give "
+            f"one of at most {most}, as names of files have at most {MOST_NAME_BYTES}"
+            + (f", and {suffix} may be appended" if suffix else "")
+        )
+
+
+def same_place(given: str, place: str) -> str:
+    """A path as it was given, where that still leads there, for what knows it by that name."""
+    return given if os.path.abspath(given) == place else place
+
+
 def path_of_file(name: str, value: object) -> str:
-    """The value as the path of a file that is written, which may be there already."""
+    """The value as the path of a file that is written, which may be there already; absolute."""
     result = path(name, value, "the path of a file")
     if not result or "\0" in result:
         raise ValueError(f"{name} is {result!r}; give the path of a file, such as 'run.pftrace'")
+    result = place(name, result, "the path of a file")
     if os.path.isdir(result):
         raise IsADirectoryError(
             f"{name} is the directory {result!r}; give the path of a file, such as "

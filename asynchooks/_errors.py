@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from enum import Enum
 from itertools import groupby
 from types import TracebackType
@@ -55,7 +56,8 @@ class PreemptionError(RuntimeError):
     """The machine's fault: the raw session is lost and a new one may work.
 
     For step functions: raise it, or a subclass, and `MonitoredSession` recreates its raw session
-    and runs again, as it does for TensorFlow's `AbortedError` and `UnavailableError`.
+    and runs again, as it does for TensorFlow's `AbortedError` and `UnavailableError`, and for an
+    exception group of nothing but such errors.
     """
 
 
@@ -153,12 +155,43 @@ def tensorflow_train() -> Any:
     return getattr(v1, "train", None)
 
 
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """What a task group has wrapped, however deep: the error itself where it is no group.
+
+    A group counts as what each of its errors counts as, so a step or a hook may fan out.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from leaves_of(each)
+    else:
+        yield error
+
+
 def is_preemption(error: BaseException | None) -> bool:
-    """Whether recreating the raw session may cure the error."""
-    if isinstance(error, PreemptionError):
-        return True
+    """Whether recreating the raw session may cure the error.
+
+    In a group, other waits may have ended by StopTraining, which is no error.
+    """
+    if error is None or is_stop(error):
+        return False
     errors = tensorflow_errors()
-    return errors is not None and isinstance(error, (errors.AbortedError, errors.UnavailableError))
+    lost = () if errors is None else (errors.AbortedError, errors.UnavailableError)
+    curable = (PreemptionError, *lost)
+    return all(is_stop(each) or isinstance(each, curable) for each in leaves_of(error))
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether it is StopTraining, exactly, or a group of nothing else."""
+    return all(type(each) is StopTraining for each in leaves_of(error))
+
+
+def as_stop(error: BaseException) -> BaseException:
+    """The error; but one StopTraining for a group of nothing else."""
+    if not isinstance(error, BaseExceptionGroup) or not is_stop(error):
+        return error
+    stop = StopTraining(*next(leaves_of(error)).args)
+    stop.__cause__ = error
+    return stop
 
 
 def out_of_range_types() -> tuple[type[BaseException], ...]:
@@ -168,19 +201,16 @@ def out_of_range_types() -> tuple[type[BaseException], ...]:
 
 
 def is_clean_end(error: BaseException | None) -> bool:
-    """Whether the end of a block with this error counts as clean; exact types only.
-
-    A group of nothing but StopTraining does: what a task group makes of waits that a stop ended.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(lambda each: type(each) is StopTraining)[1] is None
+    """Whether the end of a block with this error counts as clean; exact types only."""
+    if error is None:
+        return True
     clean = (StopTraining, StopIteration, StopAsyncIteration, *out_of_range_types())
-    return error is None or type(error) in clean
+    return all(type(each) in clean for each in leaves_of(error))
 
 
 def no_input_end(error: BaseException, where: str) -> BaseException:
     """The error, or what it becomes where no input is read: it must not pass for a clean end."""
-    if not (is_input_end(error) or isinstance(error, out_of_range_types())):
+    if not passes_for_input_end(error):
         return error
     bug = RuntimeError(f"{where} raised {error!r}, but no input is read there; catch it there")
     bug.__cause__ = error
@@ -188,10 +218,27 @@ def no_input_end(error: BaseException, where: str) -> BaseException:
 
 
 def is_input_end(error: BaseException) -> bool:
-    """Whether an iterator ended in a coroutine or a function.
+    """Whether an iterator ended in a coroutine or a function, or in each task of a group.
 
     Source: PEP 479 turns StopIteration into a RuntimeError at the edge of a coroutine.
     """
+    return all(_is_end_of_iterator(each) for each in leaves_of(error))
+
+
+def input_ended(error: BaseException, where: str) -> StopTraining:
+    """What the end of an iterator becomes where input is read."""
+    ended = StopTraining(f"the input ended in {where}")
+    ended.__cause__ = error
+    return ended
+
+
+def passes_for_input_end(error: BaseException) -> bool:
+    """Whether it would end training where it is let out: also TensorFlow's end of an input."""
+    ends = out_of_range_types()
+    return all(is_input_end(each) or isinstance(each, ends) for each in leaves_of(error))
+
+
+def _is_end_of_iterator(error: BaseException) -> bool:
     if type(error) is RuntimeError and str(error) == "coroutine raised StopIteration":
         return type(error.__cause__) is StopIteration
     return type(error) in (StopIteration, StopAsyncIteration)
@@ -231,7 +278,7 @@ def leave_as_itself(error: BaseException) -> BaseException:
 
 
 def leaves_as_itself(error: BaseException) -> bool:
-    return _AS_ITSELF in error.__dict__
+    return any(_AS_ITSELF in each.__dict__ for each in leaves_of(error))
 
 
 def note_once(error: BaseException, note: str) -> None:

@@ -41,7 +41,7 @@ class SessionHooks:
         record: begins to record the session.
     """
 
-    __slots__ = ("_checks", "_record", "begun", "hooks", "live", "stops")
+    __slots__ = ("_checks", "_record", "begun", "hooks", "leave", "live", "stops")
 
     def __init__(
         self,
@@ -56,6 +56,9 @@ class SessionHooks:
         self._record = record
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
+        self.leave: list[Callable[[BaseException | None], Awaitable[BaseException | None]]] = []
+        """Called in reverse order, after every hook's `after_close`; each is given what leaves the
+        session, and returns what leaves it instead. It raises nothing."""
         self._checks: list[Callable[[], None]] = []
 
     @property
@@ -219,9 +222,6 @@ class CalledBy(Protocol):
     @property
     def stops(self) -> SessionStop: ...
 
-    @property
-    def step_is_made(self) -> bool: ...
-
     def culprit(self) -> str: ...
 
     def recorded(
@@ -248,7 +248,15 @@ class SessionRunContext:
         await run_context.finish()
     """
 
-    __slots__ = ("_made", "_original_args", "_pending", "_session", "_step", "called_by")
+    __slots__ = (
+        "_is_made",
+        "_made",
+        "_original_args",
+        "_pending",
+        "_session",
+        "_step",
+        "called_by",
+    )
 
     overlaps: ClassVar[bool] = False
     """Whether later runs may call `before_run` before this one calls `after_run`: see `in_flight`
@@ -262,6 +270,7 @@ class SessionRunContext:
         self._step: GlobalStep = session.global_step if global_step is None else global_step
         self.called_by: CalledBy | None = None  # the session's list of hooks; None by hand
         self._pending: Pending | None = None
+        self._is_made = False
         self._made: int | None = None
 
     @property
@@ -293,9 +302,11 @@ class SessionRunContext:
     def step_is_made(self) -> bool:
         """Whether the step of this run was made, so that it counts; from any thread.
 
-        True in `after_run` of all hooks, and before that as soon as a thread has made the step.
+        True in `after_run` of all hooks, before that as soon as a thread has made the step, and
+        from then on, also where the run was cancelled, or failed in a hook. So a hook that feeds
+        knows in its next `before_run` whether what it fed last was used.
         """
-        return self.called_by is not None and self.called_by.step_is_made
+        return self._is_made
 
     @property
     def stop_requested(self) -> bool:
@@ -449,6 +460,8 @@ class SessionRunHook:
     _fetches_are = ""  # what it asks runs for, where that is one thing, for messages
     _shown: ClassVar[tuple[tuple[str, str], ...]] = ()
     # what its repr shows: arguments, and the attributes that have them
+    state_name: str = ""
+    """What tells its state from those of other hooks of its class, such as a metric."""
     needs_global_step = False
     """Whether opening fails, in this hook's begin, when the graph has no global step."""
     needs_session_in_begin: bool = True
@@ -561,12 +574,6 @@ class SessionRunHook:
             True if the exception is to be swallowed, as of `__aexit__`; else nothing.
         """
         return None
-
-    def on_cancelled_run(self) -> None:
-        """Called where a run was cancelled while a thread made its step: it has no `after_run`.
-
-        The step counts, so what it has used is used. Nothing can be awaited; errors are logged.
-        """
 
     def on_drop(self) -> None:
         """Called when the session was dropped without being closed: release what is held at once.

@@ -205,7 +205,7 @@ class MonitoredSession(AsyncOnly):
                     context = _new_object(SessionRunContext)  # as calling it, in half the time
                     context._original_args, context._session = args, hooks.session
                     context._step, context.called_by, context._pending = self._run_step, hooks, None
-                    context._made = None
+                    context._is_made, context._made, hooks.context = False, None, context
                     for call, method, group in hooks.before_runs:
                         hooks.current = call
                         if group:
@@ -221,16 +221,17 @@ class MonitoredSession(AsyncOnly):
 
                 outputs = self._raw_runs.here(raw, args)
                 if outputs is NOT_HERE:
-                    outputs = await self._raw_runs.anywhere(raw, args)
+                    outputs = await self._raw_runs.anywhere(raw, args, context)
                 if type(outputs) is Unfinished:
                     outputs = await outputs.finish()
 
+                if context is not None:
+                    context._is_made, context._made = True, self._raw_runs.made
                 values, results = hooks.unasked, _NO_RESULTS
                 if merged is not None:
                     outputs, results = merged.split(outputs)
                     values = merged.unasked()
                 if context is not None:
-                    context._made = self._raw_runs.made
                     for call, method, group in hooks.after_runs:
                         hooks.current = call
                         if group:
@@ -256,8 +257,6 @@ class MonitoredSession(AsyncOnly):
                 if raw is not None:
                     explained = stops.judge(hooks.explained(error, merged, call), error)
                 leaving = await self._lifecycle.leaving(explained, failures, one_run)
-                if hooks.step_in_thread is not None:
-                    hooks.end_step_in_thread(is_cancelled=leaving is not None and call is None)
                 if leaving is error:
                     raise
                 if leaving is not None:
@@ -267,7 +266,7 @@ class MonitoredSession(AsyncOnly):
             else:
                 return outputs
             finally:
-                one_run.is_under_way = False
+                one_run.is_under_way, hooks.context = False, None
                 if one_run.slots:
                     one_run.notify()
 

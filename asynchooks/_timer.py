@@ -8,6 +8,7 @@ from typing import Any
 
 from . import _check
 from ._engine.current import now
+from ._errors import call_text
 
 _END_OF_SECS = 1e15
 """Beyond, differences of a clock's floats lose their fractions of a second."""
@@ -36,6 +37,9 @@ class SecondOrStepTimer:
         self._every_secs = every_secs
         self._every_steps = every_steps
         self.reset()
+
+    def __repr__(self) -> str:
+        return call_text(self, every_secs=self._every_secs, every_steps=self._every_steps)
 
     def reset(self) -> None:
         """Forget the last trigger: the next query is True."""

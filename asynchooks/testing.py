@@ -1,20 +1,77 @@
-"""Fakes for tests of hooks and of programs that train: a recording hook, a scripted session."""
+"""Tests of hooks and of programs that train: a driver of one hook, and fakes.
+
+The fakes are a hook that records and a session that plays a script.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ._hook import AnyHook, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from ._later import listing
+from ._session import MonitoredSession
 from ._stopping.coordinator import Coordinator
 from .backends._creator import SessionCreator
 from .backends._function import pick
 from .backends._raw_session import RawSession
 
-__all__ = ["RecordingHook", "ScriptedSession", "ScriptedSessionCreator"]
+__all__ = ["HookDriver", "RecordingHook", "ScriptedSession", "ScriptedSessionCreator"]
 
 __dir__ = listing(__name__)
+
+
+class HookDriver(MonitoredSession):
+    """A session with one hook, which calls its moments; each run returns what the hook saw.
+
+    Opening calls `begin` and `after_create_session`, `make_step` calls `before_run` and
+    `after_run`, and leaving the block calls `end`. All is as in training: the raw session is real,
+    on a step function or on a TensorFlow graph, and what the hook asks for is done.
+
+    Args:
+        hook: the hook, of asynchooks or TensorFlow, or a wrapper around one.
+        session_creator: as for `MonitoredSession`: makes what runs the steps.
+
+    Raises:
+        TypeError: `hook` is no hook, or `session_creator` no session creator.
+        ImportError: no creator was given and TensorFlow is not installed.
+
+    Example:
+        creator = FunctionSessionCreator(lambda: {"loss": 0.5})
+        async with HookDriver(EarlyStoppingHook("loss", patience=1), creator) as driver:
+            run_context = await driver.make_step()
+            assert not run_context.stop_requested
+            run_context = await driver.make_step()
+            assert run_context.stop_requested
+    """
+
+    def __init__(self, hook: AnyHook, session_creator: SessionCreator | None = None) -> None:
+        self._seen = _Seen()
+        super().__init__([hook, self._seen], session_creator)
+
+    async def make_step(self, fetches: Any = (), feed_dict: Any = None) -> SessionRunContext:
+        """Run one step around which the hook is called; returns the context that it was given.
+
+        Args:
+            fetches: what the caller of `run` asks for beside the hook: on a graph the train op.
+            feed_dict: what the caller feeds.
+
+        Raises:
+            StopTraining: the hook has asked to stop in an earlier step, or ends training now.
+            BaseException: what the hook or the step raised.
+        """
+        await self.run(fetches, feed_dict)
+        return self._seen.run_context
+
+
+class _Seen(SessionRunHook):
+    """Keeps the context of the last run."""
+
+    uses_default_graph = False
+    run_context: SessionRunContext
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self.run_context = run_context
 
 
 class RecordingHook(SessionRunHook):

@@ -181,7 +181,7 @@ async def main(directory: str, last_step: int) -> None:
     service = Service(Path(directory) / "service")
     saver = RemoteState(TrainingClient(service))
     saving = ah.CheckpointSaverHook(Path(directory) / "checkpoints", save_steps=20, saver=saver)
-    await train(service, 2, last_step, saving)
+    await train(service, 2, last_step, ah.PreemptionHook(deadline_secs=20), saving)
     service.close()
 
 

@@ -131,6 +131,7 @@ async def train(
     source = updates_of(loader, train_x, train_y, num_workers, num_epochs)
     history = ah.HistoryHook("loss", every_n_steps=1)
     hooks = [
+        ah.PreemptionHook(deadline_secs=20),
         ah.FeedHook(source, "parts", after_epoch=training.end_epoch),
         ah.NanTensorHook("loss"),
         history,

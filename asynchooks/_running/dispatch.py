@@ -30,7 +30,7 @@ from .._engine.recording import Kind, Recorder, SessionRecord, current_recorder
 from .._engine.stacks import holds_loop
 from .._engine.stop import Stop
 from .._engine.threads import is_async
-from .._errors import StopTraining, add_note, is_input_end, no_input_end, note_once
+from .._errors import add_note, as_stop, input_ended, is_input_end, is_stop, no_input_end, note_once
 from .._hook import (
     AnyHook,
     Begin,
@@ -112,15 +112,6 @@ def _needs(hook: Any, what: str) -> bool:
     return bool(vars(type(hook)).get(what, True) or getattr(hook, what, True))
 
 
-@dataclass(slots=True, eq=False)
-class StepInThread:
-    """A step that a thread makes."""
-
-    is_made: bool = False
-    step: int | None = None
-    """The global step that it made, as of `Admission.settle`."""
-
-
 class _Blaming:
     """Names the called hook in an error out of the block; a generator's frames would show in it."""
 
@@ -146,8 +137,8 @@ class HookList:
 
     __slots__ = (
         "_is_planned", "_joined", "_live", "_num_begun", "_num_returned", "_records", "_shared",
-        "_twin", "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "current",
-        "hooks", "needs_graph_entered", "session", "step_in_thread", "stops", "unasked",
+        "_twin", "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "context",
+        "current", "hooks", "needs_graph_entered", "session", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
@@ -158,7 +149,7 @@ class HookList:
         self.stops = SessionStop(stop)
         self.session: Any = None  # the raw session, once it is ready, as hooks see it
         self.unasked = SessionRunValues(None, None, None)  # what a hook gets that asked for nothing
-        self.step_in_thread: StepInThread | None = None  # of this run, until its task is back
+        self.context: SessionRunContext | None = None  # of the run under way
         self._num_begun = self._num_returned = 0  # of begins
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
         self._live: list[LiveMetrics] = []
@@ -246,20 +237,6 @@ class HookList:
         """Call this hook in runs, too, from the next one on, after all others."""
         self._watchers += (watcher,)
         self._find_runs()
-
-    @property
-    def step_is_made(self) -> bool:
-        """Whether the run under way has made its step, perhaps in a thread just now."""
-        step, call = self.step_in_thread, self.current
-        return (step is not None and step.is_made) or (
-            call is not None and call.moment == "after_run"
-        )
-
-    def end_step_in_thread(self, *, is_cancelled: bool) -> None:
-        """The run has failed, or was cancelled while the thread made its step."""
-        step, self.step_in_thread = self.step_in_thread, None
-        if step is not None and step.is_made and is_cancelled:
-            self._call_plainly("on_cancelled_run")
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""
@@ -425,16 +402,13 @@ class HookList:
         An iterator that ended in before_run, or in the step, ends training.
         """
         self._records.cut_run(error)
-        known = self.current
+        error, known = as_stop(error), self.current
         if call is not None and (call.is_async or known is None or known.moment != call.moment):
             self.current = call  # plain hooks that were given up may have gone on in their thread
         if call is not None and call.moment == "after_run":
             return self.blamed(error, is_stopping=self.stops.stop.is_set)
         if is_input_end(error):
-            where = "the step" if call is None else self.culprit()
-            ended = StopTraining(f"the input ended in {where}")
-            ended.__cause__ = error
-            return ended
+            return input_ended(error, "the step" if call is None else self.culprit())
         if call is not None:
             note_once(error, f"in {self.culprit()}")
         elif merged is not None and isinstance(error, (TypeError, ValueError, LookupError)):
@@ -497,22 +471,19 @@ class HookList:
                 error = None if is_swallowed else error
         self.current = None
         await self._records.aclose(error)
+        while self._shared is not None and self._shared.leave:
+            error = await self._shared.leave.pop()(error)
         return error
 
     def on_drop(self) -> None:
-        """Call on_drop of those that have begun."""
-        self._call_plainly("on_drop")
-        self._records.drop()
-
-    def _call_plainly(self, moment: str) -> None:
-        """Call a moment that is no coroutine, here and now; errors are logged."""
-        for call in self._to_leave(moment):
+        """Call on_drop of those that have begun, here and now; errors are logged."""
+        for call in self._to_leave("on_drop"):
             try:
                 call.method()
             except Exception as error:
-                where = "A dropped session: " if moment == "on_drop" else ""
                 extra = call.log_fields(error)
-                logger.error("%s%s failed: %r", where, call, error, extra=extra)
+                logger.error("A dropped session: %s failed: %r", call, error, extra=extra)
+        self._records.drop()
 
     def _to_leave(self, moment: str) -> list[HookCall]:
         """The calls to hooks that have begun: one that was refused in its begin holds nothing."""
@@ -580,7 +551,7 @@ class HookList:
     ) -> BaseException:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
         culprit = culprit or self.culprit()
-        if is_input_end(error) or (type(error) is StopTraining and not is_stopping):
+        if is_input_end(error) or (is_stop(error) and not is_stopping):
             cause = error.__cause__ if type(error) is RuntimeError else error
             bug = RuntimeError(
                 f"{culprit} raised {cause!r}, but no input is read there; "

@@ -14,8 +14,7 @@ from .._hook import AnyHook, SessionRunHook
 from ..backends._creator import SessionCreator
 
 MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end", "on_error")
-_PLAIN_MOMENTS = ("on_cancelled_run", "on_drop")
-FURTHER_MOMENTS = ("restore_model", "before_end", "after_close", *_PLAIN_MOMENTS)
+FURTHER_MOMENTS = ("restore_model", "before_end", "after_close", "on_drop")
 """Moments that TensorFlow's hooks do not have: a method of that name there is no moment."""
 _METHODS = (*MOMENTS, *FURTHER_MOMENTS, "state_dict", "load_state_dict")
 _LETTERS = tuple((method.replace("_", ""), method) for method in _METHODS)
@@ -96,7 +95,7 @@ def _check_methods(hook: Any, name: str) -> None:
                 "it would run nothing of its body; write a coroutine (`async def`) or a plain "
                 "method without it"
             )
-        if moment in _PLAIN_MOMENTS and method is not None and is_async(method):
+        if moment == "on_drop" and method is not None and is_async(method):
             raise TypeError(
                 f"{name} is {hook!r}, whose {moment} is a coroutine function; give a plain method: "
                 "nothing can be awaited there"

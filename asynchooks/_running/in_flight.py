@@ -71,22 +71,13 @@ class _StepOfRun(GlobalStep):
 class InFlightContext(SessionRunContext):
     """A run that may overlap with others, as its hooks see it."""
 
-    __slots__ = ("_has_made_step", "is_given_up")
+    __slots__ = ("is_given_up",)
 
     overlaps: ClassVar[bool] = True
 
     def __init__(self, args: RunArguments, raw: RawSession, step: _StepOfRun) -> None:
         super().__init__(args, raw.exposed, step)
         self.is_given_up = False  # there is no after_run
-        self._has_made_step = False
-
-    @property
-    def step_is_made(self) -> bool:
-        return self._has_made_step
-
-    def note_step(self) -> None:
-        """The step of this run has been made, and counts."""
-        self._has_made_step = True
 
 
 class _Flight:
@@ -357,7 +348,7 @@ class InFlight:
             if flight.ticket is not None:
                 self._step.admission.settle(flight.ticket, after)
             if after is not None:
-                flight.context.note_step()
+                flight.context._is_made = True
                 flight.after = self._step.value
             if has_entered:
                 raw.leave_run()

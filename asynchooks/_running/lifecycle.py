@@ -19,7 +19,9 @@ from .._errors import (
     StopTraining,
     add_note,
     is_preemption,
+    is_stop,
     leaves_as_itself,
+    leaves_of,
     shorten_traceback,
 )
 from .._hook import SessionRunValues
@@ -230,7 +232,7 @@ class SessionLifecycle:
         if recovery is None:
             raise error
         if not is_preemption(error):
-            is_final = type(error) is StopTraining or leaves_as_itself(error)
+            is_final = is_stop(error) or leaves_as_itself(error)
             if is_final or not self.was_replaced:
                 raise error
             # another worker has closed it under this one's hook: whatever that made of it
@@ -242,9 +244,10 @@ class SessionLifecycle:
             add_note(lost, f"recreating the session was given up after {failures - 1} attempts")
             raise lost
         pause = recovery.pause_before(failures)
+        causes = dict.fromkeys(f"{type(each).__name__}: {each}" for each in leaves_of(lost))
         logger.warning(
-            "The session was lost (%s: %s); recreating it, attempt %d of %d, in %g s",
-            type(lost).__name__, lost, failures, recovery.max_attempts, pause,
+            "The session was lost (%s); recreating it, attempt %d of %d, in %g s",
+            "; ".join(causes), failures, recovery.max_attempts, pause,
             extra=self.stops.log_fields(repr(lost)),
         )  # fmt: skip
         await self._drop()
@@ -369,7 +372,9 @@ class SessionLifecycle:
             return
         runs = None if self.stops.worker is None else self.stops.worker.runs
         is_under_way = runs is not None and runs.is_under_way
-        if is_under_way and self.raw_runs is not None and not self.hooks.step_is_made:
+        context = self.hooks.context
+        is_made = context is not None and context.step_is_made
+        if is_under_way and self.raw_runs is not None and not is_made:
             self.raw_runs.outdate()
 
     @property

@@ -18,7 +18,8 @@ class MergedRun:
     """
 
     __slots__ = (
-        "_caller", "_feeders", "_hook_fetches", "_hooks", "_option_requests", "_options", "_raw",
+        "_caller", "_fed", "_feeders", "_hook_fetches", "_hooks", "_option_requests", "_options",
+        "_raw",
         "feed_dict", "run_metadata",
     )  # fmt: skip
 
@@ -34,6 +35,7 @@ class MergedRun:
         self._hook_fetches: dict[int, Any] = {}  # by the hook's place: hooks may compare equal
         self._hooks = hooks  # by their places
         self._feeders: dict[Hashable, str] | None = None
+        self._fed: list[tuple[str, Mapping[Any, Any]]] = []  # by which hook, and what
         self._option_requests: list[Any] = []
         self._options: Any = None
         self.feed_dict = caller.feed_dict
@@ -69,6 +71,7 @@ class MergedRun:
                 f"{feeder} feeds them, too: leave them to one of the two"
             )
         self._feeders.update(dict.fromkeys(names, feeder))
+        self._fed.append((feeder, feeds))
         self.feed_dict.update(feeds)
 
     @property
@@ -108,13 +111,16 @@ class MergedRun:
         return caller, dict(zip(self._hook_fetches, others, strict=True))
 
     def blame(self, error: Exception) -> None:
-        """Name the hooks whose fetches made the run fail, if that is the cause."""
+        """Name the hooks whose fetches or feeds made the run fail, if that is the cause."""
         for place, fetches in self._hook_fetches.items():
             if self._raw.rejects(fetches, error):
                 hook = self._hooks[place]
                 what = getattr(hook, "_fetches_are", "")
                 where = f"fetched in before_run of {type(hook).__name__}"
                 add_note(error, f"{where}, as {what}" if what else where)
+        for feeder, feeds in self._fed if isinstance(error, TypeError) else ():
+            if any(self._raw.rejects(key, error) for key in feeds):
+                add_note(error, f"fed in before_run of {feeder}")
 
     def unasked(self) -> SessionRunValues:
         """What a hook that fetched nothing is given after the run."""

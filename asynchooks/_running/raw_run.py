@@ -24,11 +24,11 @@ from .._engine.threads import (
     is_async,
 )
 from .._errors import ModelRestored
+from .._hook import SessionRunContext
 from .._step.gate import Ticket
 from .._step.global_step import GlobalStep
 from ..backends._creator import SessionHandle
 from ..backends._raw_session import RawSession
-from .dispatch import StepInThread
 from .lifecycle import SessionLifecycle
 
 RunArguments = tuple[Any, Any, Any, Any]
@@ -121,10 +121,15 @@ class RawRuns:
                 self._runner.learn(probe, elapsed)
         return result[0]
 
-    async def anywhere(self, raw: RawSession, args: RunArguments) -> Any:
+    async def anywhere(
+        self, raw: RawSession, args: RunArguments, context: SessionRunContext | None
+    ) -> Any:
         """Run the step where the runner wants it; waits for its turn, a ticket, a thread.
 
         Returns what was fetched, or an `Unfinished` step.
+
+        Args:
+            context: of the run: a thread that makes the step says so there; None without hooks.
         """
         self._raise_if_outdated()
         engine, step, probe = self._engine, self._step, self._probe
@@ -153,9 +158,8 @@ class RawRuns:
             except BaseException:
                 admission.give_back(ticket)
                 raise
-        made = self._lifecycle.hooks.step_in_thread = StepInThread()
         try:
-            call = hold.around(lambda: self._run(raw, args, ticket, made))
+            call = hold.around(lambda: self._run(raw, args, ticket, context))
             outputs = await self._runner.run_probed(call, probe, lost_step, Unfinished.give_up)
         except BaseException:
             if hold.abandon():
@@ -163,12 +167,17 @@ class RawRuns:
             else:
                 admission.give_back(ticket)
             raise
-        self._lifecycle.hooks.step_in_thread = None
         self._is_outdated = False  # since the step was made
-        self.made = made.step
+        self.made = None if context is None else context._made
         return outputs
 
-    def _run(self, raw: RawSession, args: RunArguments, ticket: Ticket, made: StepInThread) -> Any:
+    def _run(
+        self,
+        raw: RawSession,
+        args: RunArguments,
+        ticket: Ticket,
+        context: SessionRunContext | None,
+    ) -> Any:
         """Run the step in this thread; an `Unfinished` if it is a coroutine."""
         settle = self._step.admission.settle
         try:
@@ -188,8 +197,11 @@ class RawRuns:
             raise
         if type(result) is not tuple:
             return Unfinished(raw, self._step, ticket, result, self)
-        made.is_made = True  # before others may be alone with the model
-        made.step = settle(ticket, result[1])
+        if context is not None:
+            context._is_made = True  # before others may be alone with the model
+        made = settle(ticket, result[1])
+        if context is not None:
+            context._made = made
         raw.leave_run()
         return result[0]
 

@@ -17,7 +17,7 @@ from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
 from .._engine.sync import NO_LOCK, CallLock
 from .._errors import StepUnreachableError, StopTraining
-from .gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
+from .gate import ADVANCED, Answer, Asker, Gate, Ticket
 from .gate import After as After
 from .source import Demand, SourceState, StepSource
 from .waiters import Waiters
@@ -45,7 +45,7 @@ class GlobalStepStatistics:
     value: int
     """The step."""
     epoch: int
-    """How often the step has gone back, by a restore."""
+    """How often the step has gone back: by a restore, or with a graph's variable."""
     limit: int | None
     """The step that no run may lead beyond; None without a limit."""
     stride: int | None
@@ -74,7 +74,9 @@ class Admission:
     settled after it. Methods may be called from any thread.
     """
 
-    __slots__ = ("_described", "acquire", "gate", "lock", "name", "release", "waiters")
+    __slots__ = (
+        "_described", "_told_epoch", "acquire", "gate", "lock", "name", "release", "waiters",
+    )  # fmt: skip
 
     def __init__(self, value: int, name: str, num_workers: float | None) -> None:
         self.name = name
@@ -84,6 +86,7 @@ class Admission:
         self.gate = Gate(value)
         self.waiters = Waiters(num_workers)
         self._described = value, f"{name} {value}"
+        self._told_epoch = 0  # of which the slots of `watch_next` know
 
     def __repr__(self) -> str:  # as the step, in logs and errors
         gate, waiters = self.gate, self.waiters
@@ -109,6 +112,10 @@ class Admission:
             news = [(each.slot, gate.value) for each in self.waiters.take_due(gate.value)]
         if gate.askers:
             news += [(each.slot, each.answer) for each in gate.answer_askers()]
+        if self._told_epoch != gate.epoch:
+            self._told_epoch = gate.epoch
+            news += [(slot, gate.value) for slot in self.waiters.restart_slots]
+            self.waiters.restart_slots.clear()
         gate.find_free()
         return news
 
@@ -122,11 +129,8 @@ class Admission:
 
     def restart(self, value: int) -> None:
         """Begin a new epoch at a value, and wake the tasks that this concerns."""
-        with self.lock:
-            self.gate.restart(value)
-            news = self.news() + [(slot, value) for slot in self.waiters.restart_slots]
-            self.waiters.restart_slots.clear()
-        wake_all(news)
+        with self.change() as gate:
+            gate.restart(value)
 
     def watch_next(self, slot: Slot) -> Callable[[], None]:
         """Wake the slot when the step moves, or goes back; returns a function that ends this.
@@ -187,6 +191,7 @@ class Admission:
             gate.grants += 1  # those are not alone any more
         else:
             gate.value_here = gate.value if gate.unread_runs == gate.read_runs else None
+        gate.taken_here = gate.num_taken
         return epoch
 
     def end_here(self, epoch: int, after: After | None) -> int | None:
@@ -210,13 +215,14 @@ class Admission:
         self.acquire()
         try:
             gate.is_running_here = False
-            moved = gate.move(epoch, gate.value_here, after)
-            news = self.news() if gate.askers or self.waiters.next_step <= gate.value else []
+            moved = gate.move(epoch, gate.taken_here, gate.value_here, after)
+            is_due = gate.askers or self.waiters.next_step <= gate.value
+            news = self.news() if is_due or gate.epoch != self._told_epoch else []
         finally:
             self.release()
         if news:
             wake_all(news)
-        if after is UNREAD and self.is_watched:  # since a moment ago
+        if gate.unread_runs != gate.read_runs and self.is_watched:  # since a moment ago
             self.refresh()
         return moved
 
@@ -228,7 +234,7 @@ class Admission:
         gate = self.gate
         with self.lock:  # it goes on while others run
             gate.is_running_here = False
-            return Ticket(epoch) if epoch != gate.epoch else gate.grant(spare)
+            return Ticket(epoch) if epoch < gate.first_epoch else gate.grant(spare)
 
     def take_ticket_nowait(self, spare: Ticket | None = None) -> Ticket | None:
         """A ticket, if one is free; None if there is something to wait for.
@@ -293,14 +299,15 @@ class Admission:
         self.acquire()
         try:
             made = gate.settle(ticket, value)
-            news = self.news() if gate.askers or self.waiters.next_step <= gate.value else ()
+            is_due = gate.askers or self.waiters.next_step <= gate.value
+            news = self.news() if is_due or gate.epoch != self._told_epoch else ()
         finally:
             self.release()
         if news:
             wake_all(news)
         if gate.needs_credits and gate.askers:  # the credit of a failed run is free again
             self.look_again()
-        if value is UNREAD and self.is_watched:  # since a moment ago
+        if gate.unread_runs != gate.read_runs and self.is_watched:  # since a moment ago
             self.refresh()
         return made
 
@@ -355,11 +362,22 @@ class Admission:
         if instead_of is None or self.gate.reader == instead_of:
             self.gate.reader = read
 
+    def reread(self) -> None:
+        """The step may have moved otherwise than by a run: it is read when it is asked for."""
+        with self.lock:
+            self.gate.unread_runs += 1
+        if self.is_watched:
+            self.refresh()
+
     def refresh(self) -> None:
         """Read the step of runs that have ended unread; where that fails, the last one stands."""
+        while not self._read_once():
+            pass  # others took a value meanwhile, and either may be the newer one
+
+    def _read_once(self) -> bool:
         gate = self.gate
         with self.lock:
-            seen, epoch = gate.unread_runs, gate.epoch
+            seen, epoch, num_taken = gate.unread_runs, gate.epoch, gate.num_taken
             read = gate.reader if gate.is_unread else None
         value = None
         try:
@@ -368,10 +386,13 @@ class Admission:
         except Exception as error:  # a lost session; its runs raise, too
             logger.info("%s could not be read: %r", self.name, error)
         with self.change():
-            if epoch == gate.epoch:
-                if value is not None:
-                    gate.learn(value)
+            if epoch < gate.first_epoch or value is None:
+                is_known = True
+            else:
+                is_known = gate.take(value, epoch, num_taken)
+            if is_known:
                 gate.read_runs = max(gate.read_runs, seen)
+        return is_known
 
     async def take_exclusive(
         self, *, stop: Stop | None, timeout: float | None, ends_at_stop: bool

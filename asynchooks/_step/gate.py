@@ -48,13 +48,17 @@ class Answer(Enum):
 class Ticket:
     """The right to run one step, until it is settled; then it may be granted again."""
 
-    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "lost_in", "terms", "value")
+    __slots__ = (
+        "epoch", "is_abandoned", "is_settled", "lone_grant", "lost_in", "num_taken", "terms",
+        "value",
+    )  # fmt: skip
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
         self.terms = -1  # of the credit that it took, if any
         self.value: int | None = 0  # before the run; None: runs have ended unread
         self.lone_grant = 0  # which grant this is, if no other run was under way
+        self.num_taken = 0  # of the gate, when it was granted
         self.is_settled = True
         self.is_abandoned = False
         self.lost_in = 0  # how often lost runs had been forgotten when it was abandoned
@@ -83,12 +87,11 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "askers", "credits", "engine", "epoch", "grants", "holder", "is_closed",
-        "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept", "kept_from",
-        "lease_until", "limit", "lone", "low_water", "needs_credits", "num_forgets", "num_lost",
-        "num_void",
-        "published_only", "read_runs", "reader", "source", "stride", "terms", "tickets",
-        "unread_runs", "value", "value_here",
+        "abandoned", "askers", "credits", "engine", "epoch", "first_epoch", "grants", "holder",
+        "is_closed", "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept",
+        "kept_from", "lease_until", "limit", "lone", "low_water", "needs_credits", "num_forgets",
+        "num_lost", "num_taken", "num_void", "published_only", "read_runs", "reader", "source",
+        "stride", "taken_here", "terms", "tickets", "unread_runs", "value", "value_here",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -96,7 +99,9 @@ class Gate:
         self.unread_runs = 0  # settled with UNREAD, ever
         self.read_runs = 0  # how many of those `value` includes
         self.reader: Callable[[], int | None] | None = None  # reads the step of unread runs
+        self.num_taken = 0  # values taken, ever: one that was read before the last is no news
         self.epoch = 0
+        self.first_epoch = 0  # runs that began in it, or later, still move the step
         # with the step that the run made; no outputs where it is not known which run that was
         self.kept: tuple[int, Kept | None] = -1, None
         self.lone = -1  # the last step that was read after a run which alone may have made it
@@ -130,6 +135,7 @@ class Gate:
         # a step without a ticket, on that engine's event loop: see `Admission.begin_here`
         self.is_running_here = False
         self.value_here: int | None = None  # before that step, if known and it began alone
+        self.taken_here = 0  # as `Ticket.num_taken`, of that step
 
     @property
     def is_unread(self) -> bool:
@@ -188,6 +194,7 @@ class Gate:
         ticket.epoch = self.epoch
         ticket.value = self.value if self.unread_runs == self.read_runs else None
         ticket.lone_grant = -1 if self.tickets else self.grants
+        ticket.num_taken = self.num_taken
         ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
@@ -246,32 +253,41 @@ class Gate:
         if ticket.is_settled:
             return None
         ticket.is_settled = True
-        if ticket.epoch != self.epoch:  # its step was lost with its epoch, and so was its place
+        if ticket.epoch < self.first_epoch:  # its step was lost, and so was its place
             was_lost = ticket.is_abandoned and ticket.lost_in < self.num_forgets
             if not (was_lost and ticket.epoch < self.kept_from):
                 self.num_void -= 1
                 self.num_lost -= ticket.is_abandoned
             return None
         was_alone = ticket.lone_grant + 1 == self.grants
-        made = self.move(ticket.epoch, ticket.value if was_alone else None, value)
+        before = ticket.value if was_alone else None
+        made = self.move(ticket.epoch, ticket.num_taken, before, value)
         self.tickets -= 1
         self.abandoned -= ticket.is_abandoned
         return made
 
-    def move(self, epoch: int, before: int | None, after: After | None) -> int | None:
+    def move(
+        self, epoch: int, num_taken: int, before: int | None, after: After | None
+    ) -> int | None:
         """Take note of the step after a run; `before` it, if that was known and it was alone.
 
-        Returns the step that the run made; None if it made none that counts, or that is known.
+        `epoch` and `num_taken` are those in which it began. Returns the step that the run made;
+        None if it made none that counts, or that is known.
         """
-        if epoch != self.epoch or after is None:
+        if epoch < self.first_epoch or after is None:
             return None
         if after is UNREAD:
             self.unread_runs += 1
             return None
-        if after is ADVANCED:
+        kept = after if isinstance(after, Kept) else None
+        if isinstance(after, Kept):
+            after = after.after
+        if isinstance(after, Sentinel):  # ADVANCED
             self.value = after = self.value + 1
-        else:
-            after = self.learn(after, is_alone=before is not None)
+        elif not self.take(after, epoch, num_taken):
+            self.unread_runs += 1
+        if kept is not None:
+            self._keep(after, kept, is_alone=before is not None)
         # where others move it too, an advance says nothing of the run
         if before is not None and not self.published_only and self.source is None:
             self.lone = after
@@ -279,31 +295,59 @@ class Gate:
                 self.stride = after - before
         return after
 
-    def learn(self, value: After, *, is_alone: bool = True) -> int:
-        """Take note of a step that was published, perhaps late; returns it as a number.
-
-        Of runs that were not alone and came to the same step, it is not known which one made it.
-        """
+    def learn(self, value: After) -> None:
+        """Take note of a step that was published, perhaps late."""
         if value is UNREAD:
             self.unread_runs += 1
-            return self.value
+            return
         kept = value if isinstance(value, Kept) else None
         if isinstance(value, Kept):
             value = value.after
         after = self.value + 1 if isinstance(value, Sentinel) else value
         self.value = max(self.value, after)
-        if kept is not None and after == self.value:
-            if self.kept[0] != after:
-                self.kept = after, kept
-            elif not is_alone:
-                self.kept = after, None
-        return after
+        self.num_taken += 1
+        if kept is not None:
+            self._keep(after, kept, is_alone=True)
+
+    def _keep(self, made: int, kept: Kept, *, is_alone: bool) -> None:
+        """Keep the outputs of the run that made the present step: the first that comes to it.
+
+        Of runs that were not alone and came to the same step, it is not known which one made it.
+        """
+        if made == self.value and self.kept[0] != made:
+            self.kept = made, kept
+        elif made == self.value and not is_alone:
+            self.kept = made, None
+
+    def take(self, value: int, epoch: int, num_taken: int) -> bool:
+        """Take note of a step that was read, in this epoch and since so many values were taken.
+
+        Where a variable of this process holds the step, it is followed back, too: a read that
+        began after the last value was taken is newer than that. Of two that overlapped either may
+        be, and so may one that began before the step went back.
+
+        Returns:
+            False if it must be read again, to know.
+        """
+        goes_back = value < self.value
+        if self.reader is None or self.source is not None:
+            if goes_back:
+                return True
+        elif epoch != self.epoch or (goes_back and num_taken != self.num_taken):
+            return False
+        elif goes_back:
+            self.epoch += 1  # runs under way go on, and move the step from there
+        self.value = value
+        self.num_taken += 1
+        return True
 
     def restart(self, value: int) -> None:
         """Begin a new epoch: the step may have gone back; tickets of the old one are void."""
         self.epoch += 1
+        self.first_epoch = self.epoch
         self.value = value
         self.kept, self.lone = (-1, None), -1
+        self.num_taken += 1
         self.read_runs = self.unread_runs
         self.num_void += self.tickets
         self.num_lost += self.abandoned
@@ -320,7 +364,7 @@ class Gate:
     def forget_lost(self) -> None:
         """Assume that the runs of older epochs whose thread may never end have ended."""
         self.num_void -= self.num_lost
-        self.num_lost, self.kept_from = 0, self.epoch
+        self.num_lost, self.kept_from = 0, self.first_epoch
         self.num_forgets += 1
 
     def abandon(self, ticket: Ticket) -> None:
@@ -328,7 +372,7 @@ class Gate:
         if ticket.is_settled or ticket.is_abandoned:
             return
         ticket.is_abandoned, ticket.lost_in = True, self.num_forgets
-        if ticket.epoch == self.epoch:
+        if ticket.epoch >= self.first_epoch:
             self.abandoned += 1
         else:
             self.num_lost += 1

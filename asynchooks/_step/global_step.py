@@ -106,7 +106,7 @@ class GlobalStep:
 
     @property
     def epoch(self) -> int:
-        """The number of times the step was restarted; a recovery may have set it back."""
+        """How often the step has gone back: by a recovery, or with a graph's variable."""
         return self.admission.gate.epoch
 
     @property
@@ -125,7 +125,7 @@ class GlobalStep:
 
     @property
     def training(self) -> object:
-        """Identifies one training of one model: the same object while any session on it is open."""
+        """Identifies the training that it counts, for all sessions that share it."""
         return self.admission.waiters.training
 
     @property

@@ -121,7 +121,7 @@ class Waiters:
         self.num_workers = num_workers
         self.opened = 0
         self.workers: dict[Worker, None] = {}  # in order of opening
-        self.training = object()  # replaced once all workers have closed
+        self.training = object()
         self.stop_reason: StopReason | None = None  # of all workers, also of those yet to open
         self.is_closed = False
         self.source_state: SourceState | None = None  # None where no other process moves the step
@@ -140,7 +140,6 @@ class Waiters:
             del self.workers[worker]
             self._num_idle -= worker.waits > 0
             if not self.workers:
-                self.training = object()
                 self.stop_reason = None
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, LostPeer, Stop, StopReason, reason_for
-from .._errors import add_note, out_of_range_types
+from .._errors import add_note, leaves_of, out_of_range_types
 from .._log import fields
 from .backoff import Restart
 from .tasks import OnFailure, SideTask, SideTasks, or_stop
@@ -156,7 +156,7 @@ class Coordinator:
                 f"request_stop got {ex!r}; give an exception, sys.exc_info(), or nothing"
             )
         clean_types = out_of_range_types() if self._clean_types is None else self._clean_types
-        if error is not None and isinstance(error, clean_types):
+        if error is not None and all(isinstance(each, clean_types) for each in leaves_of(error)):
             error = None
         why = reason_for(error, reason, "the coordinator")
         with self._lock:

@@ -31,6 +31,9 @@ class Handle(Protocol):
 
     global_step: GlobalStep
 
+    @property
+    def savers(self) -> list[Any]: ...
+
     def add_input(self, each: SessionInput) -> None: ...
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool: ...

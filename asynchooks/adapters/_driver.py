@@ -162,7 +162,8 @@ class HookDriver:
             )
 
     async def _after(self, outputs: dict[str, Any]) -> None:
-        self._step.publish(self._session.read_step())
+        await self._session.take_up_step()
+        self._context._is_made = True
         try:
             picked = pick(outputs, self._merged.fetches)
         except FetchError as error:

@@ -144,13 +144,19 @@ class SessionHandle:
     graph: Any = None
     """The TensorFlow graph that is run, if any."""
 
-    __slots__ = ("_has_created", "creator", "global_step", "listener")
+    __slots__ = ("_has_created", "_savers", "creator", "global_step", "listener")
 
     def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
         self.creator = creator
         self.listener: Listener | None = None  # the session, from its making to its end
         self.global_step = global_step
         self._has_created = False
+        self._savers: list[Any] = []
+
+    @property
+    def savers(self) -> list[Any]:
+        """What saves the model now, in all sessions that share it: hooks put themselves there."""
+        return self._savers
 
     @property
     def has_global_step(self) -> bool:

@@ -54,6 +54,8 @@ class RawSession(ABC):
     """Whether a hook makes checkpoints of its model, in whichever worker's session."""
     restored_step: int | None = None
     """The step of the checkpoint that its creator brought it back to; None if it did not."""
+    nan_step: int | None = None
+    """The first step that is known to have given NaN, and so is to blame for those after it."""
     bad_from: int | None = None
     """The step from which on its model must not be saved, as its loss was NaN; None: all are good.
 

@@ -221,6 +221,10 @@ class _SharedHandle(SessionHandle):
         return self._common.handle.graph
 
     @property
+    def savers(self) -> list[Any]:
+        return self._common.handle.savers
+
+    @property
     def has_global_step(self) -> bool:
         return self._common.handle.has_global_step
 

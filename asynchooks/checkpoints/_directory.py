@@ -64,7 +64,8 @@ class CheckpointDirectory(CheckpointPlace):
 
     Args:
         directory: made by `open`, with its parents; a path that does not change with `chdir`.
-        basename: each checkpoint is named `<basename>-<step>`; no separators, no leading dot.
+        basename: each checkpoint is named `<basename>-<step>`; no separators, no leading dot, and
+            at most 175 bytes.
         retention: which ones stay after a save; with `keep_best` it needs a `mode`. None means
             Retention().
 
@@ -98,7 +99,7 @@ class CheckpointDirectory(CheckpointPlace):
                 "directory, or the address of an object store, as text, to CheckpointSaverHook or "
                 "CheckpointStore"
             )
-        self._path = os.path.abspath(path)
+        self._path = _check.place("directory", path)
         super().__init__(self._path, basename, retention)
         self._layout = Layout(self._path, self._basename)
         self._lock = DirectoryLock(self._path)
@@ -117,7 +118,7 @@ class CheckpointDirectory(CheckpointPlace):
             try:
                 self._serial = self._layout.clean_up()
                 # find out now, not hours later, whether one can be written
-                probe = self._layout.new(0, self._serial + 1)
+                probe = self._layout.probe()
                 os.mkdir(probe)
                 os.rmdir(probe)
             except BaseException:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._ranks import Ranks
-from ._savers import StateDict, StateDictSaver, misfit
+from ._savers import SaverOfParts, StateDict, StateDictSaver, misfit
+from ._state_kinds import kind_of
 
+_KINDS = "asynchooks.kinds"
 _UNUSED = "unused"
 """The state of an optimizer that has made no step: how its groups are trained."""
 
 
-class DistributedCheckpointSaver:
+class DistributedCheckpointSaver(SaverOfParts):
     """Saves PyTorch modules and optimizers by `torch.distributed.checkpoint`.
 
     It is for modules that are sharded over ranks (FSDP, tensor parallel), which another number of
@@ -63,9 +66,21 @@ class DistributedCheckpointSaver:
             name: each for name, each in objects.items() if not isinstance(each, kinds)
         }
         self._others = StateDictSaver(**others) if others else None
+        self._loaders = [
+            name
+            for name, each in others.items()
+            if hasattr(type(each), "__iter__") and not isinstance(each, Mapping)
+        ]
+        """What gives items, such as a data loader or a sampler."""
         self.ranks = Ranks()
         """Of the process group that there is now; one rank without one."""
         self._stagers: list[Any] = []  # whose memory no snapshot uses now
+
+    @property
+    def parts(self) -> frozenset[Hashable]:
+        optimizers = [each for _, each in self._optimizers.values()]
+        own = frozenset(id(each) for each in [*self._modules.values(), *optimizers])
+        return own if self._others is None else own | self._others.parts
 
     def save(self, path: str) -> None:
         """Write the state as it is now; all ranks call it together.
@@ -74,7 +89,7 @@ class DistributedCheckpointSaver:
             TypeError: as of `StateDictSaver`.
             OSError: the disk's.
         """
-        state = self._state(self._unused())
+        state = self._with_kinds()
         self._write(path, state, None if self._others is None else self._others.save)
 
     def snapshot(self) -> Callable[[str], None]:
@@ -83,7 +98,7 @@ class DistributedCheckpointSaver:
         The memory of a copy that was written is used again by the next one.
         """
         stager = self._stagers.pop() if self._stagers else _new_stager()
-        state: Any = stager.stage(self._state(self._unused()))
+        state: Any = stager.stage(self._with_kinds())
         write_others = None if self._others is None else self._others.snapshot()
 
         def write(path: str) -> None:
@@ -108,7 +123,9 @@ class DistributedCheckpointSaver:
             set_optimizer_state_dict,
         )
 
+        self._check_loaders(path)
         saved = self._kinds_in(path)
+        self._compare_optimizers(path, saved)
         starts = {".".join(each.split(".", 2)[:2]) for each in saved}
         unused = {name for name in self._optimizers if f"{name}.{_UNUSED}" in starts}
         state = self._state(unused)
@@ -129,6 +146,19 @@ class DistributedCheckpointSaver:
                 group.update(read)
         if self._others is not None:
             self._others.restore(self.ranks.own_or_first(path, ".safetensors"))
+
+    def _check_loaders(self, path: str) -> None:
+        """CheckpointError where another number of ranks has saved what reads a part of the data."""
+        num_saved = 0
+        while os.path.exists(f"{self.ranks.own(path, num_saved)}.safetensors"):
+            num_saved += 1
+        if self._loaders and num_saved not in (0, self.ranks.size):
+            raise CheckpointError(
+                f"{path!r} was saved by {num_saved} ranks, and there are {self.ranks.size}: "
+                f"{', '.join(self._loaders)} would go on in another part of the data than it was "
+                f"in. Resume on {num_saved} ranks, or leave it out of the saver: its data then "
+                "begins from its start"
+            )
 
     def _write(self, path: str, state: Any, write_others: Callable[[str], object] | None) -> None:
         import torch.distributed.checkpoint as dcp
@@ -156,6 +186,40 @@ class DistributedCheckpointSaver:
             else:
                 state[name] = get_optimizer_state_dict(module, optimizer)
         return state
+
+    def _with_kinds(self) -> dict[str, Any]:
+        """The state to be saved, with the kinds of the optimizers."""
+        kinds = {name: kind_of(each) for name, (_, each) in self._optimizers.items()}
+        return {**self._state(self._unused()), _KINDS: kinds}
+
+    def _compare_optimizers(self, path: str, saved: Mapping[str, Any]) -> None:
+        """CheckpointError unless the optimizers are of the kinds that they were."""
+        import torch.distributed.checkpoint as dcp
+
+        # an earlier version saved none
+        state = {_KINDS: {name: "" for name in self._optimizers if f"{_KINDS}.{name}" in saved}}
+        if state[_KINDS]:
+            with _own_errors(f"{path!r} cannot be loaded"):
+                dcp.load(
+                    state, storage_reader=dcp.FileSystemReader(path),
+                    process_group=self.ranks.group, no_dist=self.ranks.size == 1,
+                )  # fmt: skip
+        faults: list[str] = []
+        for name, there in state[_KINDS].items():
+            here = kind_of(self._optimizers[name][1])
+            if there and here and there != here:
+                what = f"the checkpoint holds the state of a {there}, here is a {here}"
+                faults.append(f"{name}: {what}")
+        for name, (_, each) in self._optimizers.items():
+            start = f"{name}.{_UNUSED}."
+            groups = {key.split(".")[2] for key in saved if key.startswith(start)}
+            if groups and len(groups) != len(each.param_groups):
+                faults.append(
+                    f"{name}: the checkpoint holds {len(groups)} groups of parameters, here are "
+                    f"{len(each.param_groups)}"
+                )
+        if faults:
+            raise misfit(path, faults)
 
     def _unused(self) -> set[str]:
         """Optimizers without a state: torch would give them one, of a step that was not made."""

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import FileIO
 
@@ -113,9 +113,9 @@ def sync_directory(path: str) -> None:
         sync_file(path)
 
 
-def sync_tree(root: str) -> None:
-    """Wait until a directory and all files and directories below it are on the disk."""
-    for path, status in walk(root):
+def sync_tree(root: str, below: Iterable[tuple[str, os.stat_result]]) -> None:
+    """Wait until a directory, and what `walk` has found below it, are on the disk."""
+    for path, status in below:
         sync = sync_directory if stat.S_ISDIR(status.st_mode) else sync_file
         sync(os.path.join(root, path))
     sync_directory(root)
@@ -171,6 +171,7 @@ _ADVICE = {
     errno.EPERM: f"give this process's user the right to write there, {_ELSEWHERE}",
     errno.ENOTDIR: f"move away the file that stands where a directory should, {_ELSEWHERE}",
     errno.EEXIST: f"move away the file that stands where a directory should, {_ELSEWHERE}",
+    errno.ENAMETOOLONG: f"give a shorter basename, {_ELSEWHERE}",
     errno.EMFILE: "close files, or raise the limit on open ones (ulimit -n)",
 }
 

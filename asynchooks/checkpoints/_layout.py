@@ -12,6 +12,10 @@ from .._errors import CheckpointError, DamagedCheckpointError
 from ._files import remove_tree, sync_directory
 from ._manifest import Manifest, read_manifest
 
+ADDED_BYTES = 80
+"""What may be appended to a basename: a step of 20 digits, and what savers add, the longest of
+which is TensorFlow's `.data-00000-of-00001.tempstate` with a number."""
+
 logger = logging.getLogger("asynchooks")
 
 # counted, not random: nothing else writes here while the lock is held
@@ -34,6 +38,10 @@ class Layout:
     def new(self, step: int, serial: int) -> str:
         """Where a checkpoint is while it is being written."""
         return os.path.join(self.directory, f".new-{self.name(step)}-{serial}")
+
+    def probe(self) -> str:
+        """A name as long as any that may be needed; `clean_up` removes what is left of it."""
+        return self.new(10 ** (ADDED_BYTES - 9), 1)
 
     def copy(self, step: int, serial: int) -> str:
         """Where a checkpoint's files are linked to while they are copied elsewhere."""

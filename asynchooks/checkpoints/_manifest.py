@@ -13,7 +13,7 @@ from io import BufferedReader
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
-from ._files import digest, is_damage, kind_of, open_file, sync_directory, sync_file, walk
+from ._files import digest, is_damage, kind_of, open_file, sync_directory, sync_file
 from ._mode import Mode
 
 MANIFEST = "manifest.json"
@@ -123,45 +123,48 @@ class Manifest:
         sync_directory(path)
 
     def verify(self, path: str, *, reads_files: bool = True) -> None:
-        """Compare it with the files in a directory: names, sizes and, with `reads_files`, content.
+        """Compare it with the listed files: sizes and, with `reads_files`, content.
 
+        Anything else in the directory is ignored: other programs leave theirs there.
         DamagedCheckpointError where they differ; CheckpointError where one cannot be read now.
         """
         try:
-            self._compare_names_and_sizes(path)
+            self._compare_sizes(path)
             for name, written in self.files.items() if reads_files else ():
                 if digest(os.path.join(path, name)) != written:
                     raise damaged(path, f"{name} has different content than was written")
         except OSError as error:
             raise unreadable(path, error) from error
 
-    def _compare_names_and_sizes(self, path: str) -> None:
-        found = dict(walk(path))
-        for name, status in found.items():
-            kind = kind_of(status)
-            if kind != "directory" and name not in self.files and name != MANIFEST:
-                raise damaged(path, f"{name} is an unknown file, not listed in {MANIFEST}")
-            if kind not in ("file", "directory"):
-                raise damaged(path, f"{name} is a {kind} where a file was written")
+    def _compare_sizes(self, path: str) -> None:
         for name, (size, _) in self.files.items():
-            if name not in found:
+            kind, status = _kind_below(path, name)
+            if status is None:
                 raise damaged(path, f"{name} is missing")
-            if kind_of(found[name]) != "file":
-                raise damaged(path, f"{name} is a directory where a file was written")
-            there = found[name].st_size
+            if kind != "file":
+                raise damaged(path, f"{name} is a {kind} where a file was written")
+            there = status.st_size
             if there < size:
                 raise damaged(path, f"{name} is truncated to {there:,} of {size:,} bytes")
             if there > size:
                 raise damaged(path, f"{name} has {there:,} bytes where {size:,} were written")
 
 
-def describe(path: str) -> dict[str, tuple[int, str]]:
-    """Bytes and sha256 of all files in a directory, by posix path."""
-    return {
-        name: digest(os.path.join(path, name))
-        for name, status in walk(path)
-        if kind_of(status) == "file"
-    }
+def _kind_below(path: str, name: str) -> tuple[str, os.stat_result | None]:
+    """The kind of a listed file, and its lstat, which is None if there is none.
+
+    A link among its parents, which may lead anywhere, is the kind of the file.
+    """
+    parts = name.split("/")
+    try:
+        for num in range(1, len(parts)):
+            parent = os.lstat(os.path.join(path, *parts[:num]))
+            if kind_of(parent) != "directory":
+                return kind_of(parent), parent
+        status = os.lstat(os.path.join(path, name))
+    except FileNotFoundError:
+        return "", None
+    return kind_of(status), status
 
 
 def read_manifest(path: str) -> Manifest:

@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._checkpoint_store import CheckpointStore
 from ._directory import CheckpointDirectory
-from ._files import failure, remove_tree, sync_tree
+from ._files import failure, remove_tree, sync_tree, walk
 from ._manifest import Checkpoint, Manifest, read_manifest
 from ._retention import Retention
 
@@ -139,7 +139,7 @@ class MirroredDirectory(CheckpointDirectory):
         new = self._layout.new(newest.step, newest.serial)
         try:
             shutil.copytree(newest.path, new)
-            sync_tree(new)
+            sync_tree(new, walk(new))
             self._layout.put_in_place(new, newest.step)
         except OSError as error:
             remove_tree(new)

@@ -10,16 +10,25 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import SupportsFloat, SupportsIndex
+from typing import NamedTuple, SupportsFloat, SupportsIndex
 
 from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_note
-from ._files import kind_of, sync_tree, walk
-from ._manifest import MANIFEST, Checkpoint, Manifest, describe
+from ._files import digest, kind_of, sync_tree, walk
+from ._layout import ADDED_BYTES
+from ._manifest import MANIFEST, Checkpoint, Manifest
 from ._mode import checked_mode
 from ._retention import Retention, best_first
 
 logger = logging.getLogger("asynchooks")
+
+
+class RankFiles(NamedTuple):
+    """The extra files of one name in a checkpoint of several ranks."""
+
+    num_saved: int  # ranks that saved it
+    num_here: int
+    contents: list[bytes]  # of those ranks that have such a file
 
 
 class CheckpointPlace:
@@ -236,6 +245,14 @@ class CheckpointPlace:
         """
         raise NotImplementedError
 
+    def ranks_of(self, checkpoint: Checkpoint, name: str) -> RankFiles | None:
+        """Where another number of ranks saved it than there are: what each has in such a file."""
+        return None
+
+    def together(self, fn: Callable[[], object]) -> None:
+        """Call it on all ranks that use the place; its error on one is raised on all."""
+        fn()
+
     def _save(
         self, draft: Manifest, write: Callable[[str], object], extra: Mapping[str, bytes]
     ) -> Checkpoint:
@@ -304,16 +321,18 @@ def write_files(
     for name, content in extra.items():
         with open(os.path.join(new, name), "xb") as file:
             file.write(content)
+    written = _found_in(new)
     # before the hashes: a full disk may show only now
-    sync_tree(new)
-    manifest = replace(draft, files=describe(new))
+    sync_tree(new, written)
+    files = [path for path, status in written if kind_of(status) == "file"]
+    manifest = replace(draft, files={path: digest(os.path.join(new, path)) for path in files})
     # last: a directory with a manifest is complete
     manifest.write(new)
     return manifest
 
 
 def _check_written(new: str, name: str) -> None:
-    written = list(walk(new))
+    written = _found_in(new)
     for path, status in written:
         if kind_of(status) not in ("file", "directory"):
             raise _misuse(
@@ -323,6 +342,14 @@ def _check_written(new: str, name: str) -> None:
             raise _misuse(new, f"{path} does not begin with the path that it was given", name)
     if not any(kind_of(status) == "file" for _, status in written):
         raise _misuse(new, "no file is at the path that it was given", name)
+
+
+def _found_in(new: str) -> list[tuple[str, os.stat_result]]:
+    """What is in a checkpoint's directory, without what other programs have put there meanwhile.
+
+    Those names begin with a dot, as .DS_Store and .nfs0042 do; no basename does.
+    """
+    return [each for each in walk(new) if not each[0].startswith(".")]
 
 
 def _misuse(new: str, what: str, name: str) -> CheckpointError:
@@ -359,6 +386,7 @@ def _checked_basename(basename: str) -> str:
             f"basename is {basename!r}; give a name without separators and without a leading dot, "
             "and the directory as the directory"
         )
+    _check.name_of_file("basename", basename, suffix=ADDED_BYTES)
     return basename
 
 

@@ -7,14 +7,19 @@ training.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
 
 from .. import _check
-from .._errors import CheckpointError
-from ._manifest import Checkpoint
-from ._place import CheckpointPlace, check_extra_name
+from .._errors import CheckpointError, DamagedCheckpointError
+from ._manifest import Checkpoint, read_file, read_manifest
+from ._place import CheckpointPlace, RankFiles, check_extra_name
+
+_RANKS = "ranks.json"
+"""The file of a checkpoint that says how many ranks saved it."""
+_MAX_RANKS = 1_000_000
 
 
 class Ranks:
@@ -49,8 +54,12 @@ class Ranks:
         dist.all_gather_object(said, value, group=self.group)
         return said
 
-    def together(self, fn: Callable[[], object]) -> None:
-        """Call it on all ranks, and raise its error on all if it fails on one."""
+    def together(self, fn: Callable[[], object], what: str = "the checkpoint is not saved") -> None:
+        """Call it on all ranks, and raise its error on all if it fails on one.
+
+        Args:
+            what: what that error means, for the other ranks.
+        """
         failure: Exception | None = None
         try:
             fn()
@@ -61,11 +70,11 @@ class Ranks:
             raise failure
         others = [f"rank {rank}: {each}" for rank, each in enumerate(failures) if each]
         if others:
-            raise CheckpointError(f"the checkpoint is not saved: {'; '.join(others)}")
+            raise CheckpointError(f"{what}: {'; '.join(others)}")
 
-    def own(self, path: str) -> str:
-        """The path of this rank's own file beside a checkpoint."""
-        return f"{path}.rank{self.rank}"
+    def own(self, path: str, rank: int | None = None) -> str:
+        """The path of a rank's own file beside a checkpoint, by default of this one's."""
+        return f"{path}.rank{self.rank if rank is None else rank}"
 
     def own_or_first(self, path: str, suffix: str) -> str:
         """The same, or that of rank 0 where fewer ranks saved it, both without the suffix."""
@@ -120,8 +129,9 @@ class RankedPlace(CheckpointPlace):
         if ranks.rank == 0:
             try:
                 saved = self._place.save(
-                    step, write_together, seconds=seconds, metric=metric, extra=extra
-                )
+                    step, write_together, seconds=seconds, metric=metric,
+                    extra={**(extra or {}), _RANKS: json.dumps(ranks.size).encode()},
+                )  # fmt: skip
             except BaseException as error:
                 ranks.announced(_Failed(repr(error)))
                 raise
@@ -177,16 +187,43 @@ class RankedPlace(CheckpointPlace):
         return self._place.address_of(checkpoint)
 
     def read_extra(self, checkpoint: Checkpoint, name: str) -> bytes | None:
-        """This rank's own; that of rank 0 where fewer ranks saved it."""
+        """This rank's own; that of rank 0 for those beyond the ranks that saved it."""
         check_extra_name(name, os.path.basename(checkpoint.prefix))
         first: bytes | None = self._on_first(lambda: self._place.read_extra(checkpoint, name))
-        if self._ranks.rank > 0:
-            try:
-                with open(f"{self._ranks.own(checkpoint.prefix)}.{name}", "rb") as file:
-                    return file.read()
-            except FileNotFoundError:
-                pass
-        return first
+        is_beyond = self._ranks.rank >= self._num_saved(checkpoint)
+        return first if self._ranks.rank == 0 or is_beyond else self._own(checkpoint, name)
+
+    def ranks_of(self, checkpoint: Checkpoint, name: str) -> RankFiles | None:
+        first: bytes | None = self._on_first(lambda: self._place.read_extra(checkpoint, name))
+        num_saved = self._num_saved(checkpoint)
+        if num_saved == self._ranks.size:
+            return None
+        found = [first, *(self._own(checkpoint, name, rank) for rank in range(1, num_saved))]
+        return RankFiles(num_saved, self._ranks.size, [each for each in found if each is not None])
+
+    def together(self, fn: Callable[[], object]) -> None:
+        self._ranks.together(fn, "the checkpoint is not restored")
+
+    def _num_saved(self, checkpoint: Checkpoint) -> int:
+        """How many ranks saved it."""
+
+        def read() -> int:
+            said = self._place.read_extra(checkpoint, _RANKS)
+            if said is None:  # by a saver that knows none
+                return self._ranks.size
+            if len(said) > 9 or not said.isdigit() or not 0 < int(said) <= _MAX_RANKS:
+                raise DamagedCheckpointError(
+                    f"{_RANKS} of {checkpoint.prefix!r} holds {said[:40]!r}; expected a number of "
+                    "ranks. Restore another checkpoint"
+                )
+            return int(said)
+
+        return int(self._on_first(read))
+
+    def _own(self, checkpoint: Checkpoint, name: str, rank: int | None = None) -> bytes | None:
+        """The file of one rank but the first, by default of this one."""
+        own = os.path.basename(f"{self._ranks.own(checkpoint.prefix, rank)}.{name}")
+        return read_file(checkpoint.path, read_manifest(checkpoint.path), own)
 
     def _on_first(self, fn: Callable[[], Any]) -> Any:
         """Call it on rank 0, and return, or raise, the same on all."""

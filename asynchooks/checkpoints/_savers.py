@@ -7,11 +7,13 @@ first use.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from .._errors import CheckpointError
 from .._later import is_a
+from ._random_states import RandomStates
 
 _SUFFIX = ".safetensors"
 _METHODS = ("state_dict", "load_state_dict")
@@ -91,7 +93,16 @@ class StateDict(Protocol):
     def load_state_dict(self, state_dict: Any) -> object: ...
 
 
-class StateDictSaver:
+class SaverOfParts(ABC):
+    """Base of the savers that say what they save."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> frozenset[Hashable]:
+        """The objects, each by its identity."""
+
+
+class StateDictSaver(SaverOfParts):
     """Saves objects with `state_dict()` and mappings of arrays in one file.
 
     The file is `<path>.safetensors`, which other programs can read. Unlike TensorFlowSaver, it
@@ -146,6 +157,16 @@ class StateDictSaver:
         self._objects = objects
         self._spare: dict[str, Any] = {}  # arrays that no snapshot uses now
 
+    @property
+    def parts(self) -> frozenset[Hashable]:
+        found: set[Hashable] = set()
+        for each in self._objects.values():
+            if isinstance(each, StateDict):  # random states are those of the process
+                found.add(RandomStates if isinstance(each, RandomStates) else id(each))
+            else:
+                found |= parts_of_mapping(each)
+        return frozenset(found)
+
     def save(self, path: str) -> None:
         """Write the state as it is now; it must not change meanwhile.
 
@@ -159,14 +180,15 @@ class StateDictSaver:
         """
         from ._state_file import write_state
 
-        write_state(path + _SUFFIX, self._state())
+        write_state(path + _SUFFIX, self._state(), self._kinds())
 
     def restore(self, path: str) -> None:
         """Read the state and put it back; if something does not fit, everything stays as it was.
 
         Names, shapes and types of mappings and PyTorch modules are compared before anything
-        changes. For other objects only their `load_state_dict` can do that; those come first, and
-        if one refuses, it and those before it may have changed.
+        changes, and so are the classes of PyTorch's optimizers, schedulers and gradient scalers.
+        For other objects only their `load_state_dict` can do that; those come first, and if one
+        refuses, it and those before it may have changed.
 
         Args:
             path: as it was given to `save`.
@@ -176,10 +198,11 @@ class StateDictSaver:
             DamagedCheckpointError: it is no file of a state, or a part of it is missing.
             OSError: the disk's; FileNotFoundError, too.
         """
-        from ._state_file import read_state
+        from ._state_file import read_state_and_kinds
+        from ._state_kinds import compare_kind
         from ._state_places import Put, compare, compare_arrays, compare_names, put_back
 
-        saved = read_state(path + _SUFFIX)
+        saved, kinds = read_state_and_kinds(path + _SUFFIX)
         puts: list[Put] = []
         faults: list[str] = []
         if not isinstance(saved, dict):
@@ -197,6 +220,7 @@ class StateDictSaver:
                 compare_arrays(name, each.state_dict(), saved[name], faults)
                 modules.append(name)
             else:
+                compare_kind(name, each, saved[name], kinds.get(name, ""), faults)
                 others.append(name)
         if faults:
             raise misfit(path + _SUFFIX, faults)
@@ -217,7 +241,7 @@ class StateDictSaver:
 
         spare, self._spare = self._spare, {}
         arrays: dict[str, Any] = {}
-        state = copied_state(self._state(), spare, arrays)
+        state, kinds = copied_state(self._state(), spare, arrays), self._kinds()
 
         def write(path: str) -> None:
             nonlocal state, arrays
@@ -225,7 +249,7 @@ class StateDictSaver:
                 raise RuntimeError(
                     "this snapshot is written already; take another: saver.snapshot()"
                 )
-            write_state(path + _SUFFIX, state)
+            write_state(path + _SUFFIX, state, kinds)
             self._spare, state, arrays = arrays, None, {}
 
         return write
@@ -247,6 +271,11 @@ class StateDictSaver:
             )
         return state
 
+    def _kinds(self) -> dict[str, str]:
+        from ._state_kinds import kind_of
+
+        return {name: kind for name, each in self._objects.items() if (kind := kind_of(each))}
+
     def _load(self, name: str, state: Any, path: str) -> None:
         each = self._objects[name]
         assert isinstance(each, StateDict)
@@ -266,6 +295,30 @@ def misfit(path: str, faults: Iterable[str]) -> CheckpointError:
         f"the state in {path!r} does not fit this program; nothing was changed. Build the model as "
         "it was when it was saved, or restore another checkpoint:\n  " + "\n  ".join(faults)
     )
+
+
+def parts_of(saver: object) -> frozenset[Hashable]:
+    """What a saver saves, each part by its identity: of one that is not ours, the saver itself.
+
+    Two savers of the same parts restore the same model, whichever of them wrote the checkpoint.
+    """
+    return saver.parts if isinstance(saver, SaverOfParts) else frozenset([id(saver)])
+
+
+def parts_of_mapping(value: Any) -> frozenset[Hashable]:
+    """The arrays in nested mappings and lists, and where other values are put back."""
+    from ._state_file import is_array
+
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    found: set[Hashable] = set()
+    for key, each in items:
+        if is_array(each):
+            found.add(id(each))
+        elif isinstance(each, (Mapping, list, tuple)):
+            found |= parts_of_mapping(each)
+        else:
+            found.add((id(value), key))
+    return frozenset(found)
 
 
 def check_saver(saver: object) -> None:

@@ -34,8 +34,8 @@ Keep = Callable[[Any, str], Any]
 """Keeps an array, which is at a path; returns its description as JSON."""
 
 
-def write_state(path: str, state: Any) -> None:
-    """Write a state to a new file.
+def write_state(path: str, state: Any, kinds: Mapping[str, str] | None = None) -> None:
+    """Write a state to a new file, with the kinds of the objects that gave its parts.
 
     A state is dicts (any mapping; keys are str or int), lists and tuples of None, bool, int,
     float, str, bytes, NumPy arrays and scalars of any type but object, and PyTorch tensors
@@ -54,18 +54,26 @@ def write_state(path: str, state: Any) -> None:
         return {**about, "block": name}
 
     structure = _encode(state, keep, "", ())
-    text = json.dumps({"version": _VERSION, "state": structure}, separators=(",", ":"))
-    write_blocks(path, blocks, {_TEXT: text})
+    content = {"version": _VERSION, "kinds": dict(kinds or {}), "state": structure}
+    write_blocks(path, blocks, {_TEXT: json.dumps(content, separators=(",", ":"))})
 
 
 def read_state(path: str) -> Any:
     """The state in a file, in memory of its own; flipped bits in the numbers go unnoticed here."""
+    return read_state_and_kinds(path)[0]
+
+
+def read_state_and_kinds(path: str) -> tuple[Any, dict[str, str]]:
+    """The same, and the kinds that it was written with; earlier versions wrote none."""
     blocks, texts = read_blocks(path)
     try:
         content = json.loads(texts[_TEXT])
         version, structure = content["version"], content.get("state")
         if type(version) is not int or version < 1:
             raise ValueError(f"it is of version {version!r}")
+        kinds = dict(content.get("kinds", {}))
+        if not all(isinstance(each, str) for each in kinds.values()):
+            raise ValueError(f"it has the kinds {kinds!r}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedCheckpointError(
             f"{path!r} holds no state that asynchooks wrote, or is damaged ({error!r}); restore "
@@ -77,7 +85,7 @@ def read_state(path: str) -> Any:
             f"{_VERSION}; install the version that wrote it, or restore another checkpoint"
         )
     try:
-        return _decode(structure, blocks)
+        return _decode(structure, blocks), kinds
     except ImportError:
         raise
     except Exception as error:  # JSON of another shape may raise any

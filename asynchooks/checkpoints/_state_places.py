@@ -6,7 +6,10 @@ Nothing is put back before everything was compared. It reads and writes no files
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from numbers import Number
 from typing import Any
+
+import numpy as np
 
 from ._state_file import describe, is_array, is_tensor
 
@@ -29,7 +32,7 @@ def compare(place: str, live: Any, saved: Any, puts: list[Put], faults: list[str
         value, inner = wanted[key], path_of(place, live, key)
         if is_array(value) or _is_container(value):
             compare(inner, value, found[key], puts, faults)
-        elif is_array(found[key]) or _is_container(found[key]):
+        elif not _is_alike(value, found[key]):
             faults.append(
                 f"{inner}: the checkpoint holds {describe(found[key])}, here is {describe(value)}"
             )
@@ -90,6 +93,15 @@ def _compare_array(place: str, live: Any, saved: Any, puts: list[Put], faults: l
         faults.append(f"{place}: the array here is read-only; make it writeable")
     else:
         puts.append((live, None, saved))
+
+
+def _is_alike(live: Any, saved: Any) -> bool:
+    """Whether a value that is no array can take the place of another; None stands for any."""
+    if is_array(saved) or _is_container(saved):
+        return False
+    numbers = (Number, np.bool_)
+    are_numbers = isinstance(live, numbers) and isinstance(saved, numbers)
+    return live is None or saved is None or are_numbers or isinstance(saved, type(live))
 
 
 def _is_container(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .._engine.current import current_engine
 from .._engine.sync import Lock
-from .._errors import InputError
+from .._errors import InputError, InputStateError
 from .._hook import SessionRunContext
 from .._stopping.session_stop import Handle, SessionStop
 from ._prefetch import Buffered, Prefetch
@@ -49,7 +49,10 @@ class CurrentRun:
         self.begin(None)
 
     def has_ended(self) -> bool:
-        """Whether its step has ended, though not yet for all hooks."""
+        """Whether its step is made: for other hooks it may go on, or it was cancelled, or failed.
+
+        Whatever becomes of it, its items are used.
+        """
         return self._context is not None and self._context.step_is_made
 
 
@@ -102,13 +105,18 @@ class Consumers:
         self._returned: list[int] = []  # places of items that lie in the reader again, last first
         self._num_seen = -1  # items that had left the stage at the last take
         self._generation = 0
-        self._ended_in: object = None  # the training in which the last item was used
+        self._ended_in: object = None  # the training that has met the end
         self._rewind_to: Mapping[str, Any] | None = None  # where the next take is to go on
         # of items that loops had in hand at the rewind, whose runs are made again: the new places
         self._carried: set[int] = set()
         self._carried_used: set[int] = set()
         # of a stage that gives other items after a restore: these items themselves, by new place
         self._kept: dict[int, Any] = {}
+        # what is not to come once more when the input goes back: places, and also below 0, before
+        # the position that was loaded; or items, where places say nothing
+        self._left_out: set[int] = set()
+        self._left_out_items: list[Any] = []
+        self._vouched = -1  # the last place whose run is known to have gone well
         # places of saved positions, by fingerprint; below 0 before the one that was loaded
         self._saved: dict[bytes, int] = {}
         self.num_epochs_ended: int | None = None
@@ -210,6 +218,7 @@ class Consumers:
 
     async def _rewind(self, state: Mapping[str, Any]) -> None:
         reader, self._reader, self._rewind_to = self._reader, None, None
+        self._ended_in = None
         before, self.stage = self.stage, self.stage._restarted(self.stage._epoch)
         self._load(self.stage, state)
         try:
@@ -256,6 +265,34 @@ class Consumers:
             self._reader.put_back(taken.item)
             self._num_seen = self.stage._num_out
 
+    def vouch(self, place: int, generation: int) -> None:
+        """The run that used what was there went well."""
+        if generation == self._generation:
+            self._vouched = max(self._vouched, place)
+
+    def leave_out(self, taken: Taken) -> bool:
+        """Do not give it once more when the input goes back; says whether it is left out then.
+
+        Nor what others have used behind the last item that was vouched for: it may be to blame.
+        """
+        if taken.generation != self._generation:
+            return False
+        try:
+            self.stage._check_repeatable()
+            self.stage._check_alone()
+            self.state_dict()
+        except (InputStateError, TypeError):  # it goes on with the next items
+            return False
+        if self.stage.gives_others_after_restore:
+            self._left_out_items.append(taken.item)
+        else:
+            self._left_out.add(taken.place)
+            in_runs = {each.place_run for each in self.members}
+            for place in range(self._vouched + 1, self._num_taken if len(self.members) > 1 else 0):
+                if place < self._num_used or place in self._used_beyond or place in in_runs:
+                    self._left_out.add(place)
+        return True
+
     def is_current(self, taken: Taken) -> bool:
         """Whether there was no rewind since."""
         return taken.generation == self._generation
@@ -299,6 +336,7 @@ class Consumers:
                 )  # fmt: skip
                 return
             self._generation += 1
+            self._vouched = -1
             self._carry(state)
             self._rewind_to = state
         else:
@@ -314,12 +352,19 @@ class Consumers:
             for consumer in self.members:
                 if consumer.carry(self._generation, to=len(self._kept)) is not None:
                     self._kept[len(self._kept)] = consumer.item
+            for each in self._left_out_items:
+                if (item := self.stage._unfinished_in(state, each)) is not None:
+                    self._carried_used.add(len(self._kept))
+                    self._kept[len(self._kept)] = item
             return
         base = self._saved.get(fingerprint(state))
         if base is None:  # the place of that position is not known
             self._saved.clear()
+            self._left_out.clear()
             return
         self._saved = {key: place - base for key, place in self._saved.items()}
+        self._left_out = {place - base for place in self._left_out}
+        self._carried_used |= {place for place in self._left_out if place >= 0}
         for consumer in self.members:
             place = consumer.carry(self._generation, back_by=base)
             if place is not None:
@@ -356,6 +401,8 @@ class Consumer:
         self.wait_secs = 0.0
         self._consumers = consumers
         self._taken: Taken | None = None
+        self._last: tuple[int, int] | None = None  # place and generation of what was used last
+        self._last_item: Any = None  # that itself, only where places say nothing
 
     async def take(self, end: TrainingEnd | None) -> Any:
         """The item in hand, or the next one; raises as `Consumers.take`."""
@@ -386,7 +433,7 @@ class Consumer:
 
     @property
     def place_run(self) -> int:
-        """The place of the item in hand, if its run has ended, though not yet for all hooks; -1."""
+        """The place of the item in hand, if the step is made that used it; else -1."""
         taken = self._taken
         if taken is None or not self.run.has_ended():
             return -1
@@ -423,7 +470,31 @@ class Consumer:
         """A run has used the item in hand, if there is one."""
         taken, self._taken = self._taken, None
         if taken is not None:
+            item, place, generation = taken
+            self._last = (place, generation)
+            if self._consumers.stage.gives_others_after_restore:
+                self._last_item = item
             self._consumers.use(taken)
+
+    def leave_out(self) -> bool:
+        """As `Consumers.leave_out`, what the last run was fed."""
+        if self.place_run >= 0:  # its run has not said so yet
+            self.use()
+        if self._last is None:
+            return False
+        return self._consumers.leave_out(Taken(self._last_item, *self._last))
+
+    def vouch(self) -> None:
+        """As `Consumers.vouch`, for what the last run was fed."""
+        taken = self._taken  # the present run may not have said so yet
+        last = self._last if taken is None else (taken.place, taken.generation)
+        if last is not None and len(self._consumers.members) > 1:
+            self._consumers.vouch(*last)
+
+    def settle(self) -> None:
+        """Look whether the last run has used the item in hand, and may not have said so."""
+        if self._taken is not None and self.run.has_ended():
+            self.use()
 
     def give_back(self) -> None:
         """The item in hand will not be used."""
@@ -432,6 +503,7 @@ class Consumer:
             self._consumers.give_back(taken)
 
     async def leave(self) -> None:
+        self.settle()
         self.give_back()
         if self in self._consumers.members:
             await self._consumers.leave(self)

@@ -18,7 +18,7 @@ from .._engine.base import TIMED_OUT, Slot
 from .._engine.recording import Kind, Recorder
 from .._engine.stop import Stop
 from .._engine.threads import close_unrun
-from .._errors import StopTraining, add_note, is_input_end, note_once, shown
+from .._errors import add_note, is_input_end, is_stop, note_once, shown
 from .._later import is_a
 from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
@@ -271,7 +271,7 @@ class Rollouts(Buffered, RolloutStage):
                 if self._is_over or not call.is_held:
                     self._note_clean_up(call, caller, error)
                     return
-                if isinstance(raised, StopTraining) and self._is_training_over:
+                if is_stop(raised) and self._is_training_over:
                     self._ages.withdraw(call)  # a wait of its own ended by the stop
                     return
                 if raised is self._misused:
@@ -549,6 +549,13 @@ class Rollouts(Buffered, RolloutStage):
         self._places.keep([each.place for each in item])
         self._num_out += 1
         self._num_kept += 1
+
+    def _unfinished_in(
+        self, state: Mapping[str, Any], item: Sequence[Rollout]
+    ) -> Sequence[Rollout] | None:
+        begin, beyond = state["place"], set(state["beyond"])
+        places = ((each, each.place - begin) for each in item)
+        return [each for each, place in places if place >= 0 and place not in beyond] or None
 
     def _trim(self, num_out: int) -> None:
         self._places.trim(num_out)

@@ -335,6 +335,10 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         """Right after its state was loaded: an item of before, in use, counts as the next one."""
         raise NotImplementedError(f"{self.kind} gives the same items after a restore")
 
+    def _unfinished_in(self, state: Mapping[str, Any], item: Any) -> Any:
+        """What is left of an item of before, for `_keep`, in that position; None if nothing is."""
+        return item
+
     def _no_epoch(self) -> InputStateError:
         return InputStateError(
             f"{self!r} mixes items of several passes, so that none of them ends at an item; put "

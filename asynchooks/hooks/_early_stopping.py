@@ -19,6 +19,7 @@ from .._hook import (
     worker_of,
 )
 from .._log import fields
+from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
 from ..checkpoints import Checkpoint, Mode
@@ -227,12 +228,13 @@ class EarlyStoppingHook(SessionRunHook):
         self._best, self._best_step = checkpoint.metric, checkpoint.step
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state = {
             "best": self._best,
             "best_step": self._best_step,
             "num_worse": self._num_worse,
             "metric": self._reader.state_dict(),
         }
+        return HookState(state, **self._reader.identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         best, step = state["best"], state["best_step"]

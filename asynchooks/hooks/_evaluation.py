@@ -13,9 +13,10 @@ from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
 from .._engine.recording import Kind, begun_span, ended
 from .._engine.threads import is_async
-from .._errors import StopTraining, is_input_end, out_of_range_types, shown
+from .._errors import is_stop, passes_for_input_end, shown
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues
 from .._log import fields, show
+from .._running.hook_state import HookState
 from .._stopping.backoff import Restart
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
@@ -187,7 +188,8 @@ class EvaluationHook(TimedOutputHook):
 
     def state_dict(self) -> dict[str, Any]:
         """When the last evaluation began, and the newest results; not those that still run."""
-        return {"timer": self._timer.state_dict(), **self._results.state_dict()}
+        state = {"timer": self._timer.state_dict(), **self._results.state_dict()}
+        return HookState(state, name=self._name)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Before the session is created: go on where `state_dict` was called."""
@@ -279,10 +281,12 @@ class EvaluationHook(TimedOutputHook):
         try:
             with ended(begun_span(engine, Kind.EVALUATION, self._name)):
                 numbers = await self._call(raw, step)
-        except StopTraining as stop:
+        except Exception as error:
+            if not is_stop(error):
+                raise
             logger.info(
-                "%s at step %d was not finished: %s", self._name, step, stop,
-                extra=fields(self, step=step, worker=self._worker, reason=stop),
+                "%s at step %d was not finished: %s", self._name, step, error,
+                extra=fields(self, step=step, worker=self._worker, reason=error),
             )  # fmt: skip
             return
         finally:
@@ -308,7 +312,7 @@ class EvaluationHook(TimedOutputHook):
         try:
             results = await raw.call(self._fn, raw.exposed, step, is_alone=self._is_exclusive)
         except Exception as error:
-            if isinstance(error, out_of_range_types()) or is_input_end(error):
+            if passes_for_input_end(error):
                 # left as it is, it would pass for the end of training
                 raise RuntimeError(
                     f"{source} let {error!r} out: its input has ended; catch that where it reads, "

@@ -13,8 +13,7 @@ from .._errors import (
     InputStructureError,
     StopTraining,
     add_note,
-    is_input_end,
-    out_of_range_types,
+    passes_for_input_end,
     shown,
 )
 from .._hook import (
@@ -32,6 +31,7 @@ from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, consumers_of
 from ..data._training_end import TrainingEnd
 from ._input_position import saved_position
+from ._metrics import text_of
 
 _ENDED = "epochs_ended"
 """In the saved state: for how many passes `after_epoch` was called."""
@@ -41,10 +41,10 @@ class FeedHook(SessionRunHook):
     """Feeds each run the next item of a source; where that ends, training ends cleanly.
 
     Reading goes on during the run: one item ahead, or as many as the source's own `prefetch`. An
-    item counts as used when `after_run` comes, or when a thread has made the step of a run that
-    was cancelled. An item of a run that failed, or was refused at the limit, is fed again, or goes
-    to another worker at the end. A checkpoint holds the position behind the last item that was
-    used, and a resumed session goes on there. Several workers, each with a FeedHook of its own
+    item counts as used when the step is made, also where the run is cancelled, or fails in another
+    hook, behind it. An item of a run whose step failed, or was refused at the limit, is fed again,
+    or goes to another worker at the end. A checkpoint holds the position behind the last item that
+    was used, and a resumed session goes on there. Several workers, each with a FeedHook of its own
     around the same stage, take its items in turn.
 
     The first session opens the source, unless it is open. It is closed when no session reads it
@@ -133,6 +133,7 @@ class FeedHook(SessionRunHook):
         if run_context.overlaps:
             consumer = self._consumer_in_flight(run_context)
         else:
+            consumer.settle()
             self._run.begin(run_context)
         if self._end is None:
             stops = self._run.stops
@@ -174,7 +175,7 @@ class FeedHook(SessionRunHook):
         try:
             await raw.call(after_epoch, raw.exposed, epoch, is_alone=True)
         except Exception as error:
-            if isinstance(error, out_of_range_types()) or is_input_end(error):
+            if passes_for_input_end(error):
                 # left as it is, it would pass for the end of training
                 raise RuntimeError(
                     f"after_epoch of FeedHook let {error!r} out: its input has ended; catch that "
@@ -222,13 +223,21 @@ class FeedHook(SessionRunHook):
         if run_context.overlaps:
             assert isinstance(run_context, InFlightContext)
             self._use_in_flight(run_context)
-        else:
-            self.on_cancelled_run()
-
-    def on_cancelled_run(self) -> None:
-        self._run.end()
-        if self._consumer is not None:
+        elif self._consumer is not None:
+            self._run.end()
             self._consumer.use()
+
+    def leave_out(self) -> bool:
+        """Feed what the last run was fed no more, when model and input go back behind it.
+
+        Returns whether that is so: where the input has no position, it goes on as ever.
+        """
+        return self._consumer is not None and self._consumer.leave_out()
+
+    def vouch(self) -> None:
+        """What the last run was fed is not to blame for what comes."""
+        if self._consumer is not None:
+            self._consumer.vouch()
 
     def _feeds(self, item: Any, place: int) -> Mapping[Any, Any]:
         names = self._names
@@ -257,10 +266,11 @@ class FeedHook(SessionRunHook):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        position, num_ended = saved_position(self._consumers), self._consumers.num_epochs_ended
+        place, num_ended = text_of(self._given), self._consumers.num_epochs_ended
+        position = saved_position(self._consumers, place)
         if not position or self._after_epoch is None or num_ended is None:
             return position
-        return SharedState({**position, _ENDED: num_ended})
+        return SharedState({**position, _ENDED: num_ended}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._after_epoch is not None:
@@ -276,6 +286,7 @@ class FeedHook(SessionRunHook):
             await self._leave()
         elif self._consumer is not None:  # it leaves when the session is closed
             self._use_up()
+            self._consumer.settle()
             # other workers may use an item that was not used; the first one comes first again
             for each in (*self._last_first(self._in_flight), self._consumer):
                 each.give_back()

@@ -8,7 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from .. import _check
 from .._engine.threads import is_async
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._hook import (
+    SessionHooks,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from .._running.hook_state import PositionState
 from ..backends._raw_session import raw_session_of
 
 Feeds = Mapping[Any, Any] | None
@@ -43,25 +50,65 @@ class FeedFnHook(SessionRunHook):
         self._stateful = feed_fn if isinstance(feed_fn, _HasState) else None
         self._is_coroutine = is_async(feed_fn) and self._stateful is None
         self._state_before: dict[str, Any] | None = None  # the present run, or one that failed
+        self._run: SessionRunContext | None = None  # that one
+        self._state_of_last: dict[str, Any] | None = None  # before the last run that was made
+        self._left_out: set[bytes] = set()  # fingerprints of states: what comes next is not fed
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, where `feed_fn` has a `state_dict`.
 
         Values that were fed to a run that failed, or did not take place, come after it.
         """
+        self._settle()
         if self._state_before is not None:
             return self._state_before
-        return {} if self._stateful is None else self._stateful.state_dict()
+        return {} if self._stateful is None else self._position(self._stateful)
+
+    def _position(self, stateful: _HasState) -> dict[str, Any]:
+        state = stateful.state_dict()
+        is_one = isinstance(state, Mapping)  # else a save refuses it, and says so
+        return PositionState(state, place=type(self.feed_fn).__qualname__) if is_one else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._stateful is not None:
             self._state_before = None
             self._stateful.load_state_dict(state)
 
+    def _settle(self) -> None:
+        """What was fed to a step that is made is used, whatever becomes of its run."""
+        if self._run is not None and self._run.step_is_made:
+            self._use()
+
+    def _use(self) -> None:
+        self._state_of_last, self._state_before, self._run = self._state_before, None, None
+
+    async def begin(self) -> None:
+        SessionHooks.of(self)
+
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self._state_before = None
+        self._use()
+
+    def vouch(self) -> None:
+        """As `FeedHook.vouch`; no other worker is fed by it."""
+
+    def leave_out(self) -> bool:
+        """As `FeedHook.leave_out`."""
+        self._settle()
+        if self._state_of_last is None:
+            return False
+        self._left_out.add(_fingerprint(self._state_of_last))
+        return True
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        self._settle()
+        self._run = run_context
+        while True:
+            feeds = await self._next(run_context)
+            if not self._left_out or _fingerprint(self._state_before) not in self._left_out:
+                return SessionRunArgs(None, feeds)
+            self._state_before = None
+
+    async def _next(self, run_context: SessionRunContext) -> Feeds:
         hooks = run_context.called_by
         if self._is_coroutine:
             feeds = self.feed_fn()
@@ -74,12 +121,18 @@ class FeedFnHook(SessionRunHook):
             if pending is not None:
                 await pending
             feeds = drawn[0]
-        return SessionRunArgs(None, await feeds if isinstance(feeds, Awaitable) else feeds)
+        return await feeds if isinstance(feeds, Awaitable) else feeds
 
     def _draw(self) -> Feeds | Awaitable[Feeds]:
         if self._state_before is None and self._stateful is not None:
-            self._state_before = copy.deepcopy(self._stateful.state_dict())
+            self._state_before = copy.deepcopy(self._position(self._stateful))
         return self.feed_fn()
+
+
+def _fingerprint(state: Any) -> bytes:
+    from ..data._source_stage import fingerprint  # most sessions need none of it
+
+    return fingerprint(state)
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from .._errors import is_input_end, out_of_range_types
+from .._errors import passes_for_input_end
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from .._log import fields
 from .._stopping.coordinator import Coordinator
@@ -84,7 +84,7 @@ class FinalOpsHook(SessionRunHook):
             try:
                 self._values = await raw.evaluate(self._final_ops, self._feed_dict)
             except Exception as error:
-                if isinstance(error, out_of_range_types()) or is_input_end(error):
+                if passes_for_input_end(error):
                     logger.warning(
                         "The ops %r of FinalOpsHook read an input that has ended. Give it ops "
                         "that depend on variables only, such as the value of a metric rather than "

@@ -12,6 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
+from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from ._values import KeepsValues, Wanted
 
@@ -138,7 +139,8 @@ class HistoryHook(KeepsValues):
         with self._lock:
             rows = list(self.rows)
         secs = self._now() - self._began_at if self._is_open else self._secs_before
-        return {**super().state_dict(), "secs": secs, "rows": _columns(rows)}
+        state = {**super().state_dict(), "secs": secs, "rows": _columns(rows)}
+        return HookState(state, place=", ".join(sorted(self._values.names)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

@@ -51,10 +51,10 @@ class InputPositionHook(SessionRunHook):
         self._consumers.load_state_dict(state)
 
 
-def saved_position(consumers: Consumers) -> dict[str, Any]:
-    """The position; {} and one warning where the pipeline has none."""
+def saved_position(consumers: Consumers, place: str = "") -> dict[str, Any]:
+    """The position, of a hook at this place; {} and one warning where the pipeline has none."""
     try:
-        return SharedState(consumers.state_dict())
+        return SharedState(consumers.state_dict(), place=place)
     except InputStateError as error:
         if not consumers.has_warned:
             consumers.has_warned = True

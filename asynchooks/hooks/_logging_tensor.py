@@ -127,7 +127,7 @@ class LoggingTensorHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         timer = None if self._timer is None else self._timer.state_dict()
-        return TimerState(num_runs=self._num_runs, timer=timer)
+        return TimerState({"num_runs": self._num_runs, "timer": timer}, place=str(self._tags))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._num_runs = _check.integer("the saved num_runs", state["num_runs"], least=0)

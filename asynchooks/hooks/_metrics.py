@@ -235,6 +235,15 @@ class MetricReader:
             value = self.evaluation.at(step)
         return None if value is None else _to_number(value, self._metric)
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """What tells the state of a hook that decides by it from others; see `HookState`."""
+        if self.evaluation is not None:
+            return {"name": self.evaluation.name}
+        if self.args is None:  # a function, which may be renamed
+            return {"place": getattr(self._metric, "__qualname__", "")}
+        return {"name": text_of(self._metric)}
+
     def state_dict(self) -> dict[str, Any]:
         return {"last_taken": self._last_taken}
 
@@ -262,6 +271,16 @@ def named(fetches: Any) -> str:
     """The fetches in messages: a tensor by its name."""
     name = getattr(fetches, "name", None)
     return repr(name if isinstance(name, str) else fetches)
+
+
+def text_of(fetches: Any) -> str:
+    """Names in fetches as one text that is the same in each process; "" if there are none."""
+    if isinstance(fetches, Mapping):
+        return ", ".join(f"{key}: {text_of(each)}" for key, each in fetches.items())
+    if isinstance(fetches, (list, tuple)):
+        return ", ".join(text_of(each) for each in fetches)
+    name = fetches if isinstance(fetches, str) else getattr(fetches, "name", None)
+    return name.removesuffix(":0") if isinstance(name, str) else ""
 
 
 def described(value: Any) -> str:

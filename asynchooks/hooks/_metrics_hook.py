@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop
 from .._errors import shown
+from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
 from ..backends._raw_session import raw_session_of
@@ -126,9 +128,8 @@ class MetricsHook(KeepsValues):
                 outlet.rewind(step)
         else:
             self._is_open = True
-            states, self._states = list(self._states), ()
-            for outlet in self._outlets:
-                state = _taken(states, outlet.sink)
+            states, self._states = self._states or [_NO_STATE] * len(self._outlets), ()
+            for outlet, state in zip(self._outlets, states, strict=True):
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
             self._values.begin_session(engine.now(), step)  # opening sinks is no training
 
@@ -167,13 +168,14 @@ class MetricsHook(KeepsValues):
         """Where the points of each sink end that are durable there, and those after them."""
         states = self._states
         if self._is_open or not states:
-            states = [{"sink": _kind(each.sink), **each.state_dict()} for each in self._outlets]
-        return {"sinks": list(states), **super().state_dict()}
+            states = [{**_identity(each.sink), **each.state_dict()} for each in self._outlets]
+        place = ", ".join(_identity(each)["place"] for each in self.sinks)
+        return HookState({"sinks": list(states), **super().state_dict()}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if not self._is_open:  # else the sinks are told the step that the session is set back to
-            self._states = state["sinks"]
+            self._states = _taken(state["sinks"], self.sinks)
 
     def _note_error(self, error: BaseException) -> None:
         """In the thread of a sink."""
@@ -205,18 +207,37 @@ class MetricsHook(KeepsValues):
 _NO_STATE: Mapping[str, Any] = {"position": None, "pending": ()}
 
 
-def _kind(sink: Sink) -> str:
-    return type(sink).__qualname__
+def _identity(sink: Sink) -> dict[str, str]:
+    """What tells its state from those of others: its class, and what its repr shows."""
+    is_shown = type(sink).__repr__ is not object.__repr__
+    place = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(sink)) if is_shown else ""
+    return {"sink": type(sink).__qualname__, "place": place}
 
 
-def _taken(states: list[Any], sink: Sink) -> Mapping[str, Any]:
-    """Remove the state of a sink from those of a checkpoint: the first one of its class."""
-    for state in states:
-        if state["sink"] == _kind(sink):
-            states.remove(state)
-            found: Mapping[str, Any] = state
-            return found
-    return _NO_STATE
+def _taken(states: Sequence[Mapping[str, Any]], sinks: Sequence[Sink]) -> list[Mapping[str, Any]]:
+    """The state of each sink; of sinks of a class that all are elsewhere now, by their order.
+
+    ValueError: they are of an earlier version, which did not say whose each is.
+    """
+    left, identities = list(states), [_identity(each) for each in sinks]
+    found: dict[int, Mapping[str, Any]] = {}
+    for index, of in enumerate(identities):
+        its = [each for each in left if of.items() <= each.items()]
+        if its:
+            found[index] = its[0]
+            left = [each for each in left if each is not its[0]]
+    known = {identities[index]["sink"] for index in found}
+    for kind in {of["sink"]: None for of in identities}:
+        there = [i for i, of in enumerate(identities) if of["sink"] == kind and i not in found]
+        its = [each for each in left if each["sink"] == kind]
+        if kind not in known and len(its) == len(there):
+            found.update(zip(there, its, strict=True))
+        elif there and any("place" not in each and each["position"] is not None for each in its):
+            raise ValueError(
+                f"it holds the positions of {len(its)} sinks of the class {kind}, does not say of "
+                f"which, and here are {len(there)}; give the sinks that it was saved with"
+            )
+    return [found.get(index, _NO_STATE) for index in range(len(sinks))]
 
 
 def _as_sink(each: object) -> Sink:

@@ -72,13 +72,17 @@ class StopAtStepHook(SessionRunHook):
             raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        # at the limit should_stop() is True by itself, and the next run ends cleanly
-        if self._is_reached(run_context) and not run_context.global_step.is_at_limit:
+        # At the limit should_stop() is True by itself; but a later hook may set the step back. Of
+        # runs that overlap an earlier one may still have its rollback to ask for.
+        is_early = run_context.overlaps and run_context.global_step.is_at_limit
+        if self._is_reached(run_context) and not is_early:
             run_context.request_stop(self._reason(run_context))
 
     def _reason(self, run_context: SessionRunContext) -> StopReason:
-        what = f"{run_context.global_step.name} has reached {self._last_step}"
-        return StopReason("StopAtStepHook", what)
+        step = run_context.global_step
+        if step.is_at_limit:
+            return StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
+        return StopReason("StopAtStepHook", f"{step.name} has reached {self._last_step}")
 
     def _is_reached(self, run_context: SessionRunContext) -> bool:
         return self._last_step is not None and run_context.global_step.value >= self._last_step

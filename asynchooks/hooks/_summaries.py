@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from .. import _check
 from .._engine.current import current_engine
 from .._engine.recording import current_stand_in
 from .._engine.threads import run_blocking
@@ -85,7 +86,8 @@ class Output:
     """
 
     def __init__(self, directory: str | None, writer: Any) -> None:
-        self._directory = directory
+        self._given = directory
+        self._directory = _check.place("output_dir", directory) if directory else None
         self.writer: Any = writer
         self._own: EventFileWriter | None = None
         self._is_muted = False
@@ -111,7 +113,9 @@ class Output:
             return
         self._is_of_graph = begin_graph.get() is not None
         if self._is_of_graph:
-            self.writer = tensorflows_writer(self._directory)
+            # which knows it by the name that it was given
+            given = _check.same_place(str(self._given), self._directory)
+            self.writer = tensorflows_writer(given)
         else:
             # relative names in the cache may belong to another working directory
             self.writer = cached_by_tensorflow(self._directory, only_absolute=True)
@@ -247,7 +251,7 @@ class TimedOutputHook(SessionRunHook):
         self._output.begin(session.global_step.value)
 
     def state_dict(self) -> dict[str, Any]:
-        return TimerState(timer=self._timer.state_dict())
+        return TimerState({"timer": self._timer.state_dict()}, place=repr(self._timer))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])

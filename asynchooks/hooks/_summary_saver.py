@@ -7,6 +7,7 @@ from typing import Any
 
 from .._errors import shown
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunValues, begin_graph
+from .._stopping.coordinator import Coordinator
 from ..metrics._event_files import scalar_summary
 from ._metrics import to_float
 from ._summaries import EventWriter, TimedOutputHook
@@ -15,7 +16,8 @@ from ._summaries import EventWriter, TimedOutputHook
 class SummarySaverHook(TimedOutputHook):
     """Writes summaries at the first run, then every n steps or seconds.
 
-    They are labelled with the step after the run. Without a writer or a directory none is written.
+    They are labelled with the step of the run, on a graph with the one read after it, which may
+    have gone back. Without a writer or a directory none is written.
 
     Args:
         save_steps: steps between two summaries, >= 0.
@@ -65,14 +67,20 @@ class SummarySaverHook(TimedOutputHook):
 
     async def begin(self) -> None:
         self._has_run = self._is_resumed = False
+        self._next_step = 0
         self._takes_numbers = begin_graph.get() is None
         await super().begin()
         if self._takes_numbers:
             self._output.claim(*(each for each in self._fetches() if isinstance(each, str)))
 
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await super().after_create_session(session, coord)
+        self._next_step = 0  # the one after this hook's last run in this session
+
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         # of runs that overlap it is known only afterwards which are due
-        next_step = run_context.global_step.value + 1
+        # as TensorFlow's: where the step has gone back since, one more run goes by the one before
+        next_step = max(self._next_step, run_context.global_step.value + 1)
         is_due = self._is_due = run_context.overlaps or self._is_due_at(next_step)
         self._asked = ()
         if not is_due or self._output.writer is None:
@@ -90,7 +98,8 @@ class SummarySaverHook(TimedOutputHook):
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if self._output.writer is None:
             return
-        step = run_context.global_step.value
+        step = min(run_context.step, run_context.global_step.value)
+        self._next_step = step + 1
         is_due = self._is_due_at(step) if run_context.overlaps else self._is_due
         if not self._has_run:
             self._output.add_start(step)

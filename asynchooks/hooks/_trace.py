@@ -46,7 +46,7 @@ class TraceHook(SessionRunHook):
     acts_outside = True
     uses_default_graph = False
     may_overlap = True
-    _shown = (("path", "_path"), ("tracer", "_tracer"), ("name", "_name"))
+    _shown = (("path", "_given"), ("tracer", "_tracer"), ("name", "_name"))
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class TraceHook(SessionRunHook):
                 "TraceHook got neither a path nor a tracer; give TraceHook('run.pftrace'), or "
                 "tracer=opentelemetry.trace.get_tracer('training')"
             )
+        self._given = None if path is None else os.fspath(path)
         self._path = None if path is None else _check.path_of_file("path", path)
         self._tracer = tracer
         if tracer is not None and not callable(getattr(tracer, "start_span", None)):

@@ -20,6 +20,8 @@ from ._sink import Point, Resume, Sink
 logger = logging.getLogger("asynchooks")
 
 _CHUNK_BYTES = 1 << 16
+_ADDED_BYTES = 8
+"""What is appended to a file's name: .new, or the number of one that is moved aside."""
 
 _USERS: WeakValueDictionary[str, LinesSink] = WeakValueDictionary()
 """Which sinks of this process write to which files: two would tear each other's apart, and hooks,
@@ -39,7 +41,7 @@ class LinesSink(Sink):
     open_secs: ClassVar[float] = 1.0  # so that the file is continued before there are new points
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(_check.path("path", path, "the path of a file"))
+        self.path = _check.place("path", path, "the path of a file", suffix=_ADDED_BYTES)
         """Of the file, absolute."""
         self._file: BinaryIO | None = None
         self._claimed = ""  # the path, if there is one, under which it is among the users

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class MlflowSink(Sink):
                 "out either"
             )
         self._tracking_uri = tracking_uri
+        self._store = _absolute(tracking_uri) if isinstance(tracking_uri, str) else tracking_uri
         self._run_name, self._given_id = run_name, run_id
         self._tags, self._params = dict(tags or {}), dict(params or {})
         self._waiting: list[Metric] = []
@@ -86,7 +88,7 @@ class MlflowSink(Sink):
         from mlflow import MlflowClient
 
         self._waiting.clear()
-        self._client = MlflowClient(self._tracking_uri)
+        self._client = MlflowClient(self._store)
         continued = self._given_id or (resume.position or {}).get("run_id")
         if continued is None:
             self._run_id = self._create_run(self._client)
@@ -156,3 +158,12 @@ class MlflowSink(Sink):
         client, self._client = self._client, None
         if client is not None and self._run_id and self._given_id is None:
             client.set_terminated(self._run_id)
+
+
+def _absolute(uri: str) -> str:
+    """The address; of a database or a directory on this machine one that `chdir` does not move."""
+    scheme, is_database, path = uri.partition("sqlite:///")
+    if is_database and not scheme:
+        return uri if path in ("", ":memory:") else f"sqlite:///{os.path.abspath(path)}"
+    is_path = uri not in ("", "databricks") and ":" not in uri
+    return os.path.abspath(uri) if is_path else uri

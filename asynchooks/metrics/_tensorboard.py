@@ -52,8 +52,7 @@ class TensorBoardSink(Sink):
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        given = _check.path("directory", directory)
-        self.directory = given if "://" in given else os.path.abspath(given)
+        self.directory = _check.place("directory", directory)
         """Of the event files, absolute."""
         self._graph: Any = None  # of TensorFlow, which the session runs
         self._writer: Any = None

@@ -6,6 +6,7 @@ import atexit
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from .. import _check
 from ._sink import Histogram, Point, Resume, Sink
 from ._tracking import need
 
@@ -53,6 +54,8 @@ class WandbSink(Sink):
             raise TypeError(
                 f"run is given, and options of a new one: {', '.join(options)}; give either"
             )
+        if options.get("dir") is not None:
+            options["dir"] = _check.place("dir", options["dir"])
         self._given, self._options = run, options
         self._run: Run | None = None
 

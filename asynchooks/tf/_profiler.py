@@ -11,10 +11,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import timeline
 
+from .. import _check
 from .._engine.current import current_engine
 from .._engine.threads import run_blocking
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues, begin_graph
 from .._log import fields
+from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
 from ..metrics._event_files import errors_of_writing, tensorflows_writer
@@ -68,7 +70,9 @@ class ProfilerHook(SessionRunHook):
         show_memory: bool = False,
     ) -> None:
         self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
-        self._directory = os.fspath(output_dir)
+        self._given = os.fspath(output_dir)
+        self._place = _check.place("output_dir", output_dir)
+        self._directory = self._given
         self._show_dataflow = show_dataflow
         self._show_memory = show_memory
         self._writer: Any = None
@@ -79,12 +83,20 @@ class ProfilerHook(SessionRunHook):
                 f"{type(self).__name__} needs a session on a TensorFlow graph "
                 "(MonitoredSession(hooks, ChiefSessionCreator())); a step function has none"
             )
+        # which TensorFlow's cache knows by the name that it was given
+        self._directory = _check.same_place(self._given, self._place)
         self._writer = tensorflows_writer(self._directory)
         self._has_run = False
+        self._next_step = 0
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._next_step = 0  # the one after this hook's last run in this session
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         self._step_before = run_context.global_step.value
-        self._is_due = self._has_run and self._timer.should_trigger_for_step(self._step_before + 1)
+        # as TensorFlow's: where the step has gone back since, one more run goes by the one before
+        next_step = max(self._next_step, self._step_before + 1)
+        self._is_due = self._has_run and self._timer.should_trigger_for_step(next_step)
         if not self._is_due:
             return None
         return SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
@@ -93,9 +105,10 @@ class ProfilerHook(SessionRunHook):
         if not self._has_run:
             self._has_run = True
             self._timer.update_last_triggered_step(self._step_before)
+        step, metadata = run_context.global_step.value, run_values.run_metadata
+        self._next_step = step + 1
         if not self._is_due:
             return
-        step, metadata = run_context.global_step.value, run_values.run_metadata
         self._timer.update_last_triggered_step(step)
         raw = raw_session_of(run_context.session)
         await raw.call_blocking(lambda: self._try(lambda: self._write(step, metadata), step))

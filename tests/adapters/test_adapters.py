@@ -15,6 +15,7 @@ from asynchooks import (
     FeedFnHook,
     FetchError,
     NanTensorHook,
+    SessionRunContext,
     SessionRunHook,
     StepCounterHook,
     StopAtStepHook,
@@ -68,6 +69,20 @@ def test_each_moment_is_called_in_order_with_the_step_and_the_loss(training: Any
     assert notes.steps == list(range(1, 2 * STEPS + 1))
     assert sum(notes.losses[STEPS:]) < sum(notes.losses[:STEPS])
     assert notes.errors == []
+
+
+def test_a_hook_knows_in_after_run_that_the_step_is_made(training: Any) -> None:
+    known: list[bool] = []
+
+    class Asks(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            known.append(run_context.step_is_made)
+
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            known.append(run_context.step_is_made)
+
+    training.fit([Asks(), StopAtStepHook(last_step=2)])
+    assert known[:4] == [False, True] * 2
 
 
 @pytest.mark.parametrize("last_step", [1, STEPS - 1, STEPS, STEPS + 2])

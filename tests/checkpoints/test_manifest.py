@@ -139,9 +139,6 @@ def grown(path: Path) -> None:
         ("manifest.json", replaced_by_symlink, "manifest.json is a symlink where a file"),
         ("manifest.json", replaced_by_directory, "manifest.json is a directory where a file"),
         ("manifest.json", replaced_by_fifo, "manifest.json is a special file where a file"),
-        ("extra", Path.touch, "extra is an unknown file, not listed in manifest.json"),
-        ("model.ckpt-2.parts/x", Path.touch, "model.ckpt-2.parts/x is an unknown file"),
-        ("model.ckpt-2.parts/manifest.json", Path.touch, "is an unknown file"),
     ],
 )
 def test_a_file_that_is_not_as_it_was_is_named(

@@ -255,7 +255,7 @@ async def test_an_error_of_the_source_that_all_workers_meet_is_noted_once() -> N
     ]
 
 
-async def test_a_run_whose_after_run_is_never_reached_has_used_nothing() -> None:
+async def test_an_item_is_used_by_a_run_that_fails_behind_its_step_before_after_run() -> None:
     def fail(run_context: Any, run_values: Any) -> None:
         if len(diary.items) == 2:
             raise FaultError
@@ -267,7 +267,8 @@ async def test_a_run_whose_after_run_is_never_reached_has_used_nothing() -> None
         with pytest.raises(FaultError):
             await session.run([])
         await until_stopped(session)
-    assert diary.items == [0, 1, 1, 2]
+        assert session.global_step.value == 3
+    assert diary.items == [0, 1, 2]
 
 
 async def test_a_lost_session_is_fed_the_same_item_again() -> None:

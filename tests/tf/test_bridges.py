@@ -22,6 +22,7 @@ from asynchooks import (
     NanLossDuringTrainingError,
     NanTensorHook,
     SessionRunArgs,
+    SessionRunContext,
     SessionRunHook,
     StepUnreachableError,
     StopAtStepHook,
@@ -469,6 +470,20 @@ def test_checkpoints_are_saved(tmp_path: Path) -> None:
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-5")
 
 
+def test_a_hook_knows_in_after_run_that_the_step_is_made() -> None:
+    known: list[bool] = []
+
+    class Asks(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            known.append(run_context.step_is_made)
+
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            known.append(run_context.step_is_made)
+
+    train(counting_model(), [sync_hook(Asks())], runs=2)
+    assert known == [False, True] * 2
+
+
 def test_a_waiter_sees_steps_that_others_make() -> None:
     """Two of TensorFlow's sessions in two threads, on one in-process server."""
     server = v1.train.Server.create_local_server()
@@ -576,3 +591,55 @@ def test_the_step_counter_s_tag_has_the_name_of_the_step(tmp_path: Path) -> None
                 session.run(train_op)
     events = read(tmp_path)
     assert events.Tags()["scalars"] == [f"{step.op.name}/sec"] == ["training/global_step/sec"]
+
+
+class TheirRequest(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+    """Asks for a stop in one moment of the first run, and notes whether one was asked for."""
+
+    def __init__(self, moment: str = "") -> None:
+        self._moment = moment
+        self.seen: list[bool] = []
+
+    def before_run(self, run_context: Any) -> None:
+        self._look("before_run", run_context)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._look("after_run", run_context)
+
+    def _look(self, moment: str, run_context: Any) -> None:
+        self.seen.append(run_context.stop_requested)
+        if moment == self._moment:
+            run_context.request_stop()
+
+
+class OurRequest(SessionRunHook):
+    """The same in coroutines."""
+
+    def __init__(self, moment: str = "") -> None:
+        self._theirs = TheirRequest(moment)
+        self.seen = self._theirs.seen
+
+    async def before_run(self, run_context: Any) -> None:
+        self._theirs.before_run(run_context)
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._theirs.after_run(run_context, run_values)
+        assert run_context.stop_requested or self._theirs._moment != "after_run"
+
+
+@pytest.mark.parametrize("moment", ["before_run", "after_run"])
+@pytest.mark.parametrize("asks", [TheirRequest, OurRequest])
+@pytest.mark.parametrize("looks", [TheirRequest, OurRequest])
+def test_a_stop_that_one_hook_asks_for_is_seen_by_all_in_that_run(
+    looks: Any, asks: Any, moment: str
+) -> None:
+    model = counting_model()
+    first, asking, last = looks(), asks(moment), looks()
+    hooks = [
+        sync_hook(each) if isinstance(each, OurRequest) else each for each in (first, asking, last)
+    ]
+    assert train(model, hooks) == [1]
+    is_early = moment == "before_run"
+    assert first.seen == [False, is_early]
+    assert last.seen == [is_early, True]
+    assert asking.seen == [False, is_early]

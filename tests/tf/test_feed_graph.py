@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,14 @@ from asynchooks import (
     InputPositionHook,
     InputStructureError,
     MonitoredSession,
+    SessionRunContext,
+    SessionRunHook,
     StopAtStepHook,
 )
 from asynchooks.data import batch, prefetch, shuffle
 
 from ..hooks.inputs import Diary, saving, until_stopped
+from ..support.faults import FaultError
 from ..support.threads import threads_left
 from .models import Moments, aborted, monitored, raising, shared
 from .test_event_files import scalars
@@ -97,6 +101,32 @@ async def test_a_lost_session_is_fed_the_same_item_again() -> None:
     async with monitored(model.graph, hooks) as session:
         await run_until_stopped(model, session, seen)
     assert seen == [0, 100, 200, 300, 400]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+async def test_a_graph_uses_an_item_with_its_step_wherever_the_run_breaks_behind_it(
+    is_cancelled: bool, is_first: bool, runner: Any
+) -> None:
+    model, scope = fed_model(), [anyio.CancelScope()]
+
+    class Breaks(SessionRunHook):
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            if run_context.global_step.value == 3:
+                scope[0].cancel()
+                if is_cancelled:
+                    await anyio.sleep_forever()
+                raise FaultError
+
+    hooks = [Breaks(), FeedHook(range(5), model.a)][:: -1 if is_first else 1]
+    async with monitored(model.graph, hooks, step_runner=runner) as session:
+        while not session.should_stop():
+            scope[:] = [anyio.CancelScope()]
+            with scope[0], contextlib.suppress(FaultError):
+                total = await session.run(model.train_op)
+    assert total == 100 * (0 + 1 + 2 + 3 + 4)
+    assert session.global_step.value == 5
 
 
 @pytest.mark.exhaustive

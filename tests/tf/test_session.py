@@ -356,16 +356,39 @@ async def test_a_hook_and_the_caller_or_another_hook_that_feed_the_same_tensor_c
             await session.run([model.total, model.sparse], feeds)
 
 
-async def test_a_feed_that_the_graph_does_not_hold_is_an_error() -> None:
-    model = Sum()
-    feeds = {model.x: 1.0, model.y: 2.0}
-    async with model.session() as session:
-        with pytest.raises(TypeError, match="Cannot interpret feed_dict key as Tensor"):
-            await session.run(model.total, {"z:0": 1.0})
-        assert await session.run(model.total, feeds) == 3.0
-    async with model.session(Asking(None, {"z:0": 1.0})) as session:
-        with pytest.raises((KeyError, TypeError), match="z:0"):
-            await session.run(model.total, feeds)
+with tf.Graph().as_default():
+    FOREIGN = v1.placeholder(tf.float32, (), "x")
+UNKNOWN: dict[str, Any] = {
+    "a name of no tensor": "z:0",
+    "a name of no op": "z",
+    "the name of an op": "x",
+    "a number": 5,
+    "None": None,
+    "a tensor of another graph": FOREIGN,
+    "a tuple of those": ("z:0", FOREIGN),
+    "a function": abs,
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+async def test_a_feed_that_the_graph_does_not_hold_is_a_type_error_whoever_feeds_it(
+    kind: str,
+) -> None:
+    model, key = Sum(), UNKNOWN[kind]
+    value = (1.0, 1.0) if isinstance(key, tuple) else 1.0
+    others = {model.x: 1.0}
+    for hook_feeds, feeds in (
+        ({}, {key: value}),
+        (others, {key: value}),
+        ({key: value}, {}),
+        ({key: value}, others),
+    ):
+        async with model.session(Asking(None, hook_feeds)) as session:
+            with pytest.raises(TypeError, match="Cannot interpret feed_dict key as Te") as caught:
+                await session.run(model.total, feeds)
+            notes = getattr(caught.value, "__notes__", [])
+            is_hook_s = key in hook_feeds and kind != "the name of an op"  # which may be fetched
+            assert notes == ["fed in before_run of Asking"] * is_hook_s
 
 
 async def test_options_are_merged_and_all_hooks_see_them_with_the_real_metadata() -> None:

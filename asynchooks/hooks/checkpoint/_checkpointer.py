@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -18,12 +18,13 @@ from ..._engine.recording import Kind, begun_span, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
-from ..._errors import add_note, no_input_end
-from ..._hook import SessionRunContext
+from ..._errors import CheckpointError, add_note, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
     have_more_than_timers,
-    load_hooks,
+    have_own_states,
+    matched_hooks,
+    moved_positions,
     save_hooks,
     shared_states,
     with_states,
@@ -33,10 +34,13 @@ from ..._timer import SecondOrStepTimer
 from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
 from ...checkpoints import Checkpoint
+from ...checkpoints._place import RankFiles
 from .._metrics import MetricReader
 from ._background import BackgroundWriter, WhenBusy
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
+from ._ranking import Ranking
+from ._resume import ModelSaver, newest_of, newest_parts
 
 logger = logging.getLogger("asynchooks")
 
@@ -86,7 +90,7 @@ class _HookStates:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Checkpointer:
+class Checkpointer(ModelSaver):
     """Saves and restores the checkpoints of one session; its hook makes it in begin, and closes it.
 
     A step that is saved because it is due, and one that is restored, restart the timer.
@@ -100,9 +104,11 @@ class Checkpointer:
     path: str  # of the checkpoints, up to their steps, for messages
     is_background: bool  # whether to write while training continues
     when_busy: WhenBusy
+    savers: list[Checkpointer]  # those of the same model that are open
 
     def __post_init__(self) -> None:
         self._engine = current_engine()
+        self.is_virtual = self._engine.is_virtual
         self.is_immediate = self.form.is_immediate
         # TensorFlow saves nothing of its hooks, so timers alone leave no file beside its own
         self.states = _HookStates(self.hooks, saves_timers=not self.is_immediate)
@@ -117,17 +123,13 @@ class Checkpointer:
         self._moved: tuple[RawSession, int] | None = None
         self._patience_secs: float | None = None  # the default
         self._began_at = self._engine.now()  # less the time of training before a restore
-        self._restored_metric: dict[int, float | None] = {}  # by its step, which is the only key
         self._when_best: list[Callable[[Checkpoint | None, int], None]] = []
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
-        # where the raw session does not keep outputs of all workers' runs, the results of the own
-        # run that made a step, the last one, with its epoch
-        self._own: tuple[tuple[int, int], Any] | None = None
-        self._keeps_outputs = False
-        self._has_said_nan = False
+        self.ranking = Ranking(self.metric)
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
+        self.written_step: int | None = None  # the newest step that a checkpoint is known to hold
         self.is_just_restored = False  # the raw session's model, by this hook
         self.is_closed = False
         self.writer = BackgroundWriter(self._engine, self._on_failed_write)
@@ -137,46 +139,105 @@ class Checkpointer:
         await run_blocking(
             self._engine, form.open, _GRACE_SECS, "asynchooks-open", lambda _: form.close()
         )
+        if self.savers:  # by one clock, seconds say which of their checkpoints is newer
+            self._began_at = self.savers[0]._began_at
+        self.savers.append(self)
 
     async def restore(self, raw: RawSession) -> int | None:
-        """Restore model and hooks, for a new raw session; returns the model's step, if so."""
-        async with self._lock:
-            await self.writer.wait_idle()  # what is being written is the newest
-            await self._move_bad_aside()
-            self.is_just_restored = False
-            self.saved_step, self._restored_metric, self._own = None, {}, None
+        """Restore model and hooks, for a new raw session; returns the model's step, if so.
+
+        From the newest checkpoint of all savers of the model, which go on from there, too.
+        """
+        savers = list(self.savers)
+        async with AsyncExitStack() as locks:
+            for each in savers:
+                await locks.enter_async_context(each._lock)
+                await each.writer.wait_idle()  # what is being written is the newest
+                await each._move_bad_aside()
+                each.is_just_restored = False
+                each.saved_step = None
+                each.ranking.forget()
             try:
-                restored = await raw.call_alone(lambda: self.form.restore(raw))
+                return await self._restore_newest(raw, savers)
             except Exception as error:
                 add_note(error, "in restoring, by CheckpointSaverHook")
                 bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
                 if bug is error:
                     raise
                 raise bug from error
-            if restored is not None:
-                self._resume_from(raw, restored)
-        return self.saved_step
 
-    def _resume_from(self, raw: RawSession, restored: Restored) -> None:
-        facts = restored.facts
-        extra = _fields(facts.step)
-        logger.info("Resuming from step %d of %s.", facts.step, restored.path, extra=extra)
+    async def _restore_newest(self, raw: RawSession, savers: list[Checkpointer]) -> int | None:
+        is_one_session = all(each.hooks is self.hooks for each in savers)
+        with_states = {
+            each for each in savers if not is_one_session and have_own_states(each.hooks)
+        }
+        metrics: dict[Checkpointer, float | None] = {}
+
+        def find() -> list[tuple[Checkpointer, Restored]]:
+            if not self.form.restores_model:
+                restored = self.form.restored(raw)
+                return [] if restored is None else [(self, restored)]
+            parts = newest_parts(savers, with_states, is_same_training=raw.replaces_lost)
+            for each in savers if parts else ():  # it may save this step again, as it is here
+                metrics[each] = each.form.metric_of(parts[0][1].step)
+            found = [(each, each.form.found(checkpoint)) for each, checkpoint in parts]
+            for each, its in found:
+                if its.ranks is not None:
+                    each.form.directory.together(partial(each._check_ranks, its, its.ranks))
+            return found
+
+        parts = await raw.call_alone(find)
+        if not parts:
+            return None
+        facts = parts[0][1].facts
+        # whose state is whose is known before anything is changed
+        states = {id(each.hooks): (each.hooks, its.facts.hooks) for each, its in reversed(parts)}
+        give_states = [
+            matched_hooks(hooks, saved) for hooks, saved in states.values() if saved is not None
+        ]
+        loads = [its.load for _, its in parts if its.load is not None]
+        if loads:
+            await raw.call_alone(lambda: [load() for load in loads])
         raw.bad_from = None
-        self._restored_metric = {facts.step: facts.metric}
-        self.timer.update_last_triggered_step(facts.step)
-        if facts.hooks is not None:
-            load_hooks(self.hooks, facts.hooks)
-        self._began_at = self._engine.now() - facts.seconds
-        if restored.is_model:
-            self.is_just_restored, self.saved_step = True, facts.step
+        for each in savers:
+            each._began_at = self._engine.now() - facts.seconds
+            each.ranking.restored(facts.step, metrics.get(each, facts.metric))
+        for each, its in parts:
+            extra = _fields(facts.step)
+            logger.info("Resuming from step %d of %s.", facts.step, its.path, extra=extra)
+            each.timer.update_last_triggered_step(facts.step)
+            each.written_step = facts.step
+            if its.load is not None:
+                each.is_just_restored, each.saved_step = True, facts.step
+        for give in give_states:
+            give()
+        return facts.step if loads else None
+
+    def _check_ranks(self, restored: Restored, ranks: RankFiles) -> None:
+        """Refuse positions in the data that other numbers of ranks had, but for the beginning."""
+        moved = {name for each in ranks.contents for name in moved_positions(self.hooks, each)}
+        saved = f"{ranks.num_saved} {'rank' if ranks.num_saved == 1 else 'ranks'}"
+        if moved:
+            raise CheckpointError(
+                f"{restored.path} was saved by {saved}, and there are {ranks.num_here}: the "
+                f"position of {', '.join(sorted(moved))} is one in the part of the data that each "
+                "rank had then, so that items would be lost, or trained twice. Resume on "
+                f"{saved}. Or begin the data from its start: call restore({restored.prefix!r}) of "
+                "the saver before the session, and give CheckpointSaverHook a new directory"
+            )
+        if ranks.contents:
+            logger.warning(
+                "%s was saved by %s, and there are %d: each rank has the states of its hooks that "
+                "the rank of its number had, and a further one those of rank 0",
+                restored.path, saved, ranks.num_here, extra=_fields(restored.facts.step),
+            )  # fmt: skip
 
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""
         self._coord, self._session = coord, session
         raw = raw_session_of(session)
         raw.is_saved = not self.is_immediate
-        if self.metric is not None and self.metric.args is not None:
-            self._keeps_outputs = raw.keep_for_saves(self.metric.args.fetches)
+        self.ranking.begin(raw)
         await raw.call_blocking(lambda: self.form.describe(session))
 
     async def save(
@@ -204,7 +265,7 @@ class Checkpointer:
                 await self.writer.wait_idle()
             raw = raw_session_of(session)
             release = await self._take_exclusive(raw)
-            if not is_due and self._evaluated_at(raw.global_step.value) is None:
+            if not is_due and self.ranking.evaluated_at(raw.global_step.value) is None:
                 release()  # another worker has changed the model meanwhile
                 return False
             return await self._save_alone(session, release, **options)
@@ -320,12 +381,13 @@ class Checkpointer:
         if is_due or self.is_immediate:
             self.timer.update_last_triggered_step(step)
         if write is None:
+            self.written_step = step
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)
 
     def _facts(self, raw: RawSession, step: int, *, is_due: bool) -> Facts:
         """What is saved with the model now."""
-        metric = self._read_metric(raw, step)
+        metric = self.ranking.read(raw, step)
         self.due_step = step if is_due else None
         try:
             hooks = self.states.take(at_end=not is_due)
@@ -344,6 +406,7 @@ class Checkpointer:
     async def write(self, session: Any, step: int, write: Callable[[], object]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
         await self._run_blocking(write, "asynchooks-save")
+        self.written_step = step
         return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:
@@ -368,51 +431,9 @@ class Checkpointer:
         write = partial(self.form.save_hooks, step, self.states.take_late(at_end))
         await self._run_blocking(write, "asynchooks-save", _GRACE_SECS)
 
-    def note_run(self, run_context: SessionRunContext, results: Any) -> None:
-        """A run of this worker has ended: perhaps it made the step that is saved next."""
-        if self.metric is None or self.metric.args is None or self._keeps_outputs:
-            return
-        place = run_context.global_step.epoch, run_context.step
-        if self._own is None or self._own[0] != place:  # else it only looks at that step
-            self._own = place, results
-
-    def _read_metric(self, raw: RawSession, step: int) -> float | None:
-        """The metric of the run or the evaluation of this step, if it is known."""
-        metric = self.metric
-        if metric is None:
-            return None
-        value, name = metric.at(step), metric.output
-        if name is not None and self._keeps_outputs:
-            kept = raw.kept_outputs(step)
-            value = metric.number(kept[name]) if name in kept else None
-        elif self._own is not None and self._own[0] == (raw.global_step.epoch, step):
-            is_known = raw.global_step.admission.is_made_alone(step)
-            value = metric.number(self._own[1]) if is_known else None
-        if value is None and not metric.is_function:
-            return self._restored_metric.get(step)
-        return self.ranked(value, step)
-
-    def ranked(self, value: float | None, step: int) -> float | None:
-        """The value, by which the checkpoint of this step is ranked; None for NaN."""
-        if value is None or not math.isnan(value):
-            return value
-        if self.metric is not None and not self._has_said_nan:
-            self._has_said_nan = True
-            logger.warning(
-                "The metric %s is NaN at step %d: the checkpoint of such a step has no metric, and "
-                "is none of the best", self.metric.shown, step, extra=_fields(step),
-            )  # fmt: skip
-        return None
-
-    def _evaluated_at(self, step: int) -> float | None:
-        """The metric of an evaluation of this step; None if that was not evaluated last."""
-        if self.metric is None or self.metric.evaluation is None:
-            return None
-        return self.ranked(self.metric.at(step), step)
-
     async def is_better(self, step: int) -> bool:
         """Whether this step was evaluated, better than the best checkpoints that are there."""
-        value, self._looked_at = self._evaluated_at(step), step
+        value, self._looked_at = self.ranking.evaluated_at(step), step
         return value is not None and step != self.saved_step and await self._would_stay(value)
 
     async def _would_stay(self, metric: float) -> bool:
@@ -435,19 +456,22 @@ class Checkpointer:
 
     async def reject(self, raw: RawSession) -> str | None:
         """Move the checkpoints of a bad model aside; returns the path of the newest left."""
-        async with self._lock:
-            await self.writer.wait_idle()
-            return await self._reject(raw)
+        savers = [each for each in self.savers if not each.is_immediate]
+        for each in savers:
+            async with each._lock:
+                await each.writer.wait_idle()
+                await each._reject(raw)
+        newest = await self._run_blocking(lambda: newest_of(savers), "asynchooks-newest")
+        return None if newest is None else newest[0].form.directory.address_of(newest[1])
 
-    async def _reject(self, raw: RawSession) -> str | None:
+    async def _reject(self, raw: RawSession) -> None:
         bad_from = raw.bad_from
         assert bad_from is not None
-        newest = await self._run_blocking(
+        await self._run_blocking(
             lambda: self.form.reject(bad_from, "the loss was NaN soon afterwards"),
             "asynchooks-reject",
         )
         self._moved = raw, bad_from
-        return newest
 
     async def _move_bad_aside(self) -> None:
         """Reject what another worker that shares the model has found to be bad."""
@@ -490,9 +514,20 @@ class Checkpointer:
         for then in self._when_best:
             then(best, step)
 
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, also of one that is being written; None if unknown."""
+        return self.saved_step if self.writer.is_busy else self.written_step
+
+    @property
+    def trained_step(self) -> int | None:
+        """The step of the model, as it is known; None where there is none that is worth saving."""
+        raw = None if self._session is None else raw_session_of(self._session)
+        return None if raw is None or raw.bad_from is not None else raw.global_step.last_known
+
     async def close(self) -> None:
         """Release the directory, perhaps after a save under way, which a cancellation lets end."""
-        self.is_closed = True
+        self._leave()
         if self._is_free():
             await self._close_when_written()
         else:  # a save while the block ends
@@ -500,11 +535,16 @@ class Checkpointer:
 
     def abandon(self) -> None:
         """The session was dropped: release the directory, once what is being written has been."""
-        self.is_closed = True
+        self._leave()
         if self.writer.is_busy:
             self.writer.finish_with(self._close)
         else:
             self.form.abandon()
+
+    def _leave(self) -> None:
+        self.is_closed = True
+        with suppress(ValueError):
+            self.savers.remove(self)
 
     def _is_free(self) -> bool:
         """Whether nothing is being saved or restored."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from ..._engine.current import current_engine
-from ..._errors import StopTraining, add_note
+from ..._errors import add_note, is_stop
 from ..._log import fields
 from ..._stopping.session_stop import SessionStop
 from ...backends._raw_session import raw_session_of
@@ -101,7 +101,7 @@ class Listeners:
         except BaseException as error:
             stops = self._stops
             is_stopping = stops is not None and (stops.stop.is_set or stops.run_stop.is_set)
-            if is_stopping and type(error) is StopTraining:
+            if is_stopping and is_stop(error):
                 logger.info(
                     "The listener's %s at step %d was not finished: %s", name, step, error,
                     extra=fields("CheckpointSaverHook", step=step, reason=error),

@@ -27,6 +27,7 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
+from ...checkpoints._layout import ADDED_BYTES
 from ...checkpoints._mirror import MirroredDirectory
 from ...checkpoints._mode import checked_mode
 from ...checkpoints._place import CheckpointPlace
@@ -38,6 +39,7 @@ from ._background import WhenBusy
 from ._checkpointer import Checkpointer
 from ._format import CheckpointFormat, SaverFormat
 from ._listeners import Listeners
+from ._unsaved import save_one_model, warn_of_replaced, warn_of_unsaved
 
 logger = logging.getLogger("asynchooks")
 
@@ -62,22 +64,26 @@ class CheckpointSaverHook(SessionRunHook):
     the current step is not saved yet, and the hook waits for all writes. That checkpoint holds the
     steps made until its own worker ended. Items that other workers are still processing count as
     unused, so a session that resumes from it trains on them. A cancellation waits for a save under
-    way.
+    way. It makes no last checkpoint, nor does an error: a warning says how many steps are not
+    saved, and another one if a checkpoint replaces such a model later in the same process.
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
     separate directory that is either complete or absent, with sizes and hashes of all its files.
-    Only one run at a time may use `checkpoint_dir`, and two hooks must not share it.
+    Only one run at a time may use `checkpoint_dir`, and two hooks must not share it. Of several
+    hooks of one model the newest checkpoint is restored; what its saver does not save comes from
+    the others' checkpoints of the same step.
 
     Args:
-        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file). On a step
-            function also an object store: an address such as "s3://bucket/run", an object of
-            obstore, or an `ObjectStore`, with the same guarantees.
+        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file); a relative
+            one belongs to the working directory of now. On a step function also an object store:
+            an address such as "s3://bucket/run", an object of obstore, or an `ObjectStore`, with
+            the same guarantees.
         save_secs: seconds between two saves, >= 0.
         save_steps: steps between two saves, >= 0; exactly one of the two is given.
         saver: on a graph a `tf.compat.v1.train.Saver`; on a step function any object with
             `save(path)` and `restore(path)`, such as `StateDictSaver(model=model)`. One that has
             no `snapshot()` pauses training while it writes, even with `background`.
-        checkpoint_basename: checkpoints are named `<basename>-<global step>`.
+        checkpoint_basename: checkpoints are named `<basename>-<global step>`; at most 175 bytes.
         scaffold: on a graph, a Scaffold, whose saver is used. With neither, the saver is the one
             in the graph's collection SAVERS.
         listeners: `CheckpointSaverListener`s, ours or TensorFlow's, called in this order. They must
@@ -103,14 +109,15 @@ class CheckpointSaverHook(SessionRunHook):
             that is brought back. On a graph only with `background=True`.
 
     Raises:
-        ValueError: both saver and scaffold are given, or both or neither of the intervals.
+        ValueError: both saver and scaffold are given, or both or neither of the intervals; a name
+            in the directory, or the basename, is too long.
         TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing, or
             its name does not say the mode; `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
-        CheckpointError: the directory cannot be used, a checkpoint cannot be written, or none
-            there is intact.
+        CheckpointError: the directory cannot be used, a checkpoint cannot be written, none there is
+            intact, or which of several hooks' is the newest is not known.
         MetricError: from `run`: the metric is not a number.
         tf.errors.OpError: TensorFlow's own files cannot be read or written.
 
@@ -127,7 +134,7 @@ class CheckpointSaverHook(SessionRunHook):
     may_overlap = True
     _fetches_are = "the metric"
     _shown = (
-        ("checkpoint_dir", "_directory"),
+        ("checkpoint_dir", "_given"),
         ("save_secs", "_timer._every_secs"),
         ("save_steps", "_timer._every_steps"),
         ("saver", "_saver"),
@@ -163,9 +170,12 @@ class CheckpointSaverHook(SessionRunHook):
         self._store = object_store_of(checkpoint_dir)
         self._mirror = None if mirror is None else _mirror_of(mirror, self._store)
         if self._store is None:
-            self._directory = _check.path("checkpoint_dir", checkpoint_dir)
+            self._given = _check.path("checkpoint_dir", checkpoint_dir)
+            self._directory = _check.place("checkpoint_dir", checkpoint_dir)
         else:
-            self._directory = self._store.name
+            self._given = self._directory = self._store.name
+        if isinstance(checkpoint_basename, str):  # else its place says so
+            _check.name_of_file("checkpoint_basename", checkpoint_basename, suffix=ADDED_BYTES)
         self._basename = checkpoint_basename
         self._saver = saver
         self._scaffold = scaffold
@@ -180,6 +190,7 @@ class CheckpointSaverHook(SessionRunHook):
             self._retention = replace(retention, mode=self._metric.mode(retention.mode, advice))
         self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
+        self._begun: list[Any] = []  # the hooks of the session
         self._refusals: list[BaseException] = []  # of sessions whose on_error is yet to come
         logger.info("Create CheckpointSaverHook.", extra=fields(self))
 
@@ -222,6 +233,7 @@ class CheckpointSaverHook(SessionRunHook):
             raise refusal
         self._open = None
         shared = SessionHooks.of(self)
+        self._begun = shared.begun
         if self._metric is not None:
             shared.check(partial(self._check_metric, self._metric, shared))
         self._open = Checkpointer(
@@ -229,6 +241,7 @@ class CheckpointSaverHook(SessionRunHook):
             timer=self._timer, metric=self._metric,
             path=f"{self._directory}/{self._basename}",
             is_background=self._is_background, when_busy=self._when_busy,
+            savers=_savers_of(shared),
         )  # fmt: skip
         self._is_by_hand = shared.is_by_hand
         await self._open.open()
@@ -242,7 +255,7 @@ class CheckpointSaverHook(SessionRunHook):
     async def _set_metric(self, step: int, results: Mapping[str, float]) -> None:
         """A concurrent evaluation has ended: its step may have been saved meanwhile."""
         value = None if self._evaluation is None else self._evaluation.of(results)
-        value = self.checkpointer.ranked(value, step)
+        value = self.checkpointer.ranking.checked(value, step)
         if value is None or not await self.checkpointer.set_metric(step, value):
             return
         logger.warning(
@@ -262,7 +275,9 @@ class CheckpointSaverHook(SessionRunHook):
                     "mirror= the store, with background=True"
                 )
             return _format.make_graph_format(
-                self._directory, self._basename, self._saver, self._scaffold, self._save_graph_def,
+                # TensorFlow knows files and writers by the name that it was given
+                _check.same_place(self._given, self._directory),
+                self._basename, self._saver, self._scaffold, self._save_graph_def,
                 self._retention, background=self._is_background, mirror=self._mirror,
             )  # fmt: skip
         if self._saver is None:
@@ -286,9 +301,10 @@ class CheckpointSaverHook(SessionRunHook):
     def _shared_by_ranks(self, place: CheckpointPlace) -> CheckpointPlace:
         """The place as all ranks of a `DistributedCheckpointSaver` use it together."""
         ranks = getattr(self._saver, "ranks", None)
-        if ranks is None or ranks.size == 1:
+        if ranks is None:
             return place
-        if not self._saves_by_steps or self._when_busy is not WhenBusy.WAIT:
+        has_others = ranks.size > 1
+        if has_others and not (self._saves_by_steps and self._when_busy is WhenBusy.WAIT):
             raise ValueError(
                 f"CheckpointSaverHook has save_secs, or {self._when_busy}, on {ranks.size} ranks, "
                 "which would save different steps; give save_steps and WhenBusy.WAIT"
@@ -296,7 +312,9 @@ class CheckpointSaverHook(SessionRunHook):
         return RankedPlace(ranks, place)
 
     async def restore_model(self, session: Any) -> int | None:
-        return await self.checkpointer.restore(raw_session_of(session))
+        restored = await self.checkpointer.restore(raw_session_of(session))
+        warn_of_replaced(self._directory, self._saver, restored)
+        return restored
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         checkpointer = self.checkpointer
@@ -319,7 +337,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step, checkpointer = run_context.global_step.value, self.checkpointer
-        checkpointer.note_run(run_context, run_values.results)
+        checkpointer.ranking.note_run(run_context, run_values.results)
         is_due = self._timer.should_trigger_for_step(step)
         if is_due and checkpointer.writer.is_busy and self._when_busy is WhenBusy.SKIP:
             text = "The checkpoint of step %d is skipped: one is being written"
@@ -350,7 +368,8 @@ class CheckpointSaverHook(SessionRunHook):
         if self._open is not None and self._open.due_step is not None:  # it is being saved
             timer = {"last_step": self._open.due_step, "secs_since_last": 0.0}
         metric = None if self._metric is None else self._metric.state_dict()
-        return TimerState(timer=timer, metric=metric)
+        place = f"{self._directory}/{self._basename}"
+        return TimerState({"timer": timer, "metric": metric}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
@@ -362,6 +381,8 @@ class CheckpointSaverHook(SessionRunHook):
 
     def on_drop(self) -> None:
         if self._open is not None:
+            if not self._open.is_virtual:  # workers may end with a simulation
+                self._warn_of_unsaved(None)
             self._open.abandon()
 
     async def end(self, session: Any) -> None:
@@ -386,7 +407,22 @@ class CheckpointSaverHook(SessionRunHook):
             try:
                 await self._open.finish(None)
             finally:
+                self._warn_of_unsaved(exception)
                 await self._open.close()
+
+    def _warn_of_unsaved(self, error: BaseException | None) -> None:
+        """Say what is lost as training ends without `end`, once for all savers of the model."""
+        savers = [each for each in self._begun if isinstance(each, CheckpointSaverHook)]
+        savers = [each for each in savers if save_one_model(each._saver, self._saver)]
+        if not savers or savers[0] is not self:
+            return
+        step, newest, directory = self.checkpointer.trained_step, -1, self._directory
+        for each in savers:
+            saved = -1 if each._open is None else each._open.newest_step
+            if saved is not None and saved > newest:
+                newest, directory = saved, each._directory
+        if step is not None and step > newest >= 0:
+            warn_of_unsaved(directory, self._saver, newest, step, error)
 
     def _was_refused(self, error: BaseException) -> bool:
         """Whether this is the session whose begin was refused, which has taken nothing.
@@ -398,6 +434,12 @@ class CheckpointSaverHook(SessionRunHook):
                 self._refusals.remove(refusal)
                 return True
         return False
+
+
+def _savers_of(shared: SessionHooks) -> list[Checkpointer]:
+    """The savers of the session's model; by hand there is no other."""
+    handle = None if shared.stops is None else shared.stops.handle
+    return [] if handle is None else handle.savers
 
 
 def _mirror_of(mirror: Any, store: ObjectStore | None) -> ObjectStore:

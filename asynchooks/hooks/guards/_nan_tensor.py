@@ -19,9 +19,12 @@ from ..._hook import (
     worker_of,
 )
 from ..._log import fields
+from ..._running.hook_state import HookState
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import RawSession, raw_session_of
-from .._metrics import described, named
+from .._feed import FeedHook
+from .._feed_fn import FeedFnHook
+from .._metrics import described, named, text_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
@@ -41,8 +44,11 @@ class NanTensorHook(SessionRunHook):
         loss_tensor: what to fetch, a scalar of any floating dtype: a tensor or its name ("x:0"),
             on a step function the name of an output.
         fail_on_nan_loss: whether to raise; otherwise the hook only asks to stop.
-        max_rollbacks: how often training goes back to the last good checkpoint instead, >= 0. It
-            helps where the data or the noise then differ.
+        max_rollbacks: how often training goes back to the last good checkpoint instead, >= 0. What
+            a `FeedHook`, or a `FeedFnHook` with a state, has fed to the run that diverged is not
+            fed again, also after a resume; so is what other workers, without such a hook, used of
+            the same input since the last good run. An input without a position goes on, and what
+            the caller feeds comes again.
 
     Raises:
         NanLossDuringTrainingError: out of `run`: the loss is NaN.
@@ -71,6 +77,7 @@ class NanTensorHook(SessionRunHook):
         self._good_step: int | None = None  # after the last run whose loss was a number
         self._first_step = 0  # where the raw session began
         self._num_rollbacks = 0
+        self._feeders: list[FeedHook | FeedFnHook] = []
 
     async def begin(self) -> None:
         self._num_rollbacks, self._saver = 0, None
@@ -79,6 +86,7 @@ class NanTensorHook(SessionRunHook):
 
     def _find_saver(self, hooks: Sequence[Any]) -> None:
         self._saver = next((each for each in hooks if isinstance(each, CheckpointSaverHook)), None)
+        self._feeders = [each for each in hooks if isinstance(each, (FeedHook, FeedFnHook))]
         if self._max_rollbacks and self._saver is None:
             raise RuntimeError(
                 f"NanTensorHook(max_rollbacks={self._max_rollbacks}) has no checkpoints to go back "
@@ -105,15 +113,23 @@ class NanTensorHook(SessionRunHook):
         if loss == loss:  # only NaN differs from itself
             if self._raw is not None and self._raw.is_saved:  # else reading the step has no use
                 self._good_step = run_context.global_step.value
+                for each in self._feeders:
+                    each.vouch()
             return
         level = logging.ERROR if self._fails else logging.WARNING
-        step = run_context.global_step.value
+        step = run_context.step
         loss_is_nan = f"the loss {named(self._args.fetches)} is NaN at step {step}"
         extra = fields(self, step=step, worker=worker_of(run_context), reason=loss_is_nan)
         logger.log(level, "Model diverged with loss = NaN.", extra=extra)
+        left_out = [] if self._raw is None else self._leave_out(self._raw, step)
         good = None if self._raw is None else await self._reject(self._raw)
         if good is not None and self._num_rollbacks < self._max_rollbacks:
             self._num_rollbacks += 1
+            if left_out:
+                logger.warning(
+                    "Training goes on without what step %d was fed by %s.", step,
+                    ", ".join(map(repr, left_out)), extra=extra,
+                )  # fmt: skip
             raise _RollbackError(
                 f"{loss_is_nan}: back to {good}, for the {self._num_rollbacks}. time of "
                 f"{self._max_rollbacks}",
@@ -126,6 +142,16 @@ class NanTensorHook(SessionRunHook):
         if good is not None:
             message += f" The last good checkpoint is {good}: the next session goes on from there"
         raise NanLossDuringTrainingError(message, good)
+
+    def _leave_out(self, raw: RawSession, step: int) -> list[FeedHook | FeedFnHook]:
+        """If a checkpoint is restored, go on without what this run was fed; returns who fed it.
+
+        A run that came after one that gave NaN is not to blame: it used what that one has left.
+        """
+        if raw.nan_step is not None and raw.nan_step <= step:
+            return []
+        raw.nan_step = step
+        return [each for each in self._feeders if each.leave_out()]
 
     async def _reject(self, raw: RawSession) -> str | None:
         """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
@@ -140,7 +166,8 @@ class NanTensorHook(SessionRunHook):
         return newest if first_bad else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_rollbacks": self._num_rollbacks} if self._num_rollbacks else {}
+        state = {"num_rollbacks": self._num_rollbacks} if self._num_rollbacks else {}
+        return HookState(state, name=text_of(self._args.fetches))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # a rollback restores a checkpoint from before it, which holds a smaller number

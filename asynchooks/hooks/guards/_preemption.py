@@ -53,9 +53,11 @@ class PreemptionHook(SessionRunHook):
     that signal. Signals within a second of the first are ignored: programs that stop a group of
     processes signal each, and some of these pass the signal on.
 
+    Processes that are forked meanwhile handle signals as they would without the hook.
+
     One hook may be given to several sessions: all stop, and the signal leaves the last one. Put
     it first, so that it sees signals while the other hooks begin. The handlers that it replaces
-    are put back at the end.
+    are put back when `after_close` of every hook has returned.
 
     Where a host handles the signals (a web server, a notebook), give `signals=()` and have the host
     call `preempt`, from any thread or signal handler: the same orderly stop, after which the block
@@ -143,6 +145,7 @@ class PreemptionHook(SessionRunHook):
         watch = self._watch = self._watch or _Watch(engine, self._serve)
         watch.num_sessions += 1
         watch.sessions.append(shared)
+        shared.leave.append(self._leave)
         if not is_first:
             return
         if self._reason is not None:  # before there was a session
@@ -232,20 +235,15 @@ class PreemptionHook(SessionRunHook):
         return self._watch is not None and any(each.is_by_hand for each in self._watch.sessions)
 
     async def end(self, session: Any) -> None:
-        if self._is_by_hand:
-            await self.after_close(None)
+        if self._is_by_hand and (left := await self._leave(None)) is not None:
+            raise left
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._is_by_hand:
             await self._leave(exception)
 
-    async def after_close(self, exception: BaseException | None) -> bool:
-        left = await self._leave(exception)
-        if left is not None and left is not exception:
-            raise left
-        return left is None
-
     async def _leave(self, error: BaseException | None) -> BaseException | None:
+        """The session's last moment: until then a second signal must find the handlers."""
         watch = self._watch_after_last()
         if watch is None:
             return error
@@ -369,6 +367,7 @@ class _SignalHandlers:
     def install(self, signals: Sequence[signal.Signals]) -> None:
         """Handle the signals; only in the main thread."""
         self.is_in_use = True
+        _FORKS.handlers.append(self)
         for each in signals:
             if signal.getsignal(each) is None:
                 logger.warning(
@@ -404,6 +403,51 @@ class _SignalHandlers:
             if (action := self._actions.pop(each, None)) is not None:
                 ctypes.CDLL(None).sigaction(int(each), action, None)
             del self._found[each]
+        if not self._found and self in _FORKS.handlers:
+            _FORKS.handlers.remove(self)
+
+    @property
+    def signals(self) -> set[signal.Signals]:
+        """Those that have this handler, perhaps below another one."""
+        return set(self._found)
+
+
+class _Forks:
+    """Signals do in a forked child what they did before: no session goes on there.
+
+    They are blocked during the fork. One that the child gets before its handlers are back would be
+    lost: Python drops what has come to a child by then (300 of 300 that were sent at once).
+    """
+
+    def __init__(self) -> None:
+        self.handlers: list[_SignalHandlers] = []  # that are installed
+        self._before = threading.local()  # the signals that this thread blocks
+
+    def block(self) -> None:
+        signals = set[signal.Signals]().union(*(each.signals for each in self.handlers))
+        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
+
+    def put_back_in_child(self) -> None:
+        handlers, self.handlers = self.handlers, []
+        for each in handlers:
+            each.is_in_use = False
+        for each in handlers:
+            each.put_back()
+        if handlers:
+            signal.set_wakeup_fd(-1)  # it would wake the parent's event loop
+        self.unblock()
+
+
+_FORKS = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_FORKS.block,
+        after_in_parent=_FORKS.unblock,
+        after_in_child=_FORKS.put_back_in_child,
+    )
 
 
 def _read_action(number: signal.Signals) -> ctypes.Array[ctypes.c_char] | None:

@@ -20,7 +20,7 @@ class HooksCallback(TrainingBlock, keras.callbacks.Callback):  # type: ignore[mi
     a StopAtStepHook at its step, and the end of a hook's input end `fit` after the batch. The
     coroutines run in an event loop in a thread while `fit` waits, each moment in a task of its
     own. Hooks that need a graph, feeds and run options do not work here; Keras makes and restores
-    the model itself, so `restore_model`, `on_cancelled_run` and `on_drop` are not called. Where
+    the model itself, so `restore_model` and `on_drop` are not called. Where
     training ends before a batch (the input of a hook, or a StopAtStepHook that finds its step there
     already), Keras warns that its own input ran out of data.
 

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from ..._check import instance
-from ..._engine.stop import Stop
+from ..._engine.stop import Stop, StopReason
 from ..._engine.threads import is_async
-from ..._errors import StopTraining, add_note, is_input_end
+from ..._errors import add_note, is_input_end, is_stop
 from ..._hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -35,9 +35,8 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
     graph is their default one. The global step that it sees is read after each run, and ten times
     a second while it waits; waits end when TensorFlow's coordinator is asked to stop. Side tasks
     work, and end at `end`. TensorFlow reports no errors to hooks, and restores and closes by
-    itself: `on_error`, `restore_model`, `before_end`, `after_close`, `on_cancelled_run` and
-    `on_drop` are not called. Each moment runs in a task of its own: a task group or scope cannot be
-    held from one to another.
+    itself: `on_error`, `restore_model`, `before_end`, `after_close` and `on_drop` are not called.
+    Each moment runs in a task of its own: a task group or scope cannot be held from one to another.
 
     Args:
         hook: the hook, of asynchooks.
@@ -55,6 +54,26 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
     """
     instance("hook", hook, SessionRunHook, "an instance of asynchooks.SessionRunHook")
     return _SyncHook(hook, HookPortal(portal))
+
+
+class _BridgedContext(SessionRunContext):
+    """A run of TensorFlow's session: a stop that any of its hooks asks for is one for all."""
+
+    __slots__ = ("_theirs",)
+
+    def __init__(self, theirs: Any, global_step: GlobalStep) -> None:
+        super().__init__(SessionRunArgs(*theirs.original_args), theirs.session, global_step)
+        self._theirs = theirs
+
+    @property
+    def stop_requested(self) -> bool:
+        return bool(self._theirs.stop_requested)
+
+    def request_stop(
+        self, reason: StopReason | str | None = None, *, all_workers: bool = False
+    ) -> None:
+        super().request_stop(reason, all_workers=all_workers)
+        self._theirs.request_stop()
 
 
 class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc, name-defined]
@@ -90,7 +109,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
             if last is not None:
                 last.restart(value)
         else:
-            _take_up_step(raw)  # an earlier hook may have moved it
+            raw.global_step.admission.reread()  # an earlier hook may have moved it
         self._raw = raw
         self._stop.clear()
         self._step = raw.global_step.bound(self._stop)
@@ -98,31 +117,30 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         self._coord = GraphCoordinator(clean_stop_exception_types=())
         self._coord.attach(self)
         self._call("after_create_session", session, self._coord)
-        _take_up_step(raw)
 
     def before_run(self, run_context: Any) -> Any:
-        args = SessionRunArgs(*run_context.original_args)
-        self._context = SessionRunContext(args, run_context.session, self._step)
+        self._context = _BridgedContext(run_context, self._step)
         try:
             request = self._call("before_run", self._context)
         except Exception as error:
-            if isinstance(error, StopTraining) or is_input_end(error):
+            if is_stop(error) or is_input_end(error):
                 raise StopIteration from error
             raise
-        self._pass_on_stop(run_context)
+        self._stop_at_limit(run_context)
         return None if request is None else v1.train.SessionRunArgs(*request)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._read_step()
+        self._reread_step()
+        self._context._is_made = True
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context.has_last_calls:
                 self._await(self._context.finish)
-        except StopTraining:
-            if self._coord is None or not self._coord.should_stop():
+        except Exception as error:
+            if not is_stop(error) or self._coord is None or not self._coord.should_stop():
                 raise
             run_context.request_stop()  # a stop ended the wait of the hook
-        self._pass_on_stop(run_context)
+        self._stop_at_limit(run_context)
 
     def end(self, session: Any) -> None:
         try:
@@ -156,20 +174,18 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
     def _poll(self) -> None:
         """Update step and stop while the hook waits."""
         if self._raw is not None and self._step.statistics().tasks_waiting_for_step:
-            self._read_step()
+            self._reread_step()
         if self._their_coord is not None and self._their_coord.should_stop():
             self._stop.set()
             if self._coord is not None:
                 self._coord.request_stop()
 
-    def _read_step(self) -> None:
-        step = None if self._raw is None else self._raw.read_step()
-        if step is not None:
-            self._step.publish(step)
+    def _reread_step(self) -> None:
+        if self._raw is not None:  # another process may have moved it
+            self._step.admission.reread()
 
-    def _pass_on_stop(self, run_context: Any) -> None:
-        # TensorFlow's session has no limit
-        if self._context.stop_requested or self._step.is_at_limit:
+    def _stop_at_limit(self, run_context: Any) -> None:
+        if self._step.is_at_limit:  # TensorFlow's session has none
             run_context.request_stop()
 
     def in_session_context(
@@ -193,15 +209,6 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
 
     def _name(self) -> str:
         return type(self._hook).__name__
-
-
-def _take_up_step(raw: RawSession) -> None:
-    """Take the step of the model, also where it has gone back."""
-    known, found = raw.global_step.value, raw.read_step()
-    if found is not None and found < known:
-        raw.global_step.restart(found)
-    elif found is not None:
-        raw.global_step.publish(found)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

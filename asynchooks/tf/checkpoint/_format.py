@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +111,7 @@ class _GraphFiles(CheckpointFormat):
         meta_graph = v1.train.export_meta_graph(graph_def=graph_def, saver_def=saver_def)
         self._writer.add_meta_graph(meta_graph)
 
-    def restore(self, raw: RawSession) -> Restored | None:
+    def restored(self, raw: RawSession) -> Restored | None:
         """What was saved, in either format, with the model that the creator has restored."""
         prefix: str | None = getattr(raw.exposed, "asynchooks_restored", None)
         if prefix is None:
@@ -120,13 +121,13 @@ class _GraphFiles(CheckpointFormat):
             directory = CheckpointDirectory(os.path.dirname(place), name.rpartition("-")[0])
             for each in directory.checkpoints():
                 if each.prefix == os.path.abspath(prefix):
-                    return restored_from(directory, each, is_model=False)
+                    return restored_from(directory, each)
             return None
         path = f"{prefix}.{HOOKS}"
         if not tf.io.gfile.exists(path):
             return None
         facts = Facts(raw.read_step() or 0, 0.0, _read_hooks(path), None)
-        return Restored(path, facts, is_model=False)
+        return Restored(path, facts, None)
 
     def load(self, session: Any, checkpoint: Checkpoint) -> None:
         self._find_saver().restore(session, checkpoint.prefix)
@@ -272,10 +273,9 @@ class CopiedGraphFormat(_GraphFiles):
             self._meta = graph.version, meta.SerializeToString()
         return self._meta[1]
 
-    def reject(self, from_step: int, why: str) -> str | None:
-        newest = super().reject(from_step, why)
+    def reject(self, from_step: int, why: str) -> None:
+        super().reject(from_step, why)
         self._name_newest()
-        return newest
 
 
 def _read_hooks(path: str) -> bytes:
@@ -315,7 +315,9 @@ def durable_checkpoints(directory: str, newest: str | None) -> CheckpointDirecto
         names = {os.path.basename(newest)}
     else:
         manifests = glob.glob(os.path.join(glob.escape(directory), "*", "manifest.json"))
-        names = {os.path.basename(os.path.dirname(each)) for each in manifests}
+        found = {os.path.basename(os.path.dirname(each)) for each in manifests}
+        # other programs have manifests, too; those that were rejected have a further number
+        names = {each for each in found if re.fullmatch(r"(?!.*\.rejected-\d+$).+-\d+", each)}
     basenames = {name.rpartition("-")[0] for name in names}
     if len(basenames) != 1:
         return None

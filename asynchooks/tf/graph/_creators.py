@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_coordinator_context
 
+from ... import _check
 from ..._check import number
 from ..._errors import add_note, call_text
 from ..checkpoint._format import durable_checkpoints, is_durable
@@ -64,6 +65,13 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
         heartbeat_secs: float = 10.0,
     ) -> None:
         self._set_up(scaffold, master, config, heartbeat_secs)
+        checkpoint_dir, checkpoint_filename_with_path = (
+            _check.place(name, each, "a path") if each else each
+            for name, each in (
+                ("checkpoint_dir", checkpoint_dir),
+                ("checkpoint_filename_with_path", checkpoint_filename_with_path),
+            )
+        )
         self.checkpoint_dir = checkpoint_dir
         super().__init__(
             self.plain_scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path

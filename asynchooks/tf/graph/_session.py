@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import tensorflow as tf
@@ -117,6 +117,8 @@ class GraphSession(RawSession):
             self.step_times = StepTimes(always_in_thread=True)
         self._session = session
         session.asynchooks_raw = self  # for `raw_session_of`, which hooks that restore it ask first
+        if heartbeat is None:
+            session.run = self._noting(session.run)
         self._graph: tf.Graph = session.graph
         self._callables = Callables(session, is_remote=heartbeat is not None)
         with self._graph.as_default():
@@ -127,6 +129,22 @@ class GraphSession(RawSession):
             tensor = self._graph.as_graph_element(step, allow_operation=False)
             self._read = compiled(session, [tensor], pool=-1)
         self.no_options = (tf.compat.v1.RunOptions(), tf.compat.v1.RunMetadata())
+
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The session's `run`, which hooks, a step_fn and TensorFlow's own code call directly.
+
+        It may move the step, so that this is read again. On a server other processes are notified
+        of steps by runs of sessions alone, and see none go back.
+        """
+
+        @wraps(run)
+        def run_and_note(*args: Any, **options: Any) -> Any:
+            try:
+                return run(*args, **options)
+            finally:
+                self.global_step.admission.reread()
+
+        return run_and_note
 
     @property
     def exposed(self) -> Any:
@@ -184,31 +202,25 @@ class GraphSession(RawSession):
         return None if self._read is None else int(self._read()[0])
 
     async def take_up_step(self) -> None:
-        # where it has gone back, no other worker runs meanwhile
         if self._read is None:
             return
+        if self.notifier is None:
+            self.global_step.admission.reread()
+            return
+        # where it has gone back, no other worker runs meanwhile
+        notifier = self.notifier
         step, epoch = self.global_step, self.global_step.epoch
         # a step below one that was known before the read is no late notification
-        known, found = await self.call_blocking(lambda: (step.value, self._read_and_notify()))
+        known, found = await self.call_blocking(lambda: (step.value, notifier.read_step()))
         if found >= known or step.epoch != epoch:
             step.publish(found, epoch=epoch)
             return
         logger.info("A hook has set %s back from %d to %d", step.name, known, found)
         release = await take_alone(step, self)
         try:
-            await self.call_blocking(self._go_back)
+            await self.call_blocking(notifier.begin_epoch)
         finally:
             release()
-
-    def _read_and_notify(self) -> int:
-        return (self.read_step() or 0) if self.notifier is None else self.notifier.read_step()
-
-    def _go_back(self) -> None:
-        """Begin a new epoch, in all processes, at the step where the variable is."""
-        if self.notifier is None:
-            self.global_step.restart(self.read_step() or 0)
-        else:
-            self.notifier.begin_epoch()
 
     def read_step_after(self, error: BaseException) -> int | None:
         # the train op may have run although another op failed; a lost server would only block
@@ -232,15 +244,16 @@ class GraphSession(RawSession):
         return getattr(fetches, "graph", self._graph) is not self._graph
 
     def feed_names(self, key: Any) -> tuple[Hashable, ...]:
-        if getattr(key, "graph", self._graph) is not self._graph:
-            raise ValueError(f"{key!r} is fed, but it is no element of the session's graph")
+        if isinstance(key, tf.Tensor) and key.graph is self._graph:
+            return (key.name,)
         if isinstance(key, tf.SparseTensor):
-            return (key.indices.name, key.values.name, key.dense_shape.name)
+            key = (key.indices, key.values, key.dense_shape)
         if isinstance(key, tuple):  # feeds of a tuple of values
             return tuple(name for each in key for name in self.feed_names(each))
-        if isinstance(key, (str, tf.Variable)):  # a variable stands for its value
+        try:  # a variable stands for its value
             return (self._graph.as_graph_element(key, allow_operation=False).name,)
-        return (getattr(key, "name", key),)
+        except (TypeError, ValueError, KeyError):  # as the run will say
+            return (key if isinstance(key, str) else id(key),)
 
     def merge_options(self, requests: list[Any]) -> Any:
         """Source: TensorFlow's `_HookedSession._merge_run_options`."""

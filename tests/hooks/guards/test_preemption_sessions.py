@@ -263,11 +263,12 @@ async def test_overlapping_sessions_and_a_signal_that_is_given_twice_leave_no_ha
             await session.close()
 
 
+@pytest.mark.faults  # at its deadline the hook ends the process, so this one is generous
 async def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_of_its_own_step(
     tmp_path: Path,
 ) -> None:
     """Both blocks wait for another library; what is saved beside them lets them go on."""
-    hook = PreemptionHook(deadline_secs=1.5)
+    hook = PreemptionHook(deadline_secs=8.0)
     models = [Counter(), Counter()]
     sessions, release = list[MonitoredSession](), anyio.Event()
 
@@ -290,7 +291,7 @@ async def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_o
             since = anyio.current_time()
             while len(saved_steps(tmp_path)) < 2:
                 await anyio.lowlevel.checkpoint()
-            assert 0.7 < anyio.current_time() - since < 1.35
+            assert 3.7 < anyio.current_time() - since < 8.0
             release.set()
     assert saved_counts(tmp_path / "0") == {0: 0, 3: 3}
     assert saved_counts(tmp_path / "1") == {0: 0, 7: 7}
@@ -309,7 +310,7 @@ async def test_a_signal_ends_the_pause_before_a_session_is_recreated() -> None:
     lost = ScriptedSession([PreemptionError("lost")])
     away = PreemptionError("still away")
     creator = ScriptedSessionCreator([lost, away, ScriptedSession()])
-    recovery = Recovery(first_pause_secs=0.8, longest_pause_secs=0.8)
+    recovery = Recovery(first_pause_secs=60.0, longest_pause_secs=60.0)
     with left_by_signal():
         async with MonitoredSession([PreemptionHook()], creator, recovery=recovery) as session:
 
@@ -318,9 +319,8 @@ async def test_a_signal_ends_the_pause_before_a_session_is_recreated() -> None:
                 sigterm()
 
             session.start_soon(signal_soon)
-            since = anyio.current_time()
-            await session.run([])
-    assert anyio.current_time() - since < 0.5
+            with anyio.fail_after(30):
+                await session.run([])
 
 
 @pytest.mark.parametrize("secs", [math.inf, 1e10])

@@ -1,0 +1,386 @@
+"""CheckpointSaverHook: what is said where trained steps are in no checkpoint, and are replaced."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+from anyio.abc import TaskStatus
+
+from asynchooks import (
+    CheckpointError,
+    CheckpointSaverHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    SessionRunHook,
+    SharedSessionCreator,
+    StateDictSaver,
+    StopAtStepHook,
+)
+
+pytestmark = pytest.mark.anyio
+
+ADVICE = (
+    "let PreemptionHook() handle Ctrl-C and signals, and end training by session.request_stop(): "
+    "both save the last step"
+)
+
+
+class Model:
+    """Weights that count the steps."""
+
+    def __init__(self) -> None:
+        self.w = np.zeros(1)
+
+    def step(self) -> dict[str, float]:
+        self.w += 1.0
+        return {"loss": 0.5}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": self.w.copy()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.w[:] = state["w"]
+
+
+class OwnSaver:
+    """A saver that is the program's."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def save(self, path: str) -> None:
+        Path(path).write_text(str(self.model.w[0]))
+
+    def restore(self, path: str) -> None:
+        self.model.w[:] = float(Path(path).read_text())
+
+
+class TangledSaver(OwnSaver):
+    """What it holds holds itself."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.parts: dict[str, Any] = {"model": model}
+        self.parts["all"] = [self.parts]
+
+
+SAVERS: dict[str, Callable[[Model], Any]] = {
+    "an object": lambda model: StateDictSaver(model=model),
+    "arrays": lambda model: StateDictSaver(state={"w": model.w, "nested": {"parts": [model.w]}}),
+    "a saver of the program": OwnSaver,
+    "one that holds itself": TangledSaver,
+}
+savers = pytest.mark.parametrize("saver_of", SAVERS.values(), ids=SAVERS)
+
+
+def saving(directory: Path, model: Model, save_steps: int = 10, **options: Any) -> Any:
+    saver = options.pop("saver", None) or StateDictSaver(model=model)
+    return CheckpointSaverHook(directory, save_steps=save_steps, saver=saver, **options)
+
+
+def session_of(model: Model, *hooks: Any) -> MonitoredSession:
+    return MonitoredSession(hooks, FunctionSessionCreator(model.step))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "asynchooks" and record.levelno >= logging.WARNING
+    ]
+
+
+async def interrupted(session: MonitoredSession, num_steps: int) -> None:
+    """Run steps; then cancel the task, as a notebook's stop button does."""
+    with anyio.CancelScope() as scope:
+        async with session:
+            for _ in range(num_steps):
+                await session.run([])
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+
+
+async def test_a_cancellation_says_how_many_steps_are_not_saved_and_what_saves_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    await interrupted(session_of(model, saving(tmp_path, model)), 13)
+    assert warnings(caplog) == [
+        f"Training was cancelled at step 13. The newest checkpoint in {tmp_path} is of step 10: 3 "
+        f"steps are not saved. To keep such steps, {ADVICE}"
+    ]
+
+
+EXITS = [KeyboardInterrupt(), SystemExit(3), GeneratorExit(), ValueError("diverged")]
+
+
+@pytest.mark.parametrize("error", EXITS, ids=repr)
+async def test_any_other_end_names_what_ended_training(
+    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    with pytest.raises(type(error)):
+        async with session_of(model, saving(tmp_path, model)) as session:
+            await session.run([])
+            raise error
+    advice = f"To keep such steps, {ADVICE}"
+    if isinstance(error, Exception):
+        advice = "Save more often to lose fewer"
+    assert warnings(caplog) == [
+        f"Training was ended by {error!r} at step 1. The newest checkpoint in {tmp_path} is of "
+        f"step 0: 1 step is not saved. {advice}"
+    ]
+
+
+async def test_a_generator_that_is_closed_says_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+
+    async def losses() -> AsyncIterator[float]:
+        async with session_of(model, saving(tmp_path, model)) as session:
+            while True:
+                yield await session.run("loss")
+
+    generator = losses()
+    assert await anext(generator) == 0.5
+    await generator.aclose()  # type: ignore[attr-defined]
+    [warning] = warnings(caplog)
+    assert warning.startswith("Training was ended by GeneratorExit() at step 1.")
+
+
+async def test_a_dropped_session_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    sessions = [await session_of(model, saving(tmp_path, model)).open()]
+    await sessions[0].run([])
+    with pytest.warns(ResourceWarning, match="nothing was saved at the end"):
+        sessions.clear()
+    [warning] = warnings(caplog)
+    assert warning.startswith("A session was dropped at step 1. The newest checkpoint in")
+
+
+class FailsAtEnd(SessionRunHook):
+    async def end(self, session: Any) -> None:
+        raise ValueError("of end")
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("ending", ["just saved", "no step", "clean", "end fails"])
+async def test_nothing_is_said_where_nothing_is_unsaved(
+    ending: str, background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, hooks = Model(), list[Any]()
+    if ending == "end fails":
+        hooks = [FailsAtEnd()]
+    session = session_of(model, *hooks, saving(tmp_path, model, background=background))
+    if ending == "clean":
+        async with session:
+            for _ in range(13):
+                await session.run([])
+    elif ending == "end fails":
+        with pytest.raises(ValueError, match="of end"):
+            async with session:
+                await session.run([])
+    else:
+        await interrupted(session, 0 if ending == "no step" else 20)
+    assert warnings(caplog) == []
+
+
+async def test_steps_since_the_last_write_that_succeeded_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(OwnSaver):
+        def save(self, path: str) -> None:
+            if self.model.w[0] == 20:
+                raise OSError("the disk is full")
+            super().save(path)
+
+    model = Model()
+    with pytest.raises((OSError, CheckpointError)):
+        async with session_of(model, saving(tmp_path, model, saver=Full(model))) as session:
+            for _ in range(20):
+                await session.run([])
+    last = warnings(caplog)[-1]
+    assert f"The newest checkpoint in {tmp_path} is of step 10: 10 steps are not saved" in last
+
+
+async def test_nothing_is_said_of_steps_that_are_not_worth_saving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def step() -> dict[str, float]:
+        return {"loss": float("nan")}
+
+    model = Model()
+    hooks = [saving(tmp_path, model), NanTensorHook("loss")]
+    with pytest.raises(NanLossDuringTrainingError):
+        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+            await session.run([])
+    assert not any("not saved. " in each for each in warnings(caplog))
+
+
+async def test_workers_of_one_model_say_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    creator = SharedSessionCreator(FunctionSessionCreator(model.step), num_workers=3)
+
+    async def work(number: int, *, task_status: TaskStatus[None]) -> None:
+        async with MonitoredSession([saving(tmp_path / str(number), model)], creator) as session:
+            await session.run([])
+            task_status.started()
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        for number in range(3):
+            await group.start(work, number)
+        group.cancel_scope.cancel()
+    assert len(warnings(caplog)) == 1
+
+
+async def test_a_worker_that_leaves_after_a_later_save_says_it_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    creator = SharedSessionCreator(FunctionSessionCreator(model.step))
+    async with MonitoredSession([], creator):
+        for num_steps in (3, 2):  # the second one saves as it opens
+            hook = saving(tmp_path / str(num_steps), model)
+            await interrupted(MonitoredSession([hook], creator), num_steps)
+    said = [each.split(": ")[1].split(".")[0] for each in warnings(caplog)]
+    assert said == ["3 steps are not saved", "2 steps are not saved"]
+
+
+async def test_of_two_savers_of_one_model_the_newest_checkpoint_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    often = saving(tmp_path / "often", model, 5)
+    seldom = saving(tmp_path / "seldom", model, 100, saver=StateDictSaver(all={"w": model.w}))
+    same = saving(tmp_path / "same", model, 100)
+    await interrupted(session_of(model, same, often), 12)
+    [warning] = warnings(caplog)
+    assert f"The newest checkpoint in {tmp_path / 'often'} is of step 10: 2 steps are" in warning
+    caplog.clear()
+    await interrupted(session_of(model, same, seldom), 1)
+    assert len([each for each in warnings(caplog) if "cancelled" in each]) == 2  # of two models
+
+
+@savers
+async def test_opening_again_says_that_the_checkpoint_replaces_newer_weights_once(
+    saver_of: Callable[[Model], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    await interrupted(session_of(model, saving(tmp_path, model, saver=saver_of(model))), 13)
+    caplog.clear()
+    for expected in (
+        [
+            f"The checkpoint of step 10 in {tmp_path} replaces a model that was trained to step 13 "
+            f"in this process: 3 steps are lost. To keep such steps, {ADVICE}"
+        ],
+        [],
+    ):
+        hook = saving(tmp_path, model, saver=saver_of(model))
+        async with session_of(model, hook, StopAtStepHook(last_step=10)) as session:
+            assert (session.global_step.value, model.w[0]) == (10, 10.0)
+        assert warnings(caplog) == expected
+        caplog.clear()
+
+
+@savers
+async def test_nothing_is_said_where_another_model_is_restored(
+    saver_of: Callable[[Model], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = Model(), Model()
+    await interrupted(session_of(model, saving(tmp_path, model, saver=saver_of(model))), 13)
+    caplog.clear()
+    hook = saving(tmp_path, other, saver=saver_of(other))
+    async with session_of(other, hook, StopAtStepHook(last_step=10)):
+        assert other.w[0] == 10.0
+    assert warnings(caplog) == []
+
+
+async def test_another_directory_with_an_older_checkpoint_replaces_newer_weights_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    async with session_of(model, saving(tmp_path / "old", model)) as session:
+        await session.run([])
+    await interrupted(session_of(model, saving(tmp_path / "new", model)), 3)
+    caplog.clear()
+    await interrupted(session_of(model, saving(tmp_path / "old", model)), 0)
+    [warning] = warnings(caplog)
+    assert "step 1 in" in warning
+    assert "trained to step 3" in warning
+
+
+async def test_nothing_is_said_where_nothing_older_is_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, further = Model(), Model()
+    await interrupted(session_of(model, saving(tmp_path, model)), 3)
+    async with session_of(further, saving(tmp_path, further)) as session:
+        for _ in range(5):
+            await session.run([])
+    caplog.clear()
+    await interrupted(session_of(model, saving(tmp_path, model)), 0)  # the checkpoint is newer
+    assert model.w[0] == 5.0
+    await interrupted(session_of(model, saving(tmp_path / "empty", model)), 0)
+    assert warnings(caplog) == []
+
+
+async def test_a_session_that_saves_the_model_as_it_was_left_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    await interrupted(session_of(model, saving(tmp_path / "a", model)), 3)
+    caplog.clear()
+    for _ in range(2):  # saved when opened, in a directory of its own
+        await interrupted(session_of(model, saving(tmp_path / "b", model)), 0)
+    assert model.w[0] == 3.0
+    assert warnings(caplog) == []
+
+
+async def test_a_model_that_was_left_is_freed(tmp_path: Path) -> None:
+    model = Model()
+    await interrupted(session_of(model, saving(tmp_path, model)), 3)
+    left = weakref.ref(model)
+    del model
+    await anyio.lowlevel.checkpoint()
+    gc.collect()
+    assert left() is None
+
+
+@pytest.fixture
+def graph() -> Iterator[Any]:
+    tf = pytest.importorskip("tensorflow")
+    with tf.Graph().as_default():
+        yield tf
+
+
+@pytest.mark.tensorflow
+async def test_steps_of_a_graph_count_too(
+    graph: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    v1 = graph.compat.v1
+    step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
+    hook = CheckpointSaverHook(str(tmp_path), save_steps=10, saver=v1.train.Saver())
+    with anyio.CancelScope() as scope:
+        async with MonitoredSession([hook]) as session:
+            for _ in range(3):
+                await session.run(step)
+            scope.cancel()
+            await anyio.sleep_forever()
+    [warning] = [each for each in warnings(caplog) if "cancelled" in each]
+    assert f"The newest checkpoint in {tmp_path} is of step 0: 3 steps are not saved" in warning

@@ -1,0 +1,161 @@
+"""A worker that opens after the input of its training has ended: it ends, as after a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asynchooks import (
+    FeedHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    SessionRunHook,
+    SharedSessionCreator,
+    StopAtStepHook,
+    StopTraining,
+)
+from asynchooks.data import (
+    Stage,
+    batch,
+    interleave,
+    map_concurrent,
+    prefetch,
+    repeat,
+    rollouts,
+    shuffle,
+    take,
+)
+
+from ..support.faults import FaultError
+from .inputs import Counted, Diary, saving, until_stopped
+
+pytestmark = pytest.mark.anyio
+
+
+async def same(x: Any) -> Any:
+    return x
+
+
+INPUTS: dict[str, Callable[[Any], Stage[Any]]] = {
+    "batch": lambda source: batch(source, 1),
+    "prefetch": lambda source: prefetch(source, 2),
+    "map": lambda source: map_concurrent(same, source, 2),
+    "shuffle": lambda source: shuffle(source, 3, seed=1),
+    "interleave": lambda source: interleave([source]),
+    "epochs": lambda source: prefetch(repeat(source, 1), 2),
+    "take": lambda source: take(source, 9),
+    "rollouts": lambda source: rollouts(same, source, 1, concurrency=2, max_staleness=9),
+}
+
+
+class Worker:
+    """Its session, and how that ended."""
+
+    def __init__(self, source: Any, creator: Any, *, loops: bool = False) -> None:
+        self.loops, self.source = loops, source
+        self.session = MonitoredSession([] if loops else [FeedHook(source, "x")], creator)
+        self.error: BaseException | None = None
+
+    async def train(self) -> None:
+        async with self.session as session:
+            if self.loops:
+                async for item in session.batches(self.source):
+                    await session.run([], {"x": item})
+                return
+            while not session.should_stop():
+                try:
+                    await session.run([])
+                except BaseException as error:
+                    self.error = error
+                    raise
+
+
+def counting() -> tuple[SharedSessionCreator, list[Any]]:
+    seen: list[Any] = []
+
+    async def step(x: Any) -> dict[str, Any]:
+        await anyio.lowlevel.checkpoint()
+        seen.append(x)
+        return {}
+
+    return SharedSessionCreator(FunctionSessionCreator(step)), seen
+
+
+async def check_that_late_workers_end(source: Stage[Any], loops: bool) -> None:
+    creator, seen = counting()
+    await Worker(source, creator, loops=loops).train()
+    assert len(seen) == 6
+    for _ in range(2):
+        late = Worker(source, creator, loops=loops)
+        await late.train()
+        assert type(late.error) is (type(None) if loops else StopTraining)
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("around", INPUTS)
+@pytest.mark.parametrize("loops", [True, False])
+async def test_a_worker_that_opens_behind_the_end_of_its_input_ends_cleanly(
+    around: str, loops: bool
+) -> None:
+    await check_that_late_workers_end(INPUTS[around](range(6)), loops)
+
+
+@pytest.mark.parametrize("around", ["prefetch", "batch", "rollouts"])
+async def test_so_does_one_whose_input_is_a_stream_that_was_closed(around: str) -> None:
+    sender, receiver = anyio.create_memory_object_stream[int](6)
+    with receiver:
+        for number in range(6):
+            sender.send_nowait(number)
+        sender.close()
+        await check_that_late_workers_end(INPUTS[around](receiver), loops=False)
+
+
+async def test_its_first_run_says_that_the_input_has_ended() -> None:
+    source, (creator, _) = prefetch(range(3), 1), counting()
+    await Worker(source, creator).train()
+    async with MonitoredSession([FeedHook(source, "x")], creator) as session:
+        assert not session.should_stop()
+        with pytest.raises(StopTraining, match="the input prefetch.* has ended"):
+            await session.run([])
+
+
+@pytest.mark.parametrize("is_failed", [True, False])
+async def test_an_input_that_was_closed_before_its_end_is_not_taken_for_one_that_has_ended(
+    is_failed: bool,
+) -> None:
+    source, (creator, seen) = prefetch(Counted(4, FaultError()), 2), counting()
+    first = MonitoredSession([FeedHook(source, "x"), StopAtStepHook(num_steps=2)], creator)
+    if is_failed:
+        with pytest.raises(FaultError):
+            await Worker(source, creator).train()
+    else:
+        async with first as session:
+            await until_stopped(session)
+    with pytest.raises(RuntimeError, match="is closed; make a new one"):
+        await Worker(source, creator).train()
+    assert len(seen) == (4 if is_failed else 2)
+
+
+async def test_another_training_with_an_input_that_has_ended_is_refused() -> None:
+    source, diary = prefetch(range(3), 1), Diary()
+    await Worker(source, diary.creator).train()
+    with pytest.raises(RuntimeError, match="is closed; make a new one"):
+        await Worker(source, diary.creator).train()
+    assert diary.items == [0, 1, 2]
+
+
+async def test_it_ends_cleanly_also_where_it_restores_the_checkpoint_of_the_end(
+    tmp_path: Path,
+) -> None:
+    source, diary = prefetch(batch(range(6), 2), 2), Diary()
+    creator = SharedSessionCreator(diary.creator)
+    for _ in range(2):
+        hooks: list[SessionRunHook] = [FeedHook(source, "x"), saving(tmp_path, diary)]
+        async with MonitoredSession(hooks, creator) as session:
+            await until_stopped(session)
+        assert diary.items == list(range(6))
