@@ -95,7 +95,7 @@ def hooks_for(
         FeedFnHook(lambda: feeds),
         FinalOpsHook(loss),
         EvaluationHook(evaluate, every_n_steps=every, output_dir=within("eval")),
-        EarlyStoppingHook(loss, patience=FOREVER),
+        EarlyStoppingHook(loss, patience=FOREVER, mode="min"),
         TimeLimitHook(secs=FOREVER),
         StallHook(secs=FOREVER),
         LoopLagHook(max_lag_secs=3600.0),

@@ -18,6 +18,7 @@ from .._engine.stop import EndsAtStop, Stop
 from .._engine.sync import NO_LOCK, CallLock
 from .._errors import StepUnreachableError, StopTraining
 from .gate import ADVANCED, Answer, Asker, Gate, Ticket
+from .gate import After as After
 from .source import Demand, SourceState, StepSource
 from .waiters import Waiters
 
@@ -193,7 +194,7 @@ class Admission:
         gate.taken_here = gate.num_taken
         return epoch
 
-    def end_here(self, epoch: int, after: int | Sentinel | None) -> int | None:
+    def end_here(self, epoch: int, after: After | None) -> int | None:
         """Settle a step that `begin_here` began, with the step after it, None if it failed.
 
         Returns what `settle` does.
@@ -286,7 +287,7 @@ class Admission:
             "credits below the limit. Keep the source open until the sessions have closed."
         )
 
-    def settle(self, ticket: Ticket, value: int | Sentinel | None = None) -> int | None:
+    def settle(self, ticket: Ticket, value: After | None = None) -> int | None:
         """Give a ticket back with the step read after the run, None if it failed.
 
         The step may also be `ADVANCED`, or `UNREAD` if nothing depends on it now.
@@ -330,6 +331,13 @@ class Admission:
     def is_watched(self) -> bool:
         """Whether a limit or a waiter depends on the step after each run."""
         return self.gate.limit is not None or self.waiters.next_step < math.inf
+
+    def is_made_alone(self, step: int) -> bool:
+        """Whether this step, as it was read after a run, can only have been made by that run.
+
+        Also where no session is open: hooks are called by hand.
+        """
+        return self.gate.lone == step or not self.waiters.workers
 
     @property
     def leads_to_limit(self) -> bool:

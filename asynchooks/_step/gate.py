@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from itertools import takewhile
+from typing import Any, NamedTuple
 
 from .._engine.base import Engine, Sentinel, Slot
 from .._engine.current import system_now
@@ -20,6 +21,19 @@ ADVANCED = Sentinel("ADVANCED")
 """In place of the step after a run: one more than before, as the run alone counts it."""
 UNREAD = Sentinel("UNREAD")
 """In place of the step after a run: it may have moved, and is read when it is asked for."""
+
+
+class Kept(NamedTuple):
+    """The step after a run, with outputs of the run that are kept for a save of that step."""
+
+    after: int | Sentinel
+    outputs: Mapping[str, Any]
+    owner: object
+    """What computes them: of several models that count on one step, this one."""
+
+
+After = int | Sentinel | Kept
+"""The step after a run: as it was read, `ADVANCED` or `UNREAD`, perhaps with outputs."""
 
 
 class Answer(Enum):
@@ -74,10 +88,10 @@ class Gate:
 
     __slots__ = (
         "abandoned", "askers", "credits", "engine", "epoch", "first_epoch", "grants", "holder",
-        "is_closed", "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept_from",
-        "lease_until", "limit", "low_water", "needs_credits", "num_forgets", "num_lost",
-        "num_taken", "num_void", "published_only", "read_runs", "reader", "source", "stride",
-        "taken_here", "terms", "tickets", "unread_runs", "value", "value_here",
+        "is_closed", "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept",
+        "kept_from", "lease_until", "limit", "lone", "low_water", "needs_credits", "num_forgets",
+        "num_lost", "num_taken", "num_void", "published_only", "read_runs", "reader", "source",
+        "stride", "taken_here", "terms", "tickets", "unread_runs", "value", "value_here",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -88,6 +102,9 @@ class Gate:
         self.num_taken = 0  # values taken, ever: one that was read before the last is no news
         self.epoch = 0
         self.first_epoch = 0  # runs that began in it, or later, still move the step
+        # with the step that the run made; no outputs where it is not known which run that was
+        self.kept: tuple[int, Kept | None] = -1, None
+        self.lone = -1  # the last step that was read after a run which alone may have made it
         self.limit: int | None = None
         self.is_closed = False  # no further run is granted, whatever the limit
         self.published_only = False  # runs do not count; callers of `publish` respect the limit
@@ -228,7 +245,7 @@ class Gate:
             and self.credits <= self.low_water and self.value < self.limit
         )  # fmt: skip
 
-    def settle(self, ticket: Ticket, value: int | Sentinel | None) -> int | None:
+    def settle(self, ticket: Ticket, value: After | None) -> int | None:
         """Take the ticket back, with the step after its run (None: the run failed).
 
         Returns what `move` does.
@@ -250,7 +267,7 @@ class Gate:
         return made
 
     def move(
-        self, epoch: int, num_taken: int, before: int | None, after: int | Sentinel | None
+        self, epoch: int, num_taken: int, before: int | None, after: After | None
     ) -> int | None:
         """Take note of the step after a run; `before` it, if that was known and it was alone.
 
@@ -262,24 +279,45 @@ class Gate:
         if after is UNREAD:
             self.unread_runs += 1
             return None
+        kept = after if isinstance(after, Kept) else None
+        if isinstance(after, Kept):
+            after = after.after
         if isinstance(after, Sentinel):  # ADVANCED
             self.value = after = self.value + 1
         elif not self.take(after, epoch, num_taken):
             self.unread_runs += 1
+        if kept is not None:
+            self._keep(after, kept, is_alone=before is not None)
         # where others move it too, an advance says nothing of the run
-        counts_alone = not self.published_only and self.source is None
-        if counts_alone and before is not None and after - before > (self.stride or 0):
-            self.stride = after - before
+        if before is not None and not self.published_only and self.source is None:
+            self.lone = after
+            if after - before > (self.stride or 0):
+                self.stride = after - before
         return after
 
-    def learn(self, value: int | Sentinel) -> None:
+    def learn(self, value: After) -> None:
         """Take note of a step that was published, perhaps late."""
         if value is UNREAD:
             self.unread_runs += 1
             return
+        kept = value if isinstance(value, Kept) else None
+        if isinstance(value, Kept):
+            value = value.after
         after = self.value + 1 if isinstance(value, Sentinel) else value
         self.value = max(self.value, after)
         self.num_taken += 1
+        if kept is not None:
+            self._keep(after, kept, is_alone=True)
+
+    def _keep(self, made: int, kept: Kept, *, is_alone: bool) -> None:
+        """Keep the outputs of the run that made the present step: the first that comes to it.
+
+        Of runs that were not alone and came to the same step, it is not known which one made it.
+        """
+        if made == self.value and self.kept[0] != made:
+            self.kept = made, kept
+        elif made == self.value and not is_alone:
+            self.kept = made, None
 
     def take(self, value: int, epoch: int, num_taken: int) -> bool:
         """Take note of a step that was read, in this epoch and since so many values were taken.
@@ -308,6 +346,7 @@ class Gate:
         self.epoch += 1
         self.first_epoch = self.epoch
         self.value = value
+        self.kept, self.lone = (-1, None), -1
         self.num_taken += 1
         self.read_runs = self.unread_runs
         self.num_void += self.tickets
@@ -318,6 +357,7 @@ class Gate:
     def reset_limit(self) -> None:
         """The last worker has closed: the next one to open sets a limit of its own."""
         self.limit = self.engine = None
+        self.kept = -1, None
         self.is_closed = False
         self.void_credits()
 

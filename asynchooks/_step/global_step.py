@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from .._check import integer, number
-from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot, async_block
+from .._engine.base import STOPPED, TIMED_OUT, Engine, Slot, async_block
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
 from .._errors import StepSourceLostError, StepUnreachableError, StopTraining
-from .admission import LOST, UNREACHABLE, Admission, wake_all
+from .admission import LOST, UNREACHABLE, Admission, After, wake_all
 from .admission import GlobalStepStatistics as GlobalStepStatistics
 from .source import Demand, SourceState, StepSource
 from .waiters import Listener, Waiter, Worker
@@ -318,7 +318,7 @@ class GlobalStep:
 
         return forget
 
-    def publish(self, value: int | Sentinel, *, epoch: int | None = None) -> None:
+    def publish(self, value: After, *, epoch: int | None = None) -> None:
         """Record that the step has reached a value, and wake its waiters; from any thread.
 
         A value of another epoch, or one below the current value, is outdated and ignored.

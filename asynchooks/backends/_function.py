@@ -13,7 +13,7 @@ from .._engine.base import Sentinel
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import is_async
 from .._errors import FeedError, FetchError, StepFunctionError, shown
-from .._step.gate import ADVANCED
+from .._step.gate import ADVANCED, After, Kept
 from .._step.global_step import GlobalStep
 from ._callee import callee_of
 from ._creator import SessionCreator, SessionHandle
@@ -146,6 +146,7 @@ class FunctionSession(RawSession):
         self._looks_at_step = True
         self._has_said_step = False
         self._is_plain = False  # a call needs neither that look nor feeds
+        self._kept_names: tuple[str, ...] = ()  # of outputs that a saver ranks checkpoints by
 
     def first_step(self, last: int) -> int:
         return max(self._initial_step, last)
@@ -198,8 +199,8 @@ class FunctionSession(RawSession):
             outputs = self._step_function()
         if type(outputs) is dict:
             # what most steps come to, without a further call
-            counts_itself = self._may_go_back or before or "global_step" in outputs
-            if not counts_itself and type(fetches) is str and fetches in outputs:
+            is_more = self._kept_names or self._may_go_back or before or "global_step" in outputs
+            if not is_more and type(fetches) is str and fetches in outputs:
                 return outputs[fetches], ADVANCED
         elif type(outputs) is CoroutineType or inspect.isawaitable(outputs):
             return self._finish(outputs, fetches, before)
@@ -207,11 +208,12 @@ class FunctionSession(RawSession):
 
     async def _finish(
         self, pending: Awaitable[Any], fetches: Any, before: _Place | None
-    ) -> tuple[Any, int | Sentinel]:
+    ) -> tuple[Any, After]:
         outputs = await pending
         is_plain = type(outputs) is dict and type(fetches) is str and fetches in outputs
+        is_more = self._kept_names or self._may_go_back or before
         # as in run_and_read_step
-        if is_plain and not (self._may_go_back or before or "global_step" in outputs):
+        if is_plain and not (is_more or "global_step" in outputs):
             return outputs[fetches], ADVANCED
         if inspect.isawaitable(outputs):  # a function of two phases, with one step in flight
             outputs = await outputs
@@ -242,7 +244,7 @@ class FunctionSession(RawSession):
             )
         return self._results_of(later)
 
-    async def _results_of(self, later: Awaitable[Any]) -> tuple[Any, int | Sentinel]:
+    async def _results_of(self, later: Awaitable[Any]) -> tuple[Any, After]:
         outputs = await later
         if self._counts and isinstance(outputs, Mapping) and "global_step" in outputs:
             raise StepFunctionError(
@@ -250,15 +252,33 @@ class FunctionSession(RawSession):
                 f'"global_step"; with in_flight={self._in_flight} each step counts as one, so that '
                 "training stops exactly at its limit: leave that output out, or in_flight"
             )
-        return outputs, self._step_after(outputs, None)
+        return outputs, self._with_kept(outputs, self._step_after(outputs, None))
+
+    def keep_for_saves(self, fetches: Any) -> bool:
+        if not (self._counts and isinstance(fetches, str)):
+            return False
+        if fetches not in self._kept_names:
+            self._kept_names += (fetches,)
+        return True
+
+    def kept_outputs(self, step: int) -> Mapping[str, Any]:
+        made, kept = self.global_step.admission.gate.kept
+        is_mine = kept is not None and made == step and kept.owner is self._step_function
+        return kept.outputs if kept is not None and is_mine else {}
+
+    def _with_kept(self, outputs: Mapping[str, Any], after: int | Sentinel) -> After:
+        if not (self._kept_names and self._counts):
+            return after
+        kept = {name: outputs[name] for name in self._kept_names if name in outputs}
+        return Kept(after, kept, self._step_function)
 
     def pick(self, outputs: Any, fetches: Any) -> Any:
         return pick(outputs, fetches)
 
-    async def _publish_later(self, pending: Awaitable[tuple[Any, int | Sentinel]]) -> Any:
+    async def _publish_later(self, pending: Awaitable[tuple[Any, After]]) -> Any:
         return self._publish(*await pending)
 
-    def _publish(self, outputs: Any, after: int | Sentinel) -> Any:
+    def _publish(self, outputs: Any, after: After) -> Any:
         self.global_step.publish(after, epoch=self._epoch)
         return outputs
 
@@ -266,13 +286,11 @@ class FunctionSession(RawSession):
         self._looks_at_step = looks
         self._is_plain = not (looks or self._parameters.are_required)
 
-    def _picked(
-        self, outputs: Any, fetches: Any, before: _Place | None
-    ) -> tuple[Any, int | Sentinel]:
+    def _picked(self, outputs: Any, fetches: Any, before: _Place | None) -> tuple[Any, After]:
         """(what was fetched, the step after the run)."""
         after = self._step_after(outputs, before)
         try:
-            return pick(outputs, fetches), after
+            return pick(outputs, fetches), self._with_kept(outputs, after)
         except FetchError:
             self._publish(None, after)  # the step was made all the same
             raise

@@ -106,6 +106,18 @@ class RawSession(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
 
+    def keep_for_saves(self, fetches: Any) -> bool:
+        """For a save of the present step: have runs say which step they made, and what they gave.
+
+        Returns:
+            Whether these fetches are kept of the runs of all workers, for `kept_outputs`.
+        """
+        return False
+
+    def kept_outputs(self, step: int) -> Mapping[str, Any]:
+        """What is kept of the run that made this step, as far as it is known."""
+        return {}
+
     def pick(self, outputs: Any, fetches: Any) -> Any:
         """The outputs of a submitted step that were asked for, nested as `fetches`."""
         raise NotImplementedError(f"{type(self).__name__} has no steps in flight")

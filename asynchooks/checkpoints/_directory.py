@@ -66,7 +66,8 @@ class CheckpointDirectory(CheckpointPlace):
         directory: made by `open`, with its parents; a path that does not change with `chdir`.
         basename: each checkpoint is named `<basename>-<step>`; no separators, no leading dot, and
             at most 175 bytes.
-        retention: which ones stay after a save; None means Retention().
+        retention: which ones stay after a save; with `keep_best` it needs a `mode`. None means
+            Retention().
 
     Raises:
         ValueError, TypeError: an argument is not as described.

@@ -14,6 +14,7 @@ from typing import Any
 
 from .._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
 from ._files import digest, is_damage, kind_of, open_file, sync_directory, sync_file
+from ._mode import Mode
 
 MANIFEST = "manifest.json"
 _FORMAT = "asynchooks checkpoint"
@@ -36,6 +37,7 @@ class Checkpoint:
         seconds: seconds of training until then, >= 0.
         metric: what `Retention.keep_best` compares, or None.
         num_bytes: bytes of all files but the manifest.
+        mode: which metric is better, as the run that saved it had it; None if it did not say.
 
     Example:
         hook = CheckpointSaverHook("ckpt", save_steps=1, saver=saver)
@@ -56,6 +58,7 @@ class Checkpoint:
     seconds: float
     metric: float | None
     num_bytes: int
+    mode: Mode | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Manifest:
     seconds: float
     metric: float | None
     files: Mapping[str, tuple[int, str]]
+    mode: Mode | None = None
 
     @property
     def name(self) -> str:
@@ -78,7 +82,7 @@ class Manifest:
         prefix = os.path.join(path, self.name)
         num_bytes = sum(size for size, _ in self.files.values())
         return Checkpoint(
-            path, prefix, self.step, self.serial, self.seconds, self.metric, num_bytes
+            path, prefix, self.step, self.serial, self.seconds, self.metric, num_bytes, self.mode
         )
 
     def encoded(self, where: str) -> bytes:
@@ -96,6 +100,8 @@ class Manifest:
                 for name, (size, sha256) in self.files.items()
             },
         }
+        if self.mode is not None:
+            content["mode"] = self.mode.value
         encoded = _encoded({**content, "checksum": _checksum(content)})
         if len(encoded) > MAX_BYTES:
             raise CheckpointError(
@@ -235,6 +241,7 @@ def _parsed(content: dict[str, Any]) -> Manifest:
             _file_name(name): (_number("size", file["size"], 0), _sha256(file["sha256"]))
             for name, file in content["files"].items()
         },
+        mode=Mode(content["mode"]) if "mode" in content else None,
     )
 
 

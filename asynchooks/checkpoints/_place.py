@@ -17,7 +17,8 @@ from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_
 from ._files import digest, kind_of, sync_tree, walk
 from ._layout import ADDED_BYTES
 from ._manifest import MANIFEST, Checkpoint, Manifest
-from ._retention import Mode, Retention, best_first
+from ._mode import checked_mode
+from ._retention import Retention, best_first
 
 logger = logging.getLogger("asynchooks")
 
@@ -46,6 +47,11 @@ class CheckpointPlace:
             Retention,
             "a Retention(max_to_keep=...)",
         )
+        if self._retention.keep_best and self._retention.mode is None:
+            raise ValueError(
+                f"{self._retention!r} does not say which metric is better; give mode=Mode.MIN if "
+                "smaller is better, else mode=Mode.MAX"
+            )
         self._found_damaged: set[int] = set()  # serials
         self._serial = 0  # the highest ever given here; a failed save leaves a gap
 
@@ -106,6 +112,7 @@ class CheckpointPlace:
             ),
             metric=checked_metric(metric),
             files={},
+            mode=checked_mode(self._retention.mode),
         )
         files = _checked_extra(extra, draft.name)
         self._serial += 1
@@ -142,13 +149,18 @@ class CheckpointPlace:
         return self._first_intact("checkpoint", lambda found: found[::-1], limit)
 
     def best(self) -> Checkpoint | None:
-        """As `newest_intact`, but the one with the best metric, of equal ones the newest.
+        """As `newest_intact`, but the one with the best metric, of equal ones the first.
+
+        Which metric is better is what the `retention` says, or else the run that saved them.
 
         Returns:
             None if there are no checkpoints, or none with a metric.
+
+        Raises:
+            ValueError: metrics differ, and neither says which one is better.
         """
         return self._first_intact(
-            "checkpoint with a metric", lambda found: best_first(found, self._retention.mode)
+            "checkpoint with a metric", lambda found: best_first(found, self._retention)
         )
 
     def is_better(self, metric: float) -> bool:
@@ -158,13 +170,12 @@ class CheckpointPlace:
             CheckpointError: the directory cannot be read.
         """
         retention = self._retention
-        best = best_first(self.checkpoints(), retention.mode)[: retention.keep_best]
-        if len(best) < retention.keep_best:
-            return True
-        worst = best[-1].metric if best else None
-        if worst is None:  # none is kept for that
+        mode = checked_mode(retention.mode)
+        if mode is None or not retention.keep_best:  # none is kept for that
             return False
-        return metric < worst if retention.mode is Mode.MIN else metric > worst
+        best = best_first(self.checkpoints(), retention)[: retention.keep_best]
+        worst = best[-1].metric if len(best) == retention.keep_best else None
+        return worst is None or mode.is_better(metric, worst)
 
     def _first_intact(
         self,

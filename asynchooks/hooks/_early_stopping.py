@@ -21,7 +21,8 @@ from .._hook import (
 from .._log import fields
 from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
-from ..checkpoints import Mode
+from .._stopping.session_stop import SessionStop
+from ..checkpoints import Checkpoint, Mode
 from ._metrics import MetricReader
 from .checkpoint._saver_hook import CheckpointSaverHook
 
@@ -40,16 +41,20 @@ class EarlyStoppingHook(SessionRunHook):
             a number, or None when there is nothing to look at.
         patience: looks in a row without improvement before the stop, >= 1.
         min_delta: how much a value must exceed the best one to be better, >= 0.
-        mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is.
+        mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is, or their texts. None takes
+            it from the name of the metric, or of the function, where that is plain, as `val_loss`
+            or `accuracy` are.
         restore_best: whether a training that this hook has stopped ends, when no worker trains any
-            more, with the model of the best checkpoint of the session's CheckpointSaverHook. That
-            hook decides by its own `metric`, and needs `retention=Retention(keep_best=1)`, and on a
-            graph `background=True`.
+            more, with the model of the best checkpoint. A CheckpointSaverHook of the session must
+            have the same `metric`, and `retention=Retention(keep_best=1)`, and on a graph
+            `background=True`. Only what it has saved can be brought back: `best` and `best_step`
+            are then those of that checkpoint.
 
     Raises:
         ValueError, TypeError: an argument is out of its range, or of another type.
-        RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook, or the
-            EvaluationHook of the metric is not in the session.
+        TypeError: there is no `mode`, and the metric's name does not say one.
+        RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook, or with
+            several, or the EvaluationHook of the metric is not in the session.
         ValueError: when opening: that CheckpointSaverHook has another mode.
         MetricError: out of `run`: the metric is NaN, or no number.
 
@@ -70,7 +75,7 @@ class EarlyStoppingHook(SessionRunHook):
         patience: int,
         *,
         min_delta: float = 0.0,
-        mode: Mode = Mode.MIN,
+        mode: Mode | str | None = None,
         restore_best: bool = False,
     ) -> None:
         if metric is None:
@@ -81,10 +86,12 @@ class EarlyStoppingHook(SessionRunHook):
         self._min_delta = _check.number(
             "min_delta", min_delta, least=0, finite=False, expected="a number >= 0"
         )
-        self._mode = _check.instance("mode", mode, Mode, "Mode.MIN or Mode.MAX")
+        advice = "give EarlyStoppingHook mode=Mode.MIN if smaller is better, else mode=Mode.MAX"
+        self._mode = MetricReader(metric).mode(mode, advice)
         self._restores_best = restore_best
         self.uses_default_graph = callable(metric)  # which is the user's
         self._saver: CheckpointSaverHook | None = None
+        self._stops: SessionStop | None = None  # those of its session; None by hand
         self._forget()
 
     def _forget(self) -> None:
@@ -92,45 +99,62 @@ class EarlyStoppingHook(SessionRunHook):
         self._best: float | None = None
         self._best_step: int | None = None
         self._num_worse = 0
+        self._reason: StopReason | None = None  # why this hook has stopped training
 
     @property
     def best(self) -> float | None:
-        """The best value so far, None before the first look."""
+        """The best value so far, None before the first look; that of the model brought back."""
         return self._best
 
     @property
     def best_step(self) -> int | None:
-        """The global step at which it was taken."""
+        """The global step that it belongs to."""
         return self._best_step
 
     async def begin(self) -> None:
         self._forget()
         self._saver = None
         shared = SessionHooks.of(self)
+        self._stops = shared.stops
         shared.check(lambda: self._find_saver([*shared.hooks, *shared.begun]))
 
     def _find_saver(self, hooks: Sequence[Any]) -> None:
         """Find what this hook needs among the session's hooks, each of which has begun."""
         self._reader.check_is_taken(hooks, "EarlyStoppingHook")
-        if current_stand_in() is not None:  # a plan saves nothing that could be restored
-            return
-        savers = [each for each in hooks if isinstance(each, CheckpointSaverHook)]
-        self._saver = next((each for each in savers if each.best_mode is not None), None)
-        if not self._restores_best:
-            return
-        if self._saver is None:
+        if current_stand_in() is not None or not self._restores_best:
+            return  # a plan saves nothing that could be restored
+        found = {id(each): each for each in hooks if isinstance(each, CheckpointSaverHook)}
+        savers = [each for each in found.values() if each.best_mode is not None]
+        same = [each for each in savers if each.has_metric(self._reader)]
+        metric = self._reader.shown
+        if not savers:
             raise RuntimeError(
                 "EarlyStoppingHook(restore_best=True) finds no checkpoint to restore: give the "
                 "session a CheckpointSaverHook(..., retention=Retention(keep_best=1), "
-                f"metric={self._metric!r}), on a graph with background=True"
+                f"metric={metric}), on a graph with background=True"
             )
-        if self._saver.best_mode is not self._mode:
+        if not same:
+            others = ", ".join(sorted(each.metric_shown for each in savers))
+            raise RuntimeError(
+                f"EarlyStoppingHook(restore_best=True) decides by the metric {metric}, and the "
+                f"session's CheckpointSaverHook keeps the best by {others}: it would restore "
+                f"another model; give both the same metric (of functions, the same object)"
+            )
+        modes = [each for each in same if each.best_mode is self._mode]
+        if not modes:
             raise ValueError(
                 f"EarlyStoppingHook(mode={self._mode}, restore_best=True) got a "
-                f"CheckpointSaverHook that keeps the best by {self._saver.best_mode}, expected "
+                f"CheckpointSaverHook that keeps the best by {same[0].best_mode}, expected "
                 f"{self._mode}: it would restore another model; give both the same mode: "
                 f"Retention(keep_best=1, mode={self._mode})"
             )
+        if len(modes) > 1:
+            raise RuntimeError(
+                f"EarlyStoppingHook(restore_best=True) got {len(modes)} CheckpointSaverHooks that "
+                f"keep the best by {metric}, expected one, as they may have saved other steps: "
+                "leave keep_best out of the others' retention"
+            )
+        self._saver = modes[0]
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         if self._num_worse >= self._patience:  # the restored training has stopped already
@@ -151,12 +175,22 @@ class EarlyStoppingHook(SessionRunHook):
             # an exclusive evaluation ends after every after_run
             run_context.finish_with(look, phase=FinishPhase.DECIDE)
 
+    async def before_end(self, session: Any) -> None:
+        stops, saver = self._stops, self._saver
+        if self._reason is None or saver is None:
+            return
+        if stops is None or stops.reason is self._reason:  # else something else came first
+            saver.checkpointer.restore_best_at_end(self._take_best)
+
     def _look(self, run_context: SessionRunContext, results: Any) -> None:
-        taken = self._reader.read(results, run_context.global_step.value)
+        is_of_run = self._reader.args is not None
+        step = run_context.step if is_of_run else run_context.global_step.value
+        taken = self._reader.read(results, step)
         if taken is None:
             return
         step, value = taken
-        if self._is_better(value):
+        best = self._best
+        if best is None or self._mode.is_better(value, best, by=self._min_delta):
             self._best, self._best_step, self._num_worse = value, step, 0
             return
         self._num_worse += 1
@@ -165,20 +199,33 @@ class EarlyStoppingHook(SessionRunHook):
             run_context.request_stop(reason, all_workers=True)
 
     def _stop(self, step: int, worker: int | None) -> StopReason:
-        """Why training stops; also has the best restored at its end, if that was asked for."""
+        """Why training stops."""
         best = f"{self._best:g} of step {self._best_step}"
-        why = f"no better than {best} for {self._num_worse} looks"
+        why = f"no better than {best} for {self._num_worse} looks ({self._mode.says})"
         extra = fields(self, step=step, worker=worker, reason=why)
         logger.info("Early stopping: %s", why, extra=extra)
-        if self._restores_best and self._saver is not None:
-            self._saver.checkpointer.restore_best_at_end()
-        return StopReason("EarlyStoppingHook", why)
+        self._reason = StopReason("EarlyStoppingHook", why)
+        return self._reason
 
-    def _is_better(self, value: float) -> bool:
-        if self._best is None:
-            return True
-        gain = self._best - value if self._mode is Mode.MIN else value - self._best
-        return gain > self._min_delta
+    def _take_best(self, checkpoint: Checkpoint | None, step: int) -> None:
+        """The model is that of this checkpoint now; of none, it stays as it is at this step."""
+        assert self._best is not None
+        if checkpoint is None or checkpoint.metric is None:
+            logger.warning(
+                "No checkpoint has a metric: the model stays as it is at step %d, and the best one "
+                "that was seen, %g of step %s, is not brought back. A checkpoint has the metric of "
+                "a run or an evaluation of its own step: save the steps that are looked at",
+                step, self._best, self._best_step, extra=fields(self, step=step),
+            )  # fmt: skip
+            return
+        if self._mode.is_better(self._best, checkpoint.metric):
+            logger.warning(
+                "The model is that of step %d, with %g: the best one that was seen, %g of step "
+                "%s, is in no checkpoint. Save the steps that are looked at",
+                checkpoint.step, checkpoint.metric, self._best, self._best_step,
+                extra=fields(self, step=step),
+            )  # fmt: skip
+        self._best, self._best_step = checkpoint.metric, checkpoint.step
 
     def state_dict(self) -> dict[str, Any]:
         state = {

@@ -10,6 +10,8 @@ from typing import Any
 from .. import _check
 from .._errors import MetricError, shown
 from .._hook import SessionRunArgs
+from ..checkpoints import Mode
+from ..checkpoints._mode import checked_mode, mode_of
 
 
 class Results:
@@ -86,6 +88,11 @@ class Metric:
         self.owner = owner
 
     @property
+    def key(self) -> str:
+        """Its name among the results."""
+        return self._key
+
+    @property
     def name(self) -> str:
         """Its tag in TensorBoard, `<name of the evaluations>/<key>`."""
         return f"{self._results.name}/{self._key}"
@@ -122,9 +129,8 @@ class Metric:
             )
 
     def of(self, results: Mapping[str, float]) -> float | None:
-        """The value in results of one evaluation; None if it gave none. MetricError: it is NaN."""
-        value = results.get(self._key)
-        return None if value is None else as_number(value, self)
+        """The value in results of one evaluation, perhaps NaN; None if it gave none."""
+        return results.get(self._key)
 
     def __call__(self) -> float | None:
         """The last value; None if there is none yet."""
@@ -136,9 +142,9 @@ class Metric:
 
 
 class MetricReader:
-    """How one hook reads the metric that its user gave. Each value of a `Metric` is read once.
+    """How one hook reads the metric that its user gave.
 
-    All its methods raise MetricError where the metric is missing, or NaN, or not a number.
+    All its methods raise MetricError where the metric is missing, or not a number.
 
     Args:
         metric: fetches of one number, a `Metric`, or a function that returns a number or None.
@@ -150,6 +156,48 @@ class MetricReader:
         self.args = None if callable(metric) else SessionRunArgs(metric)
         self._last_taken: int | None = None
 
+    @property
+    def is_function(self) -> bool:
+        """Whether the user's function gives it; else the run or the evaluation of a step does."""
+        return self.evaluation is None and self.args is None
+
+    @property
+    def shown(self) -> str:
+        """It, for messages."""
+        return named(self._metric)
+
+    @property
+    def output(self) -> str | None:
+        """The name of the one output that it is; None if it is none."""
+        return self._metric if isinstance(self._metric, str) else None
+
+    def mode(self, given: object, advice: str) -> Mode:
+        """The mode that was given, or else the one that the metric's name says.
+
+        Raises:
+            TypeError: none was given, and the name does not say one; `advice` is what to do.
+            TypeError, ValueError: what was given is no mode.
+        """
+        mode, name = checked_mode(given), _name_of(self._metric)
+        if mode is None and name is not None:
+            mode = mode_of(name)
+        if mode is None:
+            raise TypeError(
+                f"the metric {self.shown} does not say by its name whether smaller or larger is "
+                f"better, and no mode was given; {advice}"
+            )
+        return mode
+
+    def is_same(self, other: MetricReader) -> bool:
+        """Whether both read the same metric: one result, one fetch or one function."""
+        mine, its = self._metric, other._metric
+        if isinstance(mine, Metric) and isinstance(its, Metric):
+            return mine.owner is its.owner and mine.key == its.key
+        if self.args is None or other.args is None:
+            return mine is its or (self.is_function and other.is_function and bool(mine == its))
+        names = [_name_of(each) for each in (mine, its)]
+        return mine is its or (None not in names and _tensor(names[0]) == _tensor(names[1]))
+
     def check_is_taken(self, hooks: Iterable[Any], reader: str) -> None:
         """Raise RuntimeError if none of a session's hooks takes it: `reader` would never decide."""
         if self.evaluation is not None:
@@ -158,9 +206,14 @@ class MetricReader:
     def read(self, results: Any, step: int) -> tuple[int, float] | None:
         """The step and the number that were not read before, None if there is none.
 
+        Each value of a `Metric` is read once.
+
         Args:
             results: what the last run gave for `args`, if it was asked for them.
             step: the global step now.
+
+        Raises:
+            MetricError: it is NaN, too.
         """
         if self.evaluation is not None:
             newest = self.evaluation.newest()
@@ -173,10 +226,16 @@ class MetricReader:
             return None
         return step, as_number(value, self._metric)
 
+    def number(self, results: Any) -> float:
+        """The number, perhaps NaN, that a run gave for `args`."""
+        return _to_number(results, self._metric)
+
     def at(self, step: int) -> float | None:
-        """The value that an evaluation of this step gave; None if there is none."""
-        value = None if self.evaluation is None else self.evaluation.at(step)
-        return None if value is None else as_number(value, self._metric)
+        """What an evaluation of this step gave, or the function gives now, perhaps NaN; or None."""
+        value = self._metric() if self.is_function else None
+        if self.evaluation is not None:
+            value = self.evaluation.at(step)
+        return None if value is None else _to_number(value, self._metric)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -194,6 +253,20 @@ class MetricReader:
         step = state["last_taken"]
         step = None if step is None else _check.integer("the saved last_taken", step, least=0)
         self._last_taken = step
+
+
+def _name_of(metric: Any) -> str | None:
+    """The name of a result, an output, a tensor or a function; None if it has none."""
+    if isinstance(metric, Metric):
+        return metric.key
+    attribute = "__name__" if callable(metric) else "name"
+    name = metric if isinstance(metric, str) else getattr(metric, attribute, None)
+    return name if isinstance(name, str) else None
+
+
+def _tensor(name: str | None) -> str:
+    """The name by which TensorFlow knows a fetch, where `loss` means `loss:0`."""
+    return "" if name is None else name.removesuffix(":0")
 
 
 def named(fetches: Any) -> str:
@@ -232,17 +305,22 @@ def to_float(value: Any) -> float:
 
 def as_number(value: Any, metric: Any) -> float:
     """The value as a float; MetricError if it is NaN, or not a number."""
-    try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError("a text is no number")
-        number = to_float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise MetricError(
-            f"the metric {named(metric)} is {described(value)}; give one number"
-        ) from error
+    number = _to_number(value, metric)
     if math.isnan(number):
         raise MetricError(
             f"the metric {named(metric)} is NaN, which is neither better nor worse than any other; "
             "what was saved stays as it is"
         )
     return number
+
+
+def _to_number(value: Any, metric: Any) -> float:
+    """The value as a float, perhaps NaN; MetricError if it is not a number."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError("a text is no number")
+        return to_float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MetricError(
+            f"the metric {named(metric)} is {described(value)}; give one number"
+        ) from error

@@ -298,7 +298,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_found_later_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
-    with opened(tmp_path, retention=Retention(keep_best=1)) as directory:
+    with opened(tmp_path, retention=Retention(keep_best=1, mode="min")) as directory:
         saved = directory.save(3, writer())
         directory.save(4, writer(), metric=2.0)
         assert not directory.set_metric(5, 0.5)
@@ -481,13 +481,13 @@ def test_the_best_is_the_intact_one_with_the_best_metric(
 ) -> None:
     for step, metric in [(1, 0.5), (2, 0.1), (3, 0.5), (4, 0.9), (5, None)]:
         save(tmp_path, step, metric=metric)
-    lowest = CheckpointDirectory(tmp_path)
+    lowest = CheckpointDirectory(tmp_path, retention=Retention(mode="min"))
     highest = CheckpointDirectory(tmp_path, retention=Retention(mode=Mode.MAX))
     assert getattr(lowest.best(), "step", None) == 2
     assert getattr(highest.best(), "step", None) == 4
     os.truncate(tmp_path / "model.ckpt-2/model.ckpt-2", 0)
     with caplog.at_level(logging.WARNING):
-        assert getattr(lowest.best(), "step", None) == 3
+        assert getattr(lowest.best(), "step", None) == 1
     assert ["model.ckpt-2 is truncated" in each for each in caplog.messages] == [True]
     for step in (1, 3, 4):
         os.truncate(tmp_path / f"model.ckpt-{step}/model.ckpt-{step}", 0)

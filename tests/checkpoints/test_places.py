@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -148,7 +149,7 @@ def test_stores_keep_what_directories_keep(
     keep: int,
     best: int,
 ) -> None:
-    retention = Retention(max_to_keep=keep, keep_best=best)
+    retention = Retention(max_to_keep=keep, keep_best=best, mode="min")
     kept = []
     for make in (in_directory, in_store):
         place_of = make(tmp_path_factory.mktemp("place"))
@@ -159,8 +160,47 @@ def test_stores_keep_what_directories_keep(
     assert kept[0] == kept[1]
 
 
+@pytest.mark.parametrize(("mode", "best"), [("min", 1), (Mode.MAX, 2)])
+def test_the_best_is_found_by_the_mode_of_the_run_that_saved(
+    place_of: Open, mode: Any, best: int
+) -> None:
+    with Opened(place_of(retention=Retention(keep_best=2, mode=mode))) as place:
+        for step, metric in ((1, 0.25), (2, 0.75), (3, 0.5)):
+            place.save(step, writer(), metric=metric)
+    found = place_of().best()
+    assert found is not None
+    assert (found.step, found.mode) == (best, Mode(mode))
+    opposite = Mode.MAX if Mode(mode) is Mode.MIN else Mode.MIN
+    other = place_of(retention=Retention(mode=opposite)).best()
+    assert other is not None
+    assert other.step == 3 - best, "what is given goes first"
+
+
+def test_where_nothing_says_which_metric_is_better_it_is_asked_for(place_of: Open) -> None:
+    with pytest.raises(ValueError, match=r"keep_best=1.*does not say which metric is better; give"):
+        place_of(retention=Retention(keep_best=1))
+    with Opened(place_of()) as place:
+        place.save(1, writer(), metric=0.5)
+        assert (found := place.best()) is not None
+        assert found.step == 1
+        place.save(2, writer(), metric=0.25)
+        with pytest.raises(ValueError, match="does not say which metric is better, nor do the"):
+            place.best()
+
+
+def test_of_equal_metrics_the_first_is_the_best_and_stays(place_of: Open) -> None:
+    retention = Retention(max_to_keep=1, keep_best=1, mode="max")
+    with Opened(place_of(retention=retention)) as place:
+        for step, metric in enumerate([0.1, 0.9, 0.2, 0.9, 0.9, 0.3]):
+            place.save(step, writer(), metric=metric)
+        assert steps_of(place) == [1, 5]
+        assert (best := place.best()) is not None
+        assert best.step == 1
+
+
 def test_a_metric_that_comes_later_counts_for_the_best(place_of: Open) -> None:
-    with Opened(place_of(retention=Retention(keep_best=1))) as place:
+    retention = Retention(keep_best=1, mode="min")
+    with Opened(place_of(retention=retention)) as place:
         for step in (1, 2):
             place.save(step, writer(b"%d" % step), metric=float(step))
         assert place.set_metric(2, 0.5)
@@ -168,7 +208,7 @@ def test_a_metric_that_comes_later_counts_for_the_best(place_of: Open) -> None:
         best = place.best()
         assert best is not None
         assert (best.step, best.metric) == (2, 0.5)
-    found = place_of(retention=Retention(keep_best=1)).best()
+    found = place_of().best()
     assert found is not None
     assert (found.step, found.metric) == (2, 0.5)
 

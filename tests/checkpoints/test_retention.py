@@ -59,7 +59,7 @@ def test_each_rule_keeps_its_own_and_nothing_else_stays(
     stays = kept(history, retention)
     count = retention.max_to_keep
     recent = [each.serial for each in history][-count if count else 0 :]
-    best = [each.serial for each in best_first(history, retention.mode)[: retention.keep_best]]
+    best = [each.serial for each in best_first(history, retention)[: retention.keep_best]]
     assert set(recent) | set(best) <= set(stays)
     others = [each for each in history if each.serial in set(stays) - set(recent) - set(best)]
     hours = retention.keep_every_n_hours
@@ -69,10 +69,10 @@ def test_each_rule_keeps_its_own_and_nothing_else_stays(
 
 
 @given(HISTORIES, st.sampled_from(Mode))
-def test_the_best_come_first_and_of_equal_ones_the_newer(
+def test_the_best_come_first_and_of_equal_ones_the_first(
     history: list[Checkpoint], mode: Mode
 ) -> None:
-    ordered = best_first(history, mode)
+    ordered = best_first(history, Retention(mode=mode))
     assert {each.serial for each in ordered} == {
         each.serial for each in history if each.metric is not None
     }
@@ -80,7 +80,7 @@ def test_the_best_come_first_and_of_equal_ones_the_newer(
         assert better.metric is not None
         assert worse.metric is not None
         if better.metric == worse.metric:
-            assert better.serial > worse.serial
+            assert better.serial < worse.serial
         else:
             assert (better.metric < worse.metric) is (mode is Mode.MIN)
 
@@ -99,7 +99,7 @@ def test_training_that_goes_back_keeps_none_until_it_is_past_that_point_again() 
 
 def test_infinite_metrics_are_the_worst_and_the_best() -> None:
     history = [at(1, 0, math.inf), at(2, 0, 3.0), at(3, 0, -math.inf), at(4)]
-    least = Retention(max_to_keep=1, keep_best=1)
+    least = Retention(max_to_keep=1, keep_best=1, mode=Mode.MIN)
     assert kept(history, least) == [3, 4]
     assert kept(history, Retention(max_to_keep=1, keep_best=1, mode=Mode.MAX)) == [1, 4]
 
@@ -114,7 +114,12 @@ def test_infinite_metrics_are_the_worst_and_the_best() -> None:
         ({"keep_every_n_hours": 0}, ValueError, "keep_every_n_hours is 0; give hours > 0"),
         ({"keep_every_n_hours": math.nan}, ValueError, "keep_every_n_hours is nan"),
         ({"keep_every_n_hours": math.inf}, ValueError, "keep_every_n_hours is inf"),
-        ({"mode": "max"}, TypeError, "mode is 'max'; give Mode.MIN or Mode.MAX"),
+        (
+            {"mode": 1},
+            TypeError,
+            'mode is 1; give Mode.MIN or Mode.MAX, or the text "min" or "max"',
+        ),
+        ({"mode": "best"}, ValueError, "mode is 'best'; give Mode.MIN or Mode.MAX"),
     ],
 )
 def test_values_out_of_range_are_refused(
@@ -125,7 +130,7 @@ def test_values_out_of_range_are_refused(
 
 
 def test_saves_delete_by_the_retention_and_restarts_change_nothing(tmp_path: Path) -> None:
-    retention = Retention(max_to_keep=2, keep_every_n_hours=1, keep_best=1)
+    retention = Retention(max_to_keep=2, keep_every_n_hours=1, keep_best=1, mode="min")
     for step in range(9):
         with opened(tmp_path, retention=retention) as directory:
             directory.save(step, writer(), seconds=step * 1800.0, metric=abs(step - 3.0))

@@ -118,7 +118,7 @@ HOOKS: dict[str, Callable[[Path], SessionRunHook]] = {
     "NanTensorHook, rollbacks": lambda path: NanTensorHook("loss", max_rollbacks=2),
     "EarlyStoppingHook": lambda path: EarlyStoppingHook("loss", 9),
     "EarlyStoppingHook, best": lambda path: EarlyStoppingHook("loss", 2, restore_best=True),
-    "EarlyStoppingHook, function": lambda path: EarlyStoppingHook(lambda: 1.0, 2),
+    "EarlyStoppingHook, function": lambda path: EarlyStoppingHook(lambda: 1.0, 2, mode="min"),
     "SummarySaverHook": lambda path: SummarySaverHook(1, output_dir=str(path), summary_op="loss"),
     "FeedFnHook": lambda path: FeedFnHook(lambda: {"x": 1}),
     "FinalOpsHook": lambda path: FinalOpsHook("loss"),
@@ -228,7 +228,7 @@ async def test_the_feed_hook_ends_with_its_source() -> None:
 async def test_early_stopping_asks_its_run_to_stop() -> None:
     last = await Hand(step).train(EarlyStoppingHook("loss", 3), 4)
     assert last.stop_requested
-    last = await Hand(step).train(EarlyStoppingHook(lambda: 1.0, 4), 4)
+    last = await Hand(step).train(EarlyStoppingHook(lambda: 1.0, 4, mode="min"), 4)
     assert not last.stop_requested
 
 

@@ -35,6 +35,7 @@ from asynchooks import (
 )
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
+from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook
 
@@ -91,12 +92,19 @@ def evaluating(
     return EvaluationHook(call, every_n_steps=every, mode=mode, at_end=False)
 
 
+def function_of(model: Losses) -> Callable[[], Any]:
+    def loss() -> Any:
+        return model.loss
+
+    return loss
+
+
 def metric_of(kind: str, model: Losses, every: int = 2) -> tuple[list[Any], Any]:
     """Hooks that go before, and what EarlyStoppingHook is given."""
     if kind == "fetch":
         return [], "loss"
     if kind == "function":
-        return [], lambda: model.loss
+        return [], function_of(model)
     evaluation = evaluating(lambda: {"loss": model.loss}, every)
     return [evaluation], evaluation.metric("loss")
 
@@ -128,9 +136,11 @@ async def test_stops_after_so_many_looks_without_improvement(
     session = await train(model, hook)
     assert model.count == stop
     assert (hook.best, hook.best_step) == (best, best_step)
-    looks = options["patience"]
-    assert str(session.stop_reason).endswith(
-        f"EarlyStoppingHook: no better than {best:g} of step {best_step} for {looks} looks"
+    looks, mode = options["patience"], options.get("mode", Mode.MIN)
+    direction = {Mode.MIN: "smaller", Mode.MAX: "larger"}[mode]
+    assert str(session.stop_reason) == (
+        f"EarlyStoppingHook: no better than {best:g} of step {best_step} for {looks} looks "
+        f"({mode}: {direction} is better)"
     )
 
 
@@ -142,7 +152,7 @@ async def test_a_function_that_knows_nothing_is_no_look() -> None:
         bests.append((hook.best, hook.best_step))
         return next(values)
 
-    hook = EarlyStoppingHook(metric, patience=2)
+    hook = EarlyStoppingHook(metric, patience=2, mode="min")
     await train(model, hook)
     assert model.count == 7
     assert bests == [(None, None)] * 2 + [(3.0, 2)] * 5
@@ -191,7 +201,7 @@ async def test_nan_fails_the_run(kind: str) -> None:
 
 async def test_a_fetch_that_is_missing_or_no_number_fails_the_first_run() -> None:
     with pytest.raises(FetchError, match="fetch 'missing' is not among"):
-        await train(Losses(1), EarlyStoppingHook("missing", patience=1))
+        await train(Losses(1), EarlyStoppingHook("missing", patience=1, mode="min"))
     with pytest.raises(MetricError, match="give one number"):
         await train(Losses([1, 2]), EarlyStoppingHook("loss", patience=1))
 
@@ -240,11 +250,22 @@ async def test_where_no_checkpoint_has_a_metric_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Losses(5)
-    saver = keeping_best(tmp_path, model, metric=lambda: None)
-    caplog.set_level("INFO", logger="asynchooks")
-    await train(model, saver, EarlyStoppingHook("loss", patience=1, restore_best=True))
-    assert "No checkpoint has a metric: the model stays as it is" in caplog.text
-    assert model.count == 2
+
+    async def evaluate(session: Any, step: int) -> dict[str, float]:
+        await session.global_step.wait_for(step + 1)
+        return {"loss": model.loss}
+
+    evaluation = EvaluationHook(evaluate, every_n_steps=2, at_end=False)
+    loss = evaluation.metric("loss")
+    saver = keeping_best(tmp_path, model, metric=loss, save_steps=3)
+    hook = EarlyStoppingHook(loss, patience=1, restore_best=True)
+    session = await train(model, saver, evaluation, hook)
+    step = session.global_step.value
+    assert model.count == step
+    assert (hook.best, hook.best_step) == (5, 2)
+    [warning] = [each for each in caplog.messages if each.startswith("No checkpoint has a metric")]
+    assert f"the model stays as it is at step {step}, and the best one that was seen" in warning
+    assert "5 of step 2, is not brought back" in warning
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -264,6 +285,110 @@ async def test_the_saver_must_keep_the_best_by_the_same_mode_if_that_is_restored
         with pytest.raises(ValueError, match=message) if is_refused else nullcontext():
             await train(model, saver, hook)
     assert model.count == hook.best_step
+
+
+class TwoMetrics(Counter):
+    """A model whose loss falls on after its error has risen."""
+
+    def step(self) -> dict[str, Any]:
+        self.count += 1
+        return {"loss": 10.0 - self.count, "error": abs(self.count - 3.0)}
+
+
+@pytest.mark.parametrize("names", [["loss", "error"], ["error", "loss"]])
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_of_several_savers_the_one_with_the_same_metric_restores(
+    tmp_path: Path, names: list[str], mode: Mode
+) -> None:
+    model = TwoMetrics()
+    modes = {"loss": Mode.MIN, "error": mode}
+    savers = [keeping_best(tmp_path / name, model, modes[name], metric=name) for name in names]
+    hook = EarlyStoppingHook("error", patience=3, mode=mode, restore_best=True)
+    await train(model, hook, *savers)
+    assert hook.best_step == model.count
+    assert hook.best == abs(model.count - 3.0)
+    assert model.count == (3 if mode is Mode.MIN else hook.best_step)
+
+
+async def test_of_several_savers_the_one_with_the_same_evaluation_restores(tmp_path: Path) -> None:
+    model = TwoMetrics()
+    evaluation = evaluating(
+        lambda: {"loss": 10.0 - model.count, "error": abs(model.count - 3.0)}, 1
+    )
+    other = EvaluationHook(lambda session, step: {"error": -step}, every_n_steps=1, name="other")
+    metrics = [evaluation.metric("loss"), other.metric("error"), evaluation.metric("error")]
+    savers = [
+        keeping_best(tmp_path / str(i), model, save_steps=100, metric=each)
+        for i, each in enumerate(metrics)
+    ]
+    hook = EarlyStoppingHook(evaluation.metric("error"), patience=3, restore_best=True)
+    await train(model, evaluation, other, hook, *savers)
+    assert (hook.best, hook.best_step, model.count) == (0, 3, 3)
+
+
+async def test_a_saver_by_another_metric_is_refused(tmp_path: Path) -> None:
+    model = TwoMetrics()
+    for metric in ("loss", lambda: 0.0, evaluating(lambda: {"error": 1.0}, 1).metric("error")):
+        before = [metric.owner] if hasattr(metric, "owner") else []
+        saver = keeping_best(tmp_path / "x", model, metric=metric)
+        hook = EarlyStoppingHook("error", patience=3, restore_best=True)
+        message = (
+            r"decides by the metric 'error', and the session's CheckpointSaverHook keeps the best "
+            r"by .*: it would restore another model; give both the same metric"
+        )
+        with pytest.raises(RuntimeError, match=message):
+            await train(model, *before, saver, hook)
+    assert model.count == 0
+
+
+async def test_two_savers_that_keep_the_best_by_the_same_metric_are_refused(tmp_path: Path) -> None:
+    model = Losses(1, 2, 3, 4)
+    savers = [keeping_best(tmp_path / name, model) for name in "ab"]
+    hook = EarlyStoppingHook("loss", patience=2, restore_best=True)
+    with pytest.raises(RuntimeError, match="got 2 CheckpointSaverHooks that keep the best by 'los"):
+        await train(model, *savers, hook)
+    await train(model, *savers, EarlyStoppingHook("loss", patience=2))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_of_two_hooks_that_stop_in_one_run_the_one_that_is_the_reason_restores(
+    tmp_path: Path, order: int
+) -> None:
+    model = TwoMetrics()
+
+    def step() -> dict[str, Any]:
+        outputs = model.step()
+        return {"loss": abs(model.count - 2.0), "error": outputs["error"]}
+
+    hooks = [
+        EarlyStoppingHook(name, patience=patience, restore_best=True)
+        for name, patience in (("loss", 3), ("error", 2))
+    ]
+    savers = [keeping_best(tmp_path / name, model, metric=name) for name in ("loss", "error")]
+    session = MonitoredSession([*hooks[::order], *savers], FunctionSessionCreator(step))
+    async with session:
+        while not session.should_stop():
+            await session.run([])
+    assert session.global_step.value == 5
+    first = hooks[::order][0]
+    assert f"of step {first.best_step} " in str(session.stop_reason)
+    assert model.count == first.best_step
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("kind", ["fetch", "evaluation"])
+async def test_of_equal_values_the_first_is_the_best_and_comes_back(
+    tmp_path: Path, mode: Mode, kind: str
+) -> None:
+    sign = 1 if mode is Mode.MIN else -1
+    model = Losses(*(sign * each for each in (5, 3, 4, 3, 3, 9)))
+    before, metric = metric_of(kind, model, every=1)
+    saver = keeping_best(tmp_path, model, mode, metric=metric)
+    hook = EarlyStoppingHook(metric, patience=4, mode=mode, restore_best=True)
+    await train(model, *before, saver, hook)
+    assert (hook.best, hook.best_step, model.count) == (sign * 3, 2, 2)
+    kept = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
+    assert kept[2] == sign * 3
 
 
 async def test_a_metric_of_an_evaluation_that_never_takes_place_is_refused() -> None:
@@ -419,7 +544,8 @@ async def test_all_workers_of_a_training_that_had_stopped_stop_with_its_reason(
                 await session.close()
         return {str(session.stop_reason) for session in sessions}
 
-    reason = {"EarlyStoppingHook: no better than 2 of step 2 for 3 looks"}
+    why = "no better than 2 of step 2 for 3 looks (Mode.MIN: smaller is better)"
+    reason = {f"EarlyStoppingHook: {why}"}
     model = Losses(5, 2, 4, 6, 7, 8, 9)
     assert await life(model, patience=3) == reason
     assert model.count == 2
@@ -433,8 +559,9 @@ async def test_all_workers_of_a_training_that_had_stopped_stop_with_its_reason(
 
 def early_stopping(directory: Path, model: Losses, **options: Any) -> list[Any]:
     """The metric is that of all steps: a function, not a fetch of one worker's runs."""
-    saver = keeping_best(directory, model, metric=lambda: model.loss, **options)
-    return [EarlyStoppingHook(lambda: model.loss, patience=3, restore_best=True), saver]
+    loss = function_of(model)
+    saver = keeping_best(directory, model, metric=loss, **options)
+    return [EarlyStoppingHook(loss, patience=3, restore_best=True), saver]
 
 
 async def run_until_refused(session: MonitoredSession) -> None:
@@ -516,7 +643,7 @@ async def test_a_worker_that_does_not_leave_its_block_holds_nothing_up(tmp_path:
             await outer.run([])
             raise AssertionError("it ran")
     assert model.count == 4
-    why = "EarlyStoppingHook: no better than 2 of step 4 for 3 looks"
+    why = "EarlyStoppingHook: no better than 2 of step 4 for 3 looks (Mode.MIN: smaller is better)"
     assert str(outer.stop_reason) == why
     assert [moment for _, moment in other.log] == ["begin", "after_create_session", "end"]
 

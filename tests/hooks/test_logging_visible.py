@@ -291,11 +291,13 @@ async def test_a_recovery_has_its_error_as_the_reason(info: pytest.LogCaptureFix
 
 @pytest.mark.anyio
 async def test_stops_of_hooks_have_their_reasons(info: pytest.LogCaptureFixture) -> None:
-    stopping = EarlyStoppingHook("calls", patience=1)
+    stopping = EarlyStoppingHook("calls", patience=1, mode="min")
     await run_session([stopping])
     assert found(info, "Early stopping") == {
-        "step": 2, "hook": "EarlyStoppingHook", "reason": "no better than 1 of step 1 for 1 looks"
-    }  # fmt: skip
+        "step": 2,
+        "hook": "EarlyStoppingHook",
+        "reason": "no better than 1 of step 1 for 1 looks (Mode.MIN: smaller is better)",
+    }
 
 
 def test_a_time_limit_has_step_and_reason(info: pytest.LogCaptureFixture) -> None:

@@ -105,12 +105,14 @@ def test_a_stall_of_one_worker_ends_all_with_its_reason() -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
 def test_early_stopping_of_one_worker_ends_all(protocol: Any) -> None:
     cluster = new_cluster(NUM_WORKERS, protocol=protocol, compute=Constant(1.0))
-    program = Program(cluster, EarlyStoppingHook(lambda: 1.0, patience=4))
+    program = Program(cluster, EarlyStoppingHook(lambda: 1.0, patience=4, mode="max"))
     cluster.run(program)
     assert program.num_runs[0] == 5
     assert max(program.num_runs) <= 6
     assert max(program.ended_at) <= 6.0
-    assert program.reasons == {"EarlyStoppingHook: no better than 1 of step 1 for 4 looks"}
+    assert program.reasons == {
+        "EarlyStoppingHook: no better than 1 of step 1 for 4 looks (Mode.MAX: larger is better)"
+    }
 
 
 def test_a_worker_that_is_back_after_a_stop_for_all_ends_at_once(backend: Any) -> None:

@@ -44,6 +44,7 @@ from .models import (
     model_of_equal_variables,
     monitored,
     saver_of,
+    shared,
     steps_of_events,
     train,
 )
@@ -686,11 +687,52 @@ async def test_the_best_is_still_known_to_be_the_best_after_a_restart(tmp_path: 
         with model.graph.as_default():
             loss = -tf.cast(model.step, tf.float32)
         hook = background_hook(
-            tmp_path, metric=loss, retention=Retention(max_to_keep=1, keep_best=1)
+            tmp_path, metric=loss, retention=Retention(max_to_keep=1, keep_best=1, mode="min")
         )
         await train(model, [hook], num_runs, checkpoint_dir=str(tmp_path))
     metrics = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
     assert metrics[2] is not None
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+async def test_a_checkpoint_has_the_metric_of_its_own_step_or_none(
+    tmp_path: Path, runner: Any, num_workers: int
+) -> None:
+    """The metric of a run is the step that it has left."""
+    model = counting_model()
+    with model.graph.as_default(), tf.control_dependencies([model.train_op]):
+        tf.identity(v1.train.get_global_step().read_value(), name="loss")
+    creator = shared(model.graph)
+    keep_all = Retention(max_to_keep=None, keep_best=1)
+    saves = background_hook(tmp_path, metric="loss:0", retention=keep_all, save_steps=2)
+
+    async def work(hooks: list[Any]) -> None:
+        async with monitored(model.graph, hooks, creator, step_runner=runner) as session:
+            for _ in range(8):
+                await session.run(model.train_op)
+                await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        for number in range(num_workers):
+            group.start_soon(work, [saves] if number == 0 else [])
+    metrics = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
+    measured = {step: metric for step, metric in metrics.items() if metric is not None}
+    assert measured == {step: float(step) for step in measured}
+    assert num_workers > 1 or measured.keys() == metrics.keys() - {0}
+
+
+async def test_a_run_that_only_looks_changes_no_metric_of_its_step(tmp_path: Path) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        number = v1.placeholder_with_default(1.0, (), name="number")
+        tf.identity(number, name="loss")
+    hook = background_hook(tmp_path, metric="loss:0", save_steps=100)
+    async with monitored(model.graph, [hook]) as session:
+        await session.run(model.train_op, {number: 5.0})
+        await session.run(number, {number: 7.0})
+    metrics = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
+    assert metrics == {0: None, 1: 5.0}
 
 
 async def test_a_model_that_was_not_restored_leaves_the_hooks_as_they_are(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def test_what_looks_at_the_model_at_the_end_works_after_a_stop() -> None:
 
     final = FinalOpsHook(model.step)
     evaluation = EvaluationHook(evaluate, every_n_steps=100)
-    hooks = [final, evaluation, EarlyStoppingHook(lambda: 1.0, patience=3)]
+    hooks = [final, evaluation, EarlyStoppingHook(lambda: 1.0, patience=3, mode="min")]
     async with monitored(model.graph, hooks) as session:
         for _ in range(1000):
             await session.run(model.train_op)

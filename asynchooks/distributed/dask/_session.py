@@ -8,6 +8,7 @@ from typing import Any
 from ..._engine.base import Engine, Sentinel
 from ..._engine.sync import CallLock
 from ..._errors import PreemptionError
+from ..._step.gate import After, Kept
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ...backends._creator import Restore, RestoredStep, SessionHandle
 from ...backends._function import FunctionSession, FunctionSessionCreator, StepFunction
@@ -134,21 +135,24 @@ class DaskSession(FunctionSession):
         self._last_epoch = begun.epoch
         result = super().run_and_read_step(args)
         if type(result) is tuple:  # counted even if the caller does not await it
-            return self._finish_counted(result[0], self._count(begun, result[1]))
+            outputs, after = result
+            return self._finish_counted(outputs, after, self._count(begun, after))
         return self._finish_later(begun, result)
 
-    async def _finish_later(self, begun: Begun, pending: Any) -> tuple[Any, int]:
+    async def _finish_later(self, begun: Begun, pending: Any) -> tuple[Any, After]:
         outputs, after = await pending
-        return await self._finish_counted(outputs, self._count(begun, after))
+        return await self._finish_counted(outputs, after, self._count(begun, after))
 
     async def _finish_counted(
-        self, outputs: Any, counted: Coroutine[Any, Any, int]
-    ) -> tuple[Any, int]:
+        self, outputs: Any, after: After, counted: Coroutine[Any, Any, int]
+    ) -> tuple[Any, After]:
         step = await counted
         self._check()
-        return outputs, step
+        return outputs, after._replace(after=step) if isinstance(after, Kept) else step
 
-    def _count(self, begun: Begun, after: int | Sentinel) -> Coroutine[Any, Any, int]:
+    def _count(self, begun: Begun, after: After) -> Coroutine[Any, Any, int]:
+        if isinstance(after, Kept):
+            after = after.after
         return self._source.count_run(begun, 0 if isinstance(after, Sentinel) else after)
 
     def _check(self) -> None:
@@ -157,7 +161,7 @@ class DaskSession(FunctionSession):
                 "the Dask scheduler was restarted, and its step begins at 0; restore a checkpoint"
             )
 
-    def _publish(self, outputs: Any, after: int | Sentinel) -> Any:
+    def _publish(self, outputs: Any, after: After) -> Any:
         if self._counts and isinstance(after, Sentinel):  # the outputs do not hold what was fetched
             self._count(self._source.begin_run(), after).close()
             return outputs

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ..._engine.base import Sentinel
 from ..._engine.current import current_engine
 from ..._engine.recording import Kind, begun_span, ended
 from ..._engine.stop import StopReason
@@ -34,11 +33,13 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import SecondOrStepTimer
 from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
+from ...checkpoints import Checkpoint
 from ...checkpoints._place import RankFiles
 from .._metrics import MetricReader
 from ._background import BackgroundWriter, WhenBusy
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
+from ._ranking import Ranking
 from ._resume import ModelSaver, newest_of, newest_parts
 
 logger = logging.getLogger("asynchooks")
@@ -49,7 +50,6 @@ _IMPATIENT_SECS = 1.0
 """How long a save waits for running steps, once some were found to wait for it."""
 _GRACE_SECS = 30.0
 """How long opening, closing, flushing and writing the hooks' own file go on when cancelled."""
-_NO_RUN = Sentinel("NO_RUN")
 
 _Write = Callable[[], Awaitable[bool]]
 """Writes a copy of the model; returns whether a listener wants training to stop."""
@@ -123,11 +123,10 @@ class Checkpointer(ModelSaver):
         self._moved: tuple[RawSession, int] | None = None
         self._patience_secs: float | None = None  # the default
         self._began_at = self._engine.now()  # less the time of training before a restore
-        self._restored_metric: dict[int, float | None] = {}  # by its step, which is the only key
-        self._restores_best = False
+        self._when_best: list[Callable[[Checkpoint | None, int], None]] = []
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
-        self.results: Any = _NO_RUN  # of the last run, for the metric
+        self.ranking = Ranking(self.metric)
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
         self.written_step: int | None = None  # the newest step that a checkpoint is known to hold
@@ -156,7 +155,8 @@ class Checkpointer(ModelSaver):
                 await each.writer.wait_idle()  # what is being written is the newest
                 await each._move_bad_aside()
                 each.is_just_restored = False
-                each.saved_step, each._restored_metric = None, {}
+                each.saved_step = None
+                each.ranking.forget()
             try:
                 return await self._restore_newest(raw, savers)
             except Exception as error:
@@ -201,7 +201,7 @@ class Checkpointer(ModelSaver):
         raw.bad_from = None
         for each in savers:
             each._began_at = self._engine.now() - facts.seconds
-            each._restored_metric = {facts.step: metrics.get(each, facts.metric)}
+            each.ranking.restored(facts.step, metrics.get(each, facts.metric))
         for each, its in parts:
             extra = _fields(facts.step)
             logger.info("Resuming from step %d of %s.", facts.step, its.path, extra=extra)
@@ -237,6 +237,7 @@ class Checkpointer(ModelSaver):
         self._coord, self._session = coord, session
         raw = raw_session_of(session)
         raw.is_saved = not self.is_immediate
+        self.ranking.begin(raw)
         await raw.call_blocking(lambda: self.form.describe(session))
 
     async def save(
@@ -264,7 +265,7 @@ class Checkpointer(ModelSaver):
                 await self.writer.wait_idle()
             raw = raw_session_of(session)
             release = await self._take_exclusive(raw)
-            if not is_due and self._evaluated_at(raw.global_step.value) is None:
+            if not is_due and self.ranking.evaluated_at(raw.global_step.value) is None:
                 release()  # another worker has changed the model meanwhile
                 return False
             return await self._save_alone(session, release, **options)
@@ -369,7 +370,7 @@ class Checkpointer(ModelSaver):
             return False
         await self.listeners.before_save(session, step)
         logger.info("Saving checkpoints for %d into %s.", step, self.path, extra=_fields(step))
-        facts = self._facts(step, is_due=is_due)
+        facts = self._facts(raw, step, is_due=is_due)
         try:
             write = await raw.call_alone(copy, lambda _: release())
         except BaseException as error:
@@ -384,9 +385,9 @@ class Checkpointer(ModelSaver):
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)
 
-    def _facts(self, step: int, *, is_due: bool) -> Facts:
+    def _facts(self, raw: RawSession, step: int, *, is_due: bool) -> Facts:
         """What is saved with the model now."""
-        metric = self._read_metric(step)
+        metric = self.ranking.read(raw, step)
         self.due_step = step if is_due else None
         try:
             hooks = self.states.take(at_end=not is_due)
@@ -430,25 +431,9 @@ class Checkpointer(ModelSaver):
         write = partial(self.form.save_hooks, step, self.states.take_late(at_end))
         await self._run_blocking(write, "asynchooks-save", _GRACE_SECS)
 
-    def _read_metric(self, step: int) -> float | None:
-        metric = self.metric
-        if metric is None:
-            return None
-        if metric.evaluation is not None:
-            value = metric.at(step)
-            return self._restored_metric.get(step) if value is None else value
-        if metric.args is not None and self.results is _NO_RUN:
-            return self._restored_metric.get(step)
-        taken = metric.read(self.results, step)
-        return None if taken is None else taken[1]
-
-    def _evaluated_at(self, step: int) -> float | None:
-        """The metric of an evaluation of this step; None if that was not evaluated last."""
-        return None if self.metric is None else self.metric.at(step)
-
     async def is_better(self, step: int) -> bool:
         """Whether this step was evaluated, better than the best checkpoints that are there."""
-        value, self._looked_at = self._evaluated_at(step), step
+        value, self._looked_at = self.ranking.evaluated_at(step), step
         return value is not None and step != self.saved_step and await self._would_stay(value)
 
     async def _would_stay(self, metric: float) -> bool:
@@ -496,9 +481,12 @@ class Checkpointer(ModelSaver):
         if raw.bad_from is not None and self._moved != (raw, raw.bad_from):
             await self._reject(raw)
 
-    def restore_best_at_end(self) -> None:
-        """At a clean end, after the last save, restore the model from the best checkpoint."""
-        self._restores_best = True
+    def restore_best_at_end(self, then: Callable[[Checkpoint | None, int], None]) -> None:
+        """At a clean end, after the last save, restore the model from the best checkpoint.
+
+        `then` is called with that checkpoint, None if there is none, and with the last step.
+        """
+        self._when_best.append(then)
 
     async def finish(self, session: Any) -> None:
         """Wait for writes, and raise the error of one; `session` is None after an error."""
@@ -506,7 +494,7 @@ class Checkpointer(ModelSaver):
         async with self._turn, self._lock:
             await self._move_bad_aside()
         self.writer.raise_error()
-        if session is not None and self._restores_best:
+        if session is not None and self._when_best:
             await self._restore_best(session)
 
     async def _restore_best(self, session: Any) -> None:
@@ -518,12 +506,13 @@ class Checkpointer(ModelSaver):
             best = await raw.call_alone(lambda: self.form.restore_best(session))
         finally:
             release()
-        if best is None:
-            extra = _fields(session.global_step.last_known)
-            logger.warning("No checkpoint has a metric: the model stays as it is", extra=extra)
-        else:
-            extra = _fields(session.global_step.last_known)
-            logger.info("The model is that of the best checkpoint, %s.", best, extra=extra)
+        step = session.global_step.last_known
+        if best is not None:
+            where = self.form.directory.address_of(best)
+            text = "The model is that of the best checkpoint, %s."
+            logger.info(text, where, extra=_fields(step))
+        for then in self._when_best:
+            then(best, step)
 
     @property
     def newest_step(self) -> int | None:

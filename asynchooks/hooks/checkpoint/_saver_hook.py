@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
 from ...checkpoints._layout import ADDED_BYTES
 from ...checkpoints._mirror import MirroredDirectory
+from ...checkpoints._mode import checked_mode
 from ...checkpoints._place import CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import ObjectStore, object_store_of
@@ -94,8 +96,11 @@ class CheckpointSaverHook(SessionRunHook):
             `background` leaves this to the saver.
         metric: what `retention.keep_best` compares: fetches of one number,
             `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
-            checkpoint has the metric of an evaluation of its own step, or none. With `keep_best`,
-            the model is saved immediately, whatever the intervals, after an exclusive evaluation
+            checkpoint has the metric of the run or the evaluation of its own step, whichever worker
+            ran it, or none; so also where that is NaN, with a warning. (On a graph it is known for
+            runs of this worker that overlap with no other.) If `retention.mode` is None, the
+            metric's name must say which one is better, as "loss" does. With `keep_best`, the model
+            is saved immediately, whatever the intervals, after an exclusive evaluation
             that beats the best ones kept. A concurrent evaluation ranks the checkpoint of the step
             at which it began; if that was not saved or is gone, a warning is logged.
         mirror: an object store, as `checkpoint_dir` takes it, into which the checkpoints of a local
@@ -106,8 +111,8 @@ class CheckpointSaverHook(SessionRunHook):
     Raises:
         ValueError: both saver and scaffold are given, or both or neither of the intervals; a name
             in the directory, or the basename, is too long.
-        TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing;
-            `retention` is not a Retention.
+        TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing, or
+            its name does not say the mode; `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
@@ -178,8 +183,11 @@ class CheckpointSaverHook(SessionRunHook):
         self._save_graph_def = save_graph_def
         self._is_background = background
         self._when_busy = when_busy
-        self._retention = retention
         self._metric = None if metric is None else MetricReader(metric)
+        self._retention = retention
+        if retention is not None and retention.keep_best and self._metric is not None:
+            advice = f"give Retention(keep_best={retention.keep_best}, mode=...)"
+            self._retention = replace(retention, mode=self._metric.mode(retention.mode, advice))
         self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
         self._begun: list[Any] = []  # the hooks of the session
@@ -195,7 +203,18 @@ class CheckpointSaverHook(SessionRunHook):
     def best_mode(self) -> Mode | None:
         """The mode by which the best checkpoints are kept; None if they are not."""
         retention = self._retention
-        return retention.mode if retention is not None and retention.keep_best else None
+        if retention is None or not retention.keep_best:
+            return None
+        return checked_mode(retention.mode)
+
+    def has_metric(self, other: MetricReader) -> bool:
+        """Whether checkpoints have this metric."""
+        return self._metric is not None and self._metric.is_same(other)
+
+    @property
+    def metric_shown(self) -> str:
+        """The metric, for messages."""
+        return "nothing" if self._metric is None else self._metric.shown
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -236,6 +255,7 @@ class CheckpointSaverHook(SessionRunHook):
     async def _set_metric(self, step: int, results: Mapping[str, float]) -> None:
         """A concurrent evaluation has ended: its step may have been saved meanwhile."""
         value = None if self._evaluation is None else self._evaluation.of(results)
+        value = self.checkpointer.ranking.checked(value, step)
         if value is None or not await self.checkpointer.set_metric(step, value):
             return
         logger.warning(
@@ -317,7 +337,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step, checkpointer = run_context.global_step.value, self.checkpointer
-        checkpointer.results = run_values.results
+        checkpointer.ranking.note_run(run_context, run_values.results)
         is_due = self._timer.should_trigger_for_step(step)
         if is_due and checkpointer.writer.is_busy and self._when_busy is WhenBusy.SKIP:
             text = "The checkpoint of step %d is skipped: one is being written"

@@ -106,6 +106,7 @@ class GraphSession(RawSession):
     ) -> None:
         super().__init__()
         self._heartbeat = heartbeat
+        self._says_steps = False  # runs read the step that they made, for a saver
         self.notifier = (
             None
             if server is None or notifications is None
@@ -169,7 +170,7 @@ class GraphSession(RawSession):
             return self.notifier.run_step(self, args)
         outputs = self.run(*args)
         # later, on the event loop, a read on a server might block for ever
-        must_read = self._read is None or self._heartbeat is not None
+        must_read = self._read is None or self._heartbeat is not None or self._says_steps
         if must_read or self.global_step.admission.is_watched:
             return outputs, self.read_step()
         return outputs, UNREAD
@@ -189,6 +190,10 @@ class GraphSession(RawSession):
 
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
         return await self.call_blocking(lambda: run_in_graph(self._session, fetches, feed_dict))
+
+    def keep_for_saves(self, fetches: Any) -> bool:
+        self._says_steps = True
+        return False
 
     def run_key(self, fetches: Any) -> Hashable:
         return self._callables.key_of(fetches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,41 @@ async def test_an_evaluation_beside_training_that_ends_at_once_is_saved_with_its
         await run_to(session, 17)
     assert metrics_of(tmp_path) == {10: 0.0, 17: None}
     assert "is not among the best" not in caplog.text
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("order", [1, -1])
+async def test_an_evaluation_that_gives_nan_costs_no_checkpoint(
+    tmp_path: Path, order: int, background: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class SometimesNan(Rig):
+        async def evaluate(self, session: Any, step: int) -> dict[str, float]:
+            results = await super().evaluate(session, step)
+            return {"loss": math.nan} if step in (8, 12) else results
+
+    keep_all = Retention(max_to_keep=None, keep_best=1)
+    rig = SometimesNan(tmp_path, 4, 8, at_end=True, retention=keep_all, background=background)
+    rig.hooks.remove(rig.stopping)
+    await rig.train(at_most=12, order=order)
+    assert metrics_of(tmp_path) == {0: None, 4: 6.0, 8: None, 12: None}
+    assert saved_counts(tmp_path) == {step: step for step in (0, 4, 8, 12)}
+    assert ["is NaN at step 8" in each for each in caplog.messages if "NaN" in each] == [True]
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_an_evaluation_beside_training_that_gives_nan_ranks_nothing(
+    tmp_path: Path, background: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Nan(BesideRig):
+        async def evaluate(self, session: Any, step: int) -> dict[str, float]:
+            await super().evaluate(session, step)
+            return {"loss": math.nan}
+
+    rig = Nan(tmp_path, 5, 5, background=background)
+    async with rig.session() as run:
+        await run_to(run, 7)
+        rig.gated.let(5)
+        await until(lambda: rig.evaluation.num_running == 0)
+        await run_to(run, 8)
+    assert metrics_of(tmp_path) == {5: None, 8: None}
+    assert ["is NaN at step 5" in each for each in caplog.messages if "NaN" in each] == [True]

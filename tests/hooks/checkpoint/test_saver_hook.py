@@ -348,7 +348,11 @@ class Losing(Cell):
         """The loss, by the name of the output or by a function."""
         if kind == "name":
             return "loss"
-        return lambda: self.losses[self.value - 1] if self.value else None
+
+        def loss() -> float | None:
+            return self.losses[self.value - 1] if self.value else None
+
+        return loss
 
 
 @KINDS
@@ -376,27 +380,28 @@ async def test_five_stay_unless_retention_says_otherwise(
 
 
 @KINDS
-async def test_a_metric_that_is_nan_leaves_the_run_and_nothing_is_saved_for_it(
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_step_whose_metric_is_nan_is_saved_without_one_and_training_goes_on(
+    kind: str, background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cell = Losing([0.5, math.nan, 0.25, math.nan])
+    retention = Retention(max_to_keep=None, keep_best=1)
+    options = {"retention": retention, "metric": cell.metric(kind), "save_steps": 1}
+    await train_plain(tmp_path, 4, cell=cell, background=background, **options)
+    assert metrics_of(tmp_path) == {0: None, 1: 0.5, 2: None, 3: 0.25, 4: None}
+    assert saved(tmp_path) == {step: str(step) for step in range(5)}
+    [warning] = [each for each in caplog.messages if "NaN" in each]
+    assert "is NaN at step 2: the checkpoint of such a step has no metric" in warning
+
+
+@KINDS
+async def test_a_final_metric_that_is_nan_costs_no_final_checkpoint(
     kind: str, tmp_path: Path
 ) -> None:
     cell = Losing([0.5, math.nan])
-    options = {"retention": Retention(keep_best=1), "metric": cell.metric(kind), "save_steps": 1}
-    with pytest.raises(MetricError, match="is NaN"):
-        await train_plain(tmp_path, 2, cell=cell, **options)
-    assert sorted(saved(tmp_path)) == [0, 1]
-
-
-async def test_a_step_whose_metric_was_nan_is_not_saved_with_that_of_the_step_before(
-    tmp_path: Path,
-) -> None:
-    cell = Losing([0.5, math.nan])
-    held = Held(tmp_path, PlainSaver, cell=cell, background=False, save_steps=2, metric="loss")
-    with pytest.raises(MetricError, match="'loss' is NaN"):
-        async with held.session:
-            await held.run(1)
-            with pytest.raises(MetricError, match="'loss' is NaN"):
-                await held.run(1)
-    assert metrics_of(tmp_path).keys() == {0}
+    options = {"retention": Retention(keep_best=1), "metric": cell.metric(kind)}
+    await train_plain(tmp_path, 2, cell=cell, save_steps=100, **options)
+    assert metrics_of(tmp_path) == {0: None, 2: None}
 
 
 @pytest.mark.parametrize(
@@ -419,7 +424,7 @@ async def test_a_metric_that_is_no_number_or_missing_leaves_the_run(
 
 
 async def test_what_is_not_known_yet_is_saved_without_a_metric(tmp_path: Path) -> None:
-    retention = Retention(max_to_keep=1, keep_best=1)
+    retention = Retention(max_to_keep=1, keep_best=1, mode="min")
     await train_plain(tmp_path, 1, save_steps=1, metric=lambda: None, retention=retention)
     assert metrics_of(tmp_path) == {1: None}
 

@@ -149,7 +149,7 @@ async def test_a_mirror_of_another_training_is_refused(client: Any, tmp_path: Pa
 async def test_the_retention_and_the_best_hold_in_both_places(client: Any, tmp_path: Path) -> None:
     losses = iter([0.5, 0.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
     options: dict[str, Any] = {
-        "retention": Retention(max_to_keep=2, keep_best=1),
+        "retention": Retention(max_to_keep=2, keep_best=1, mode="min"),
         "metric": lambda: next(losses),
         "background": False,
     }
