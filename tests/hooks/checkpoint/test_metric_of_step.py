@@ -112,12 +112,14 @@ async def run_workers(
 
     async def work(own: list[Any]) -> None:
         session = MonitoredSession([StopAtStepHook(last_step=to), *own], creator, **options)
+        run = lead if own is hooks[0] else follow
         async with session:
-            run = lead if own is hooks[0] else follow
-            while not session.should_stop():
-                await run(session)
-            if run is lead:  # at the limit, which ends no wait
-                has_run.set()
+            try:
+                while not session.should_stop():
+                    await run(session)
+            finally:
+                if run is lead:  # perhaps at the limit, which ends no wait of the others
+                    has_run.set()
 
     async with anyio.create_task_group() as group:
         for own in hooks:
