@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import logging
 import re
 
 from .._errors import shown
+
+logger = logging.getLogger("asynchooks")
 
 
 class Mode(enum.Enum):
@@ -45,6 +48,15 @@ def checked_mode(mode: object) -> Mode | None:
         return Mode(mode.lower())
     except ValueError:
         raise ValueError(f"mode is {mode!r}; {expected}") from None
+
+
+def ask_for_mode(what: str, advice: str) -> Mode:
+    """Ask for the mode in the log, where nothing says it; until then smaller is better."""
+    logger.warning(
+        "%s does not say whether smaller or larger is better, and no mode was given: the smaller "
+        "one is taken for the better one. %s", what, advice,
+    )  # fmt: skip
+    return Mode.MIN
 
 
 _SMALLER = re.compile(

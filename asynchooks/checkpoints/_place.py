@@ -17,7 +17,7 @@ from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_
 from ._files import digest, kind_of, sync_tree, walk
 from ._layout import ADDED_BYTES
 from ._manifest import MANIFEST, Checkpoint, Manifest
-from ._mode import checked_mode
+from ._mode import ask_for_mode, checked_mode
 from ._retention import Retention, best_first
 
 logger = logging.getLogger("asynchooks")
@@ -48,10 +48,9 @@ class CheckpointPlace:
             "a Retention(max_to_keep=...)",
         )
         if self._retention.keep_best and self._retention.mode is None:
-            raise ValueError(
-                f"{self._retention!r} does not say which metric is better; give mode=Mode.MIN if "
-                "smaller is better, else mode=Mode.MAX"
-            )
+            advice = "Give mode=Mode.MIN if smaller is better, else mode=Mode.MAX"
+            mode = ask_for_mode(repr(self._retention), advice)
+            self._retention = replace(self._retention, mode=mode)
         self._found_damaged: set[int] = set()  # serials
         self._serial = 0  # the highest ever given here; a failed save leaves a gap
 

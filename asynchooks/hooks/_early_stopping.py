@@ -43,7 +43,7 @@ class EarlyStoppingHook(SessionRunHook):
         min_delta: how much a value must exceed the best one to be better, >= 0.
         mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is, or their texts. None takes
             it from the name of the metric, or of the function, where that is plain, as `val_loss`
-            or `accuracy` are.
+            or `accuracy` are; otherwise a warning asks for it, and smaller is better.
         restore_best: whether a training that this hook has stopped ends, when no worker trains any
             more, with the model of the best checkpoint. A CheckpointSaverHook of the session must
             have the same `metric`, and `retention=Retention(keep_best=1)`, and on a graph
@@ -52,7 +52,6 @@ class EarlyStoppingHook(SessionRunHook):
 
     Raises:
         ValueError, TypeError: an argument is out of its range, or of another type.
-        TypeError: there is no `mode`, and the metric's name does not say one.
         RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook, or with
             several, or the EvaluationHook of the metric is not in the session.
         ValueError: when opening: that CheckpointSaverHook has another mode.
@@ -86,7 +85,7 @@ class EarlyStoppingHook(SessionRunHook):
         self._min_delta = _check.number(
             "min_delta", min_delta, least=0, finite=False, expected="a number >= 0"
         )
-        advice = "give EarlyStoppingHook mode=Mode.MIN if smaller is better, else mode=Mode.MAX"
+        advice = "Give EarlyStoppingHook mode=Mode.MIN if smaller is better, else mode=Mode.MAX"
         self._mode = MetricReader(metric).mode(mode, advice)
         self._restores_best = restore_best
         self.uses_default_graph = callable(metric)  # which is the user's

@@ -11,7 +11,7 @@ from .. import _check
 from .._errors import MetricError, shown
 from .._hook import SessionRunArgs
 from ..checkpoints import Mode
-from ..checkpoints._mode import checked_mode, mode_of
+from ..checkpoints._mode import ask_for_mode, checked_mode, mode_of
 
 
 class Results:
@@ -174,18 +174,16 @@ class MetricReader:
     def mode(self, given: object, advice: str) -> Mode:
         """The mode that was given, or else the one that the metric's name says.
 
+        Where it says none, a warning asks for it; `advice` is what to do.
+
         Raises:
-            TypeError: none was given, and the name does not say one; `advice` is what to do.
             TypeError, ValueError: what was given is no mode.
         """
         mode, name = checked_mode(given), _name_of(self._metric)
         if mode is None and name is not None:
             mode = mode_of(name)
         if mode is None:
-            raise TypeError(
-                f"the metric {self.shown} does not say by its name whether smaller or larger is "
-                f"better, and no mode was given; {advice}"
-            )
+            mode = ask_for_mode(f"The name of the metric {self.shown}", advice)
         return mode
 
     def is_same(self, other: MetricReader) -> bool:

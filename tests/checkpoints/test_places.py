@@ -176,16 +176,22 @@ def test_the_best_is_found_by_the_mode_of_the_run_that_saved(
     assert other.step == 3 - best, "what is given goes first"
 
 
-def test_where_nothing_says_which_metric_is_better_it_is_asked_for(place_of: Open) -> None:
-    with pytest.raises(ValueError, match=r"keep_best=1.*does not say which metric is better; give"):
-        place_of(retention=Retention(keep_best=1))
+def test_where_nothing_says_which_metric_is_better_it_is_asked_for(
+    place_of: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    place_of(retention=Retention(keep_best=1))
+    [asked] = set(caplog.messages)
+    assert "keep_best=1" in asked
+    assert "the smaller one is taken for the better one. Give mode=Mode.MIN" in asked
+    caplog.clear()
     with Opened(place_of()) as place:
-        place.save(1, writer(), metric=0.5)
-        assert (found := place.best()) is not None
-        assert found.step == 1
-        place.save(2, writer(), metric=0.25)
-        with pytest.raises(ValueError, match="does not say which metric is better, nor do the"):
-            place.best()
+        for step, metric in ((1, 0.5), (2, 0.25)):
+            assert caplog.messages == []
+            place.save(step, writer(), metric=metric)
+            found = place.best()
+            assert found is not None
+            assert found.step == step
+    assert ["Give Retention(mode=Mode.MIN)" in each for each in caplog.messages] == [True]
 
 
 def test_of_equal_metrics_the_first_is_the_best_and_stays(place_of: Open) -> None:

@@ -81,20 +81,23 @@ def test_a_plain_name_says_which_is_better(names: Any, mode: str, kind: Any) -> 
 @pytest.mark.parametrize("kind", [str, evaluation_of, function_of])
 @pytest.mark.parametrize("name", ASK)
 def test_where_the_name_does_not_say_which_is_better_it_is_asked_for(
-    tmp_path: Path, kind: Any, name: str
+    tmp_path: Path, kind: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(
-        TypeError, match=r"no mode was given; give EarlyStoppingHook mode=Mode\.MIN"
-    ):
-        EarlyStoppingHook(kind(name), 3)
-    with pytest.raises(
-        TypeError, match=r"no mode was given; give Retention\(keep_best=1, mode=\.\."
-    ):
-        saver_hook(tmp_path, kind(name))
     for mode in Mode:
         assert mode_of_stopping(kind(name), mode=mode) == str(mode)
         saver_hook(tmp_path, kind(name), mode=mode)
+    assert asked(caplog) == []
+
+    assert mode_of_stopping(kind(name)) == "Mode.MIN"
+    saver_hook(tmp_path, kind(name))
+    stopping, saving = asked(caplog)
+    assert "the smaller one is taken for the better one. Give EarlyStoppingHook mode=" in stopping
+    assert "Give Retention(keep_best=1, mode=...)" in saving
     assert not list(tmp_path.iterdir())
+
+
+def asked(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each for each in caplog.messages if "does not say whether smaller" in each]
 
 
 class Measures:
@@ -108,10 +111,13 @@ class Measures:
 
 
 @pytest.mark.parametrize("metric", [lambda: 1.0, Measures(), partial(float, 1)])
-def test_a_function_without_a_plain_name_needs_a_mode(metric: Any) -> None:
-    with pytest.raises(TypeError, match="does not say by its name whether smaller or larger"):
-        EarlyStoppingHook(metric, 3)
+def test_a_function_without_a_plain_name_is_asked_for_its_mode(
+    metric: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     assert mode_of_stopping(metric, mode="max") == "Mode.MAX"
+    assert asked(caplog) == []
+    assert mode_of_stopping(metric) == "Mode.MIN"
+    assert len(asked(caplog)) == 1
 
 
 def test_a_method_with_a_plain_name_needs_none() -> None:

@@ -99,10 +99,11 @@ class CheckpointSaverHook(SessionRunHook):
             checkpoint has the metric of the run or the evaluation of its own step, whichever worker
             ran it, or none; so also where that is NaN, with a warning. (On a graph it is known for
             runs of this worker that overlap with no other.) If `retention.mode` is None, the
-            metric's name must say which one is better, as "loss" does. With `keep_best`, the model
-            is saved immediately, whatever the intervals, after an exclusive evaluation
-            that beats the best ones kept. A concurrent evaluation ranks the checkpoint of the step
-            at which it began; if that was not saved or is gone, a warning is logged.
+            metric's name should say which one is better, as "loss" does; otherwise a warning asks
+            for the mode. With `keep_best`, the model is saved immediately, whatever the intervals,
+            after an exclusive evaluation that beats the best ones kept. A concurrent evaluation
+            ranks the checkpoint of the step at which it began; if that was not saved or is gone, a
+            warning is logged.
         mirror: an object store, as `checkpoint_dir` takes it, into which the checkpoints of a local
             directory are copied while training continues. One whose copy fails is logged and tried
             again. If the directory has no checkpoint that is as new as the newest of the store,
@@ -111,8 +112,8 @@ class CheckpointSaverHook(SessionRunHook):
     Raises:
         ValueError: both saver and scaffold are given, or both or neither of the intervals; a name
             in the directory, or the basename, is too long.
-        TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing, or
-            its name does not say the mode; `retention` is not a Retention.
+        TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing;
+            `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
@@ -186,7 +187,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._metric = None if metric is None else MetricReader(metric)
         self._retention = retention
         if retention is not None and retention.keep_best and self._metric is not None:
-            advice = f"give Retention(keep_best={retention.keep_best}, mode=...)"
+            advice = f"Give Retention(keep_best={retention.keep_best}, mode=...)"
             self._retention = replace(retention, mode=self._metric.mode(retention.mode, advice))
         self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
