@@ -360,11 +360,9 @@ class Checkpointer(ModelSaver):
                 is_copying = False
 
         step = await self._read_step(raw)
-        if raw.bad_from is not None and not self.is_immediate:  # TensorFlow saves what there is
-            logger.warning(
-                "Step %d is not saved: from %d on the loss was NaN", step, raw.bad_from,
-                extra=_fields(step, "the loss was NaN"),
-            )  # fmt: skip
+        if raw.unfit is not None and not self.is_immediate:  # TensorFlow saves what there is
+            extra = _fields(step, raw.unfit)
+            logger.warning("Step %d is not saved: %s", step, raw.unfit, extra=extra)
             self.timer.update_last_triggered_step(step)
             return False
         if not is_due and step == self.saved_step:
