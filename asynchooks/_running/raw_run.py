@@ -23,7 +23,7 @@ from .._engine.threads import (
     close_unrun,
     is_async,
 )
-from .._errors import ModelRestored
+from .._errors import ModelRestored, is_preemption
 from .._hook import SessionRunContext
 from .._step.gate import Ticket
 from .._step.global_step import GlobalStep
@@ -106,6 +106,7 @@ class RawRuns:
         except BaseException as error:
             after = None
             try:
+                _note_loss(raw, error)
                 after = raw.read_step_after(error)
             finally:
                 admission.end_here(epoch, after)
@@ -190,6 +191,7 @@ class RawRuns:
         except BaseException as error:
             after = None
             try:
+                _note_loss(raw, error)
                 after = raw.read_step_after(error)
             finally:
                 settle(ticket, after)
@@ -295,6 +297,9 @@ class Unfinished:
             worker.step = self._result
         try:
             outputs, after = await self._result
+        except BaseException as error:
+            _note_loss(self._raw, error)
+            raise
         finally:
             if worker is not None:
                 worker.step = None
@@ -310,3 +315,9 @@ class Unfinished:
             step._step.admission.settle(step._ticket)
             step._raw.leave_run()
             close_unrun(step._result)
+
+
+def _note_loss(raw: RawSession, error: BaseException) -> None:
+    """A run has failed, and still holds its ticket: nobody saves the model meanwhile."""
+    if is_preemption(error):
+        raw.is_lost = True

@@ -61,6 +61,11 @@ class RawSession(ABC):
 
     It is the model's, so that a worker that sees NaN stops the one that saves.
     """
+    is_lost = False
+    """Whether a run has found that it was lost, perhaps in the middle of a step.
+
+    Known before others may be alone with its model.
+    """
     call_lock: CallLock = NO_LOCK
     """What keeps calls on its model from overlapping, where they may not."""
     lost_peer: LostPeer | None = None
@@ -75,6 +80,13 @@ class RawSession(ABC):
         self._num_runs = 0
         self.is_retired = False  # it was given up, and replaced, by a worker that shares it
         self.successor: RawSession | None = None  # that replaced it, once it is there
+
+    @property
+    def unfit(self) -> str | None:
+        """Why its model must not be saved; None if it may be."""
+        if self.bad_from is not None:
+            return f"from {self.bad_from} on the loss was NaN"
+        return "the session was lost, perhaps in the middle of a step" if self.is_lost else None
 
     @abstractmethod
     def run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from .. import _check
@@ -95,6 +96,8 @@ class Output:
         self._is_given = writer is not None
         self._is_of_graph = False
         self._has_begun = self._has_failed = False
+        self.is_dropped = False
+        """Whether its session was dropped: it writes no more, and others may write its tags."""
         self._last_step = 0  # that was written
         self.starts_sessions = False
         """Whether each session of the hook writes a start, so that there is an earlier one."""
@@ -108,7 +111,7 @@ class Output:
         ImportError: TensorBoard is not installed (says what to install).
         """
         self._is_muted = current_stand_in() is not None  # a plan writes nothing
-        self._has_failed = False
+        self._has_failed = self.is_dropped = False
         if self.writer is not None or not self._directory or self._is_muted:
             return
         self._is_of_graph = begin_graph.get() is not None
@@ -121,7 +124,8 @@ class Output:
             self.writer = cached_by_tensorflow(self._directory, only_absolute=True)
             self._serializes = self.writer is not None
             if self.writer is None:
-                self.writer = self._own = EVENT_FILES.open(self._directory)
+                with self._logging_errors(None):
+                    self.writer = self._own = EVENT_FILES.open(self._directory)
 
     @property
     def _is_in_directory(self) -> bool:
@@ -143,7 +147,8 @@ class Output:
         with self._logging_errors(step):
             if not self._has_begun:
                 self._has_begun = True
-                EVENT_FILES.begin(self._directory or "", lambda: self._hide_after(step))
+                hide = partial(self._hide_after, step)
+                EVENT_FILES.begin(self._directory or "", self, hide)
             elif self._last_step > step:  # the session was lost, and goes back
                 self._hide_after(step)
         self._last_step = step
@@ -195,6 +200,14 @@ class Output:
             with self._logging_errors(step):
                 self._write_start(step)
 
+    def drop(self) -> None:
+        """The session was dropped; waits for nothing, takes no lock."""
+        self.is_dropped = True
+        own, self._own = self._own, None
+        if own is not None:
+            self.writer = None
+            EVENT_FILES.drop(own)
+
     async def finish(self) -> None:
         """At any end of the session; waits for the disk off the event loop."""
         if self.writer is not None and not self._is_muted:
@@ -208,7 +221,7 @@ class Output:
             return
         if self._has_begun:
             self._has_begun = False
-            EVENT_FILES.leave(self._directory or "")
+            EVENT_FILES.leave(self._directory or "", self)
         EVENT_FILES.release(self)
         with self._logging_errors(None):
             self.writer.flush()
@@ -267,6 +280,9 @@ class TimedOutputHook(SessionRunHook):
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         await self._finish()
+
+    def on_drop(self) -> None:
+        self._output.drop()
 
     async def _finish(self) -> None:
         await self._output.finish()

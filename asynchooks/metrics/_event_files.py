@@ -15,10 +15,10 @@ import struct
 import sys
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 from weakref import ref
 
 from .._errors import tensorflow_errors
@@ -386,6 +386,13 @@ def _checksum_of() -> Any:
     return importlib.import_module(name).masked_crc32c
 
 
+class Owner(Protocol):
+    """The output of a hook, or a sink."""
+
+    is_dropped: bool
+    """Whether its session was dropped without being closed, so that it writes no more."""
+
+
 class EventFiles:
     """The open event files of this process, one for each directory.
 
@@ -401,8 +408,9 @@ class EventFiles:
         """In a forked process: the files, and the threads that write them, are the parent's."""
         self._lock = threading.Lock()  # guards the next ones; never held while the disk is used
         self._open: dict[str, EventFileWriter] = {}  # by path
-        self._num_purgers: Counter[str] = Counter()  # by path
-        self._tags: dict[tuple[str, str], ref[Any]] = {}  # who writes it, by path and tag
+        self._dropped: deque[EventFileWriter] = deque()  # by users of sessions that were dropped
+        self._begun: dict[str, list[ref[Owner]]] = {}  # whose events have begun, by path
+        self._tags: dict[tuple[str, str], ref[Owner]] = {}  # who writes it, by path and tag
 
     def open(self, directory: str) -> EventFileWriter:
         """The writer of the directory; each call needs one of `close`. Blocks on the disk.
@@ -411,6 +419,7 @@ class EventFiles:
         """
         check_installed(directory)
         path = _canonical(directory)
+        self._close_dropped()
         with self._lock:
             writer = self._open[path] = self._open.get(path) or EventFileWriter(directory)
             writer.num_users += 1
@@ -423,6 +432,20 @@ class EventFiles:
 
     def close(self, writer: EventFileWriter) -> None:
         """One of its users has gone; the last one closes the file. Blocks on the disk."""
+        self._close_dropped()
+        self._close(writer)
+
+    def drop(self, writer: EventFileWriter) -> None:
+        """One of its users has gone, which may not wait, nor take a lock: others close it."""
+        self._dropped.append(writer)
+
+    def _close_dropped(self) -> None:
+        while self._dropped:
+            # another thread may take it; of an error of the disk nobody is left to be told
+            with suppress(IndexError, OSError):
+                self._close(self._dropped.popleft())
+
+    def _close(self, writer: EventFileWriter) -> None:
         with self._lock:
             paths = [path for path, each in self._open.items() if each is writer]
             if not paths:  # it belongs to the parent of this forked process
@@ -433,30 +456,36 @@ class EventFiles:
             del self._open[paths[0]]
         writer.close()
 
-    def begin(self, directory: str, hide: Callable[[], None]) -> None:
-        """Begin a session's events there; `leave` ends them.
+    def begin(self, directory: str, owner: Owner, hide: Callable[[], None]) -> None:
+        """Begin the events of a session's output there; `leave` ends them.
 
         The first one has TensorBoard `hide` what earlier processes wrote of later steps. For the
         others that is done: it would hide what those before them have written since.
         """
         path = _canonical(directory)
         with self._lock:  # nobody writes an event between the question and the answer
-            is_first = not self._num_purgers[path]
-            self._num_purgers[path] += 1
-            if is_first:
+            others = self._that_have_begun(path)
+            self._begun[path] = [*map(ref, others), ref(owner)]
+            if not others:
                 hide()
 
-    def leave(self, directory: str) -> None:
+    def leave(self, directory: str, owner: Owner) -> None:
         """One whose events began there has ended them."""
+        path = _canonical(directory)
         with self._lock:
-            self._num_purgers[_canonical(directory)] -= 1
+            others = [each for each in self._that_have_begun(path) if each is not owner]
+            self._begun[path] = [*map(ref, others)]
+
+    def _that_have_begun(self, path: str) -> list[Owner]:
+        owners = [each() for each in self._begun.get(path, ())]
+        return [each for each in owners if each is not None and not each.is_dropped]
 
     def has_begun(self, directory: str) -> bool:
         """Whether others need not, and must not, write the start of a session there."""
         with self._lock:
-            return self._num_purgers[_canonical(directory)] > 0
+            return bool(self._that_have_begun(_canonical(directory)))
 
-    def claim(self, directory: str, tags: Iterable[str], owner: Any) -> None:
+    def claim(self, directory: str, tags: Iterable[str], owner: Owner) -> None:
         """Have these tags for one output alone, until `release`.
 
         RuntimeError: another one, which is open, writes one of them there.
@@ -466,7 +495,7 @@ class EventFiles:
             for tag in tags:
                 found = self._tags.get((path, tag))
                 other = None if found is None else found()
-                if other is not None and other is not owner:
+                if not (other is None or other is owner or other.is_dropped):
                     raise RuntimeError(
                         f"two hooks write {tag!r} into the event files of {directory!r}: their "
                         "values would mix. Give one of them another name or another directory; of "
@@ -474,7 +503,7 @@ class EventFiles:
                     )
                 self._tags[path, tag] = ref(owner)
 
-    def release(self, owner: Any) -> None:
+    def release(self, owner: Owner) -> None:
         """The tags of this one are free again."""
         with self._lock:
             for key in [key for key, found in self._tags.items() if found() in (owner, None)]:

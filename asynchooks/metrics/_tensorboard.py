@@ -51,6 +51,8 @@ class TensorBoardSink(Sink):
         hooks = [MetricsHook(TensorBoardSink("logs"), "loss", every_n_steps=100)]
     """
 
+    is_dropped = False  # it is closed where its session is dropped
+
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = _check.place("directory", directory)
         """Of the event files, absolute."""
@@ -89,7 +91,7 @@ class TensorBoardSink(Sink):
                 if has_later:
                     self._hide_after(resume.step)
 
-            EVENT_FILES.begin(self.directory, hide)
+            EVENT_FILES.begin(self.directory, self, hide)
             self._has_begun = True
         self._writer.flush()  # before a checkpoint counts on it
 
@@ -123,7 +125,7 @@ class TensorBoardSink(Sink):
     def close(self) -> None:
         if self._has_begun:
             self._has_begun = False
-            EVENT_FILES.leave(self.directory)
+            EVENT_FILES.leave(self.directory, self)
         own, self._own, self._writer = self._own, None, None
         if own is not None:
             EVENT_FILES.close(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 from collections.abc import Callable
@@ -253,6 +254,47 @@ async def test_after_a_recovery_each_step_is_shown_once(kind: str, tmp_path: Pat
     steps = steps_shown(tmp_path / "logs", TAGS[kind])
     assert steps == sorted(set(steps))
     assert steps[-1] == 8  # of ten runs two were made again
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("kind", TAGS)
+async def test_a_session_that_was_dropped_is_in_no_later_ones_way(
+    kind: str, is_kept: bool, tmp_path: Path
+) -> None:
+    """As in a notebook, whose variables may keep the hooks."""
+    model, source = Model(), prefetch(range(100), 2)
+    saver = StateDictSaver(model={"steps": model.steps})
+    hook = hook_of(kind, tmp_path / "logs", source)
+    hooks = [
+        CheckpointSaverHook(tmp_path / "saved", save_steps=4, saver=saver),
+        FeedHook(source, "item"),
+        hook,
+    ]
+    session = MonitoredSession(hooks, FunctionSessionCreator(model.step))
+    await session.open()
+    for _ in range(6):
+        await session.run("loss")
+    kept = [hook] if is_kept else []
+    del session, hooks, hook
+    gc.collect()
+    await train(kind, tmp_path, 6)  # on from step 4
+
+    steps = steps_shown(tmp_path / "logs", TAGS[kind])
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 10
+    del kept
+
+
+@pytest.mark.parametrize("kind", TAGS)
+async def test_a_directory_that_cannot_be_made_does_not_keep_training_from_beginning(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "logs").touch()  # which stands for a disk that is full at the restart
+    await train(kind, tmp_path, 6)
+
+    assert [each.step for each in CheckpointDirectory(tmp_path / "saved").checkpoints()] == [0, 4]
+    assert len([each for each in caplog.messages if "could not be written" in each]) == 1
 
 
 @pytest.mark.parametrize("kind", TAGS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from asynchooks.metrics import _event_files
+from asynchooks.metrics import TensorBoardSink, _event_files
 from asynchooks.metrics._event_files import (
     EventFiles,
     EventFileWriter,
@@ -201,11 +201,12 @@ def test_the_events_of_a_directory_begin_once_in_each_spelling(
     files = EventFiles()
     monkeypatch.chdir(tmp_path)
     hidden: list[str] = []
-    files.begin("logs", lambda: hidden.append("first"))
-    files.begin(str(tmp_path / "logs"), lambda: hidden.append("second"))
+    first, second = TensorBoardSink("logs"), TensorBoardSink("logs")
+    files.begin("logs", first, lambda: hidden.append("first"))
+    files.begin(str(tmp_path / "logs"), second, lambda: hidden.append("second"))
+    files.leave("logs", first)
     assert files.has_begun(str(tmp_path / "logs"))
-    files.leave(f"{tmp_path}/./logs")
-    files.leave("logs")
+    files.leave(f"{tmp_path}/./logs", second)
     assert not files.has_begun("logs")
     assert hidden == ["first"]
 

@@ -53,7 +53,7 @@ NEW = Resume(0, None)
 def nothing_stays_open() -> Iterator[None]:
     yield
     assert not EVENT_FILES._open
-    assert not any(EVENT_FILES._num_purgers.values())
+    assert not any(EVENT_FILES._begun.values())
 
 
 def opened(directory: Path, resume: Resume = NEW) -> TensorBoardSink:

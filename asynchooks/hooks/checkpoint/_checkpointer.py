@@ -123,6 +123,7 @@ class Checkpointer(ModelSaver):
         self._moved: tuple[RawSession, int] | None = None
         self._patience_secs: float | None = None  # the default
         self._began_at = self._engine.now()  # less the time of training before a restore
+        self._seconds: tuple[tuple[int, int], float] | None = None  # of the save of an epoch's step
         self._when_best: list[Callable[[Checkpoint | None, int], None]] = []
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
@@ -359,11 +360,9 @@ class Checkpointer(ModelSaver):
                 is_copying = False
 
         step = await self._read_step(raw)
-        if raw.bad_from is not None and not self.is_immediate:  # TensorFlow saves what there is
-            logger.warning(
-                "Step %d is not saved: from %d on the loss was NaN", step, raw.bad_from,
-                extra=_fields(step, "the loss was NaN"),
-            )  # fmt: skip
+        if raw.unfit is not None and not self.is_immediate:  # TensorFlow saves what there is
+            extra = _fields(step, raw.unfit)
+            logger.warning("Step %d is not saved: %s", step, raw.unfit, extra=extra)
             self.timer.update_last_triggered_step(step)
             return False
         if not is_due and step == self.saved_step:
@@ -394,7 +393,14 @@ class Checkpointer(ModelSaver):
         finally:
             self.due_step = None
         self._has_saved_hooks = hooks is not None
-        return Facts(step, self._engine.now() - self._began_at, hooks, metric)
+        return Facts(step, self._seconds_of((raw.global_step.epoch, step)), hooks, metric)
+
+    def _seconds_of(self, place: tuple[int, int]) -> float:
+        """Of training until this step: of two savers' the same, so that what follows is newer."""
+        known = [each._seconds for each in self.savers if each._seconds is not None]
+        same = [seconds for its, seconds in known if its == place]
+        self._seconds = place, min(same, default=self._engine.now() - self._began_at)
+        return self._seconds[1]
 
     async def _read_step(self, raw: RawSession) -> int:
         """The global step, of a variable where there is one, perhaps on a server."""

@@ -392,6 +392,21 @@ async def test_which_of_two_branches_is_newer_is_not_guessed(
     assert training.began.steps == [250]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("alone", EVERY)
+async def test_a_training_that_went_on_with_one_of_them_is_the_newest(
+    alone: str, order: Sequence[str], tmp_path: Path
+) -> None:
+    """Also where its steps took less time than the other's last save of the step before."""
+    training = Training(tmp_path)
+    await training.run([training.saver(name) for name in order], 100)
+    training = Training(tmp_path)
+    await training.run([training.saver(alone)], 102)
+    training = Training(tmp_path)
+    await training.run([training.saver(name) for name in order], 103)
+    assert (training.began.steps, training.began.models) == ([102], [102])
+
+
 def test_in_virtual_time_the_newest_is_restored_too(tmp_path: Path) -> None:
     def run(training: Training, order: Sequence[str], last_step: int) -> None:
         async def step() -> dict[str, float]:

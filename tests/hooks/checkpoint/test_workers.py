@@ -363,6 +363,49 @@ async def test_a_write_that_fails_leaves_the_older_one_and_its_error_leaves_once
     assert "restore 0" in held.saver.log
 
 
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_model_that_was_lost_in_the_middle_of_a_step_is_not_saved(
+    background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The save waits for the step of another worker, which then fails."""
+    numbers, other_runs, may_fail = Numbers(), anyio.Event(), anyio.Event()
+
+    async def step(is_other: bool) -> dict[str, int]:
+        if is_other and not may_fail.is_set():
+            other_runs.set()
+            await may_fail.wait()
+            numbers.values[0] += 1  # and no other
+            raise PreemptionError("the machine is gone")
+        return numbers.step()
+
+    class LetsFail(SessionRunHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            may_fail.set()
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers=2)
+    numbers_saver = NumbersSaver(numbers)
+    saver = CheckpointSaverHook(tmp_path, save_steps=1, saver=numbers_saver, background=background)
+
+    async def run_other(session: MonitoredSession) -> None:
+        await session.run([], feed_dict={"is_other": True})
+
+    async with (
+        MonitoredSession([LetsFail(), saver], creator) as session,
+        MonitoredSession([], creator) as other,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(run_other, other)
+        await other_runs.wait()
+        for _ in range(2):
+            await session.run([], feed_dict={"is_other": False})
+    found = CheckpointDirectory(tmp_path).checkpoints()
+    assert len(found) > 1
+    for each in found:
+        numbers_saver.restore(each.prefix)
+        assert numbers.values == [each.step] * 8
+    assert "Step 1 is not saved: the session was lost, perhaps in the middle" in caplog.text
+
+
 @pytest.mark.parametrize("first", ["with the hook", "without"])
 async def test_it_is_restored_once_for_all_workers_by_the_first_to_notice(
     first: str, tmp_path: Path
