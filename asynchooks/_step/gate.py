@@ -330,7 +330,8 @@ class Gate:
             False if it must be read again, to know.
         """
         goes_back = value < self.value
-        if self.reader is None or self.source is not None:
+        # once the gate is closed, a model that is brought back is no training: that step stays
+        if self.reader is None or self.source is not None or self.is_closed:
             if goes_back:
                 return True
         elif epoch != self.epoch or (goes_back and num_taken != self.num_taken):

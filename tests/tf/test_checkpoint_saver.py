@@ -23,6 +23,7 @@ import asynchooks
 from asynchooks import (
     CheckpointSaverListener,
     DamagedCheckpointError,
+    EarlyStoppingHook,
     FunctionSessionCreator,
     MonitoredSession,
     Retention,
@@ -733,6 +734,46 @@ async def test_a_run_that_only_looks_changes_no_metric_of_its_step(tmp_path: Pat
         await session.run(number, {number: 7.0})
     metrics = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
     assert metrics == {0: None, 1: 5.0}
+
+
+async def test_metrics_are_known_beside_a_hook_that_runs_the_session_itself(tmp_path: Path) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        tf.cast(model.train_op, tf.float32, name="loss")
+
+    class Looks(SessionRunHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            run_context.session.run(model.step)
+
+    hooks = [background_hook(tmp_path, metric="loss:0", save_steps=1), Looks()]
+    async with monitored(model.graph, hooks) as session:
+        for _ in range(3):
+            await session.run(model.train_op)
+    metrics = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
+    assert metrics == {0: None, 1: 1.0, 2: 2.0, 3: 3.0}
+
+
+async def test_after_the_end_the_step_is_that_of_the_training_not_of_the_best_model(
+    tmp_path: Path,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        tf.cast(model.train_op, tf.float32, name="loss")
+    stopping = EarlyStoppingHook("loss:0", 2, restore_best=True)
+    best = Retention(max_to_keep=1, keep_best=1)
+    saver = background_hook(tmp_path, metric="loss:0", save_steps=1, retention=best)
+    seen: list[int] = []
+
+    class AtEnd(SessionRunHook):
+        async def end(self, session: Any) -> None:
+            seen.extend([int(session.run(model.step)), session.global_step.value])
+
+    async with monitored(model.graph, [saver, stopping, AtEnd()]) as session:
+        while not session.should_stop():
+            await session.run(model.train_op)
+    assert (stopping.best, stopping.best_step) == (1.0, 1)
+    assert seen == [1, 3]
+    assert session.global_step.value == 3
 
 
 async def test_a_model_that_was_not_restored_leaves_the_hooks_as_they_are(tmp_path: Path) -> None:

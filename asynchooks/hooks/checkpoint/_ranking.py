@@ -43,6 +43,11 @@ class Ranking:
         """The model is that of this step, whose checkpoint has this metric."""
         self._restored = {step: metric}
 
+    def before_run(self, run_context: SessionRunContext) -> None:
+        """A run of this worker is to begin: whether it makes a step is seen by the one before."""
+        if self._metric is not None and self._metric.args is not None and not self._keeps_outputs:
+            _ = run_context.global_step.value  # on a graph it is read where it may have moved
+
     def note_run(self, run_context: SessionRunContext, results: Any) -> None:
         """A run of this worker has ended: perhaps it made the step that is saved next."""
         if self._metric is None or self._metric.args is None or self._keeps_outputs:

@@ -334,6 +334,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         self.checkpointer.writer.raise_error()
+        self.checkpointer.ranking.before_run(run_context)
         return None if self._metric is None else self._metric.args
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
