@@ -105,6 +105,13 @@ def test_a_misspelt_method_of_two_hooks_of_one_class_is_warned_of_once() -> None
     assert len(warned) == 1
 
 
+def test_a_moment_that_is_gone_is_warned_of_once_with_what_to_do() -> None:
+    hook = hook_with("on_cancelled_run", "before_run", "after_run")
+    with pytest.warns(UserWarning, match="'on_cancelled_run'.* any more; .*step_is_made") as warned:
+        MonitoredSession([hook, type(hook)()], counting_creator())
+    assert [Path(each.filename) for each in warned] == [Path(__file__)]
+
+
 def test_helper_methods_of_hooks_are_not_warned_of() -> None:
     helpers = [
         *("send", "bend", "ends", "ended", "begins", "begun", "run", "runs", "error", "errors"),

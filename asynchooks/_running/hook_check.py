@@ -34,6 +34,10 @@ _ELSEWHERE = {
     for name in names.split()
 }
 """What other libraries (Keras, Lightning, Hugging Face) call such methods."""
+_GONE = {
+    "on_cancelled_run": "look at step_is_made of the last run_context in the next before_run",
+}
+"""Moments of earlier versions, and what to do in their place."""
 
 
 def _hook_types() -> tuple[type, ...]:
@@ -147,16 +151,23 @@ def _overlaps(hook: Any) -> bool:
 
 
 def warn_of_misspelt(hooks: Iterable[Any]) -> None:
-    """Warn of methods that look like those which sessions call, and never would be called."""
-    meant = {
-        (type(each), *pair) for each in hooks if not _is_ours(each) for pair in _misspelt(each)
-    }
+    """Warn of methods that look like those which sessions call, or called, and never would be."""
+    listed = [each for each in hooks if not _is_ours(each)]
+    meant = {(type(each), *pair) for each in listed for pair in _misspelt(each)}
     for kind, name, moment in sorted(meant, key=lambda each: each[1:]):
         warnings.warn(
             f"{kind.__name__} has a method {name!r}, which no session calls; if {moment!r} is "
             "meant, call it that",
             stacklevel=_depth_of_caller(),
         )
+    for kind in dict.fromkeys(type(each) for each in listed if isinstance(each, SessionRunHook)):
+        for name, instead in _GONE.items():
+            if inspect.isroutine(getattr(kind, name, None)):
+                warnings.warn(
+                    f"{kind.__name__} has a method {name!r}, which no session calls any more; "
+                    f"{instead}",
+                    stacklevel=_depth_of_caller(),
+                )
 
 
 def _is_ours(hook: Any) -> bool:

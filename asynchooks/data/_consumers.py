@@ -32,18 +32,18 @@ between two of them."""
 class CurrentRun:
     """The run of a session in which items are used: another worker may save during `after_run`."""
 
-    __slots__ = ("_context", "stops")
+    __slots__ = ("context", "stops")
 
     def __init__(self, stops: SessionStop | None) -> None:
         self.stops = stops  # None where hooks are called by hand
-        self._context: SessionRunContext | None = None
+        self.context: SessionRunContext | None = None  # of the present run, or one that failed
 
     @property
     def handle(self) -> Handle | None:
         return None if self.stops is None else self.stops.handle
 
     def begin(self, context: SessionRunContext | None) -> None:
-        self._context = context
+        self.context = context
 
     def end(self) -> None:
         self.begin(None)
@@ -53,7 +53,7 @@ class CurrentRun:
 
         Whatever becomes of it, its items are used.
         """
-        return self._context is not None and self._context.step_is_made
+        return self.context is not None and self.context.step_is_made
 
 
 class Taken(NamedTuple):
@@ -350,6 +350,8 @@ class Consumers:
         if self.stage.gives_others_after_restore:
             self._kept = {}
             for consumer in self.members:
+                if consumer.place_run >= 0 and not self.stage._unfinished_in(state, consumer.item):
+                    continue  # the position is behind it
                 if consumer.carry(self._generation, to=len(self._kept)) is not None:
                     self._kept[len(self._kept)] = consumer.item
             for each in self._left_out_items:
@@ -401,6 +403,8 @@ class Consumer:
         self.wait_secs = 0.0
         self._consumers = consumers
         self._taken: Taken | None = None
+        # of a run whose step is made, and behind which model and input went back meanwhile
+        self._undone: SessionRunContext | None = None
         self._last: tuple[int, int] | None = None  # place and generation of what was used last
         self._last_item: Any = None  # that itself, only where places say nothing
 
@@ -435,9 +439,13 @@ class Consumer:
     def place_run(self) -> int:
         """The place of the item in hand, if the step is made that used it; else -1."""
         taken = self._taken
-        if taken is None or not self.run.has_ended():
+        if taken is None or not self.run.has_ended() or self._is_undone:
             return -1
         return taken.place if self._consumers.is_current(taken) else -1
+
+    @property
+    def _is_undone(self) -> bool:
+        return self._undone is not None and self._undone is self.run.context
 
     @property
     def has_unused_item(self) -> bool:
@@ -463,8 +471,17 @@ class Consumer:
         if taken is None or self.loop is None or taken.generation != generation - 1:
             return None
         place = taken.place - back_by if to is None else to
+        if self.run.has_ended():  # if it is not made again, its item is to come once more
+            self._undone = self.run.context
         self._taken = Taken(taken.item, place, generation)
         return place
+
+    def end_run(self) -> None:
+        """The run has ended: what it used in a model that has gone back comes once more."""
+        if self._is_undone:
+            self.give_back()
+        else:
+            self.use()
 
     def use(self) -> None:
         """A run has used the item in hand, if there is one."""
@@ -494,7 +511,7 @@ class Consumer:
     def settle(self) -> None:
         """Look whether the last run has used the item in hand, and may not have said so."""
         if self._taken is not None and self.run.has_ended():
-            self.use()
+            self.end_run()
 
     def give_back(self) -> None:
         """The item in hand will not be used."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,65 @@ async def test_a_hook_knows_in_the_next_run_whether_the_last_one_made_its_step()
             with contextlib.suppress(FaultError):
                 await session.run([], {"x": 0})
     assert known == [True, False, True]
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+async def test_an_item_comes_again_where_the_model_goes_back_behind_its_step(
+    tmp_path: Path, feeds: bool
+) -> None:
+    """One worker is still in after_run, behind its step, while the other one recovers."""
+    diary, source, path = Diary(), prefetch(range(12), 2), tmp_path / "then"
+    creator = SharedSessionCreator(diary.creator)
+    in_after_run, has_recovered = anyio.Event(), anyio.Event()
+    losses = [PreemptionError("lost")]
+
+    async def wait(run_context: SessionRunContext, values: Any) -> None:
+        if 5 in diary.items and not in_after_run.is_set():
+            in_after_run.set()
+            await has_recovered.wait()
+
+    def lose(run_context: SessionRunContext, values: Any) -> None:
+        if losses:
+            raise losses.pop()
+
+    async def steps_of(session: MonitoredSession, source: Any) -> AsyncIterator[None]:
+        if feeds:
+            while not session.should_stop():
+                await session.run([])
+                yield
+        else:
+            async for x in session.batches(source):
+                await session.run([], {"x": x})
+                yield
+
+    def hooks_with(source: Any, *others: SessionRunHook) -> list[SessionRunHook]:
+        return [FeedHook(source, "x") if feeds else InputPositionHook(source), *others]
+
+    async def slow() -> None:
+        async with MonitoredSession(hooks_with(source, Calls(after_run=wait)), creator) as session:
+            async for _ in steps_of(session, source):
+                pass
+
+    async def recovering() -> None:
+        saver = saving(tmp_path / "now", diary, every=1)
+        hooks = hooks_with(source, saver, Calls(after_run=lose))
+        async with MonitoredSession(hooks, creator) as session:
+            await in_after_run.wait()
+            assert diary.items == list(range(6))
+            async for _ in steps_of(session, source):
+                if not has_recovered.is_set():
+                    assert 5 not in diary.items
+                    shutil.copytree(tmp_path / "now", path)
+                    has_recovered.set()
+
+    async with tasks() as group:
+        group.start_soon(recovering)
+        group.start_soon(slow)
+    assert sorted(diary.items) == list(range(12))
+
+    later, source = Diary(), prefetch(range(12), 2)  # from the checkpoint that was made meanwhile
+    hooks = hooks_with(source, saving(path, later))
+    async with MonitoredSession(hooks, later.creator) as session:
+        async for _ in steps_of(session, source):
+            pass
+    assert sorted(later.items) == list(range(12))
