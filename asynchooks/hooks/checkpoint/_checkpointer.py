@@ -354,7 +354,10 @@ class Checkpointer(ModelSaver):
         def copy() -> Callable[[], object] | None:
             nonlocal is_copying
             try:
-                return self.form.take(session, facts)
+                write = self.form.take(session, facts)
+                if write is None:
+                    self.written_step = step
+                return write
             finally:
                 is_copying = False
 
@@ -381,7 +384,6 @@ class Checkpointer(ModelSaver):
         if is_due or self.is_immediate:
             self.timer.update_last_triggered_step(step)
         if write is None:
-            self.written_step = step
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)
 
@@ -405,8 +407,12 @@ class Checkpointer(ModelSaver):
 
     async def write(self, session: Any, step: int, write: Callable[[], object]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
-        await self._run_blocking(write, "asynchooks-save")
-        self.written_step = step
+
+        def write_and_note() -> None:
+            write()
+            self.written_step = step  # here, as a cancellation that came meanwhile leaves the wait
+
+        await self._run_blocking(write_and_note, "asynchooks-save")
         return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:

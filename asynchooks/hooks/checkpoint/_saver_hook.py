@@ -33,6 +33,7 @@ from ...checkpoints._mode import checked_mode
 from ...checkpoints._place import CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import ObjectStore, object_store_of
+from .._evaluation import EvaluationHook
 from .._metrics import Metric, MetricReader
 from . import _format
 from ._background import WhenBusy
@@ -391,11 +392,14 @@ class CheckpointSaverHook(SessionRunHook):
         failure: Exception | None = None
         if self._is_by_hand:
             await self.before_end(session)
-        try:  # the last evaluation comes before the last save, in whatever order the hooks are
-            if self._evaluation is not None:
-                await self._evaluation.owner.evaluate_last(session)
-        except Exception as error:
-            failure = error  # what was trained is saved all the same
+        # the last evaluations come before the last save, and before the best model comes back, in
+        # whatever order the hooks are
+        for each in self._begun:
+            try:
+                if isinstance(each, EvaluationHook):
+                    await each.evaluate_last(session)
+            except Exception as error:
+                failure = failure or error  # what was trained is saved all the same
         step = await checkpointer.save_at_end(session)
         await checkpointer.finish(session)
         await self._listeners.end(session, step)
