@@ -98,13 +98,13 @@ class CheckpointSaverHook(SessionRunHook):
         metric: what `retention.keep_best` compares: fetches of one number,
             `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
             checkpoint has the metric of the run or the evaluation of its own step, whichever worker
-            ran it, or none; so also where that is NaN, with a warning. (On a graph it is known for
-            runs of this worker that overlap with no other.) If `retention.mode` is None, the
-            metric's name should say which one is better, as "loss" does; otherwise a warning asks
-            for the mode. With `keep_best`, the model is saved immediately, whatever the intervals,
-            after an exclusive evaluation that beats the best ones kept. A concurrent evaluation
-            ranks the checkpoint of the step at which it began; if that was not saved or is gone, a
-            warning is logged.
+            ran it. It has none if that is not known, and none, with a warning, if that is NaN. (On
+            a graph it is known for runs of this worker that overlap with no other.) If
+            `retention.mode` is None, the metric's name should say which one is better, as "loss"
+            does; otherwise a warning asks for the mode. With `keep_best`, the model is saved
+            immediately, whatever the intervals, after an exclusive evaluation that beats the best
+            ones kept. A concurrent evaluation ranks the checkpoint of the step at which it began;
+            if that was not saved or is gone, a warning is logged.
         mirror: an object store, as `checkpoint_dir` takes it, into which the checkpoints of a local
             directory are copied while training continues. One whose copy fails is logged and tried
             again. If the directory has no checkpoint that is as new as the newest of the store,
