@@ -193,7 +193,9 @@ class Checkpointer(ModelSaver):
         # whose state is whose is known before anything is changed
         states = {id(each.hooks): (each.hooks, its.facts.hooks) for each, its in reversed(parts)}
         give_states = [
-            matched_hooks(hooks, saved) for hooks, saved in states.values() if saved is not None
+            matched_hooks(hooks, saved, go_on=raw.replaces_lost)
+            for hooks, saved in states.values()
+            if saved is not None
         ]
         loads = [its.load for _, its in parts if its.load is not None]
         if loads:
