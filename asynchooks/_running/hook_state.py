@@ -227,8 +227,13 @@ def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
     matched_hooks(hooks, saved)()
 
 
-def matched_hooks(hooks: Iterable[Any], saved: bytes) -> Callable[[], None]:
+def matched_hooks(hooks: Iterable[Any], saved: bytes, *, go_on: bool = False) -> Callable[[], None]:
     """Find which saved state belongs to which hook; returns what gives them to the hooks.
+
+    Args:
+        hooks: those of the session.
+        saved: what `save_hooks` gave.
+        go_on: whether hooks without a saved state keep what they have, as after a lost session.
 
     Raises:
         CheckpointError: some cannot be told apart, and there are more or fewer than there were.
@@ -240,7 +245,7 @@ def matched_hooks(hooks: Iterable[Any], saved: bytes) -> Callable[[], None]:
         for each, its in pairs:
             if its.state is not None:
                 _load(each.key, each.hook, its.state)
-        if fresh:
+        if fresh and not go_on:
             logger.warning(
                 "The checkpoint holds no states of these hooks, which start afresh: %s",
                 ", ".join(each.text for each in fresh),

@@ -52,7 +52,10 @@ class Callee:
                 if session is None:
                     del self._open[other]
                 elif called is function and not session.global_step.is_same(raw.global_step):
-                    is_first = True
+                    # something may still hold the raw session of one that was dropped
+                    is_first = bool(session.global_step.admission.waiters.workers)
+                    if is_first:
+                        break
             if is_first:
                 self._open = None
             else:

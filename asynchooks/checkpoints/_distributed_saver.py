@@ -208,7 +208,7 @@ class DistributedCheckpointSaver(SaverOfParts):
         for name, there in state[_KINDS].items():
             here = kind_of(self._optimizers[name][1])
             if there and here and there != here:
-                what = f"the checkpoint holds the state of a {there}, here is a {here}"
+                what = f"the checkpoint holds the state of {there}, here is {here}"
                 faults.append(f"{name}: {what}")
         for name, (_, each) in self._optimizers.items():
             start = f"{name}.{_UNUSED}."

@@ -50,9 +50,7 @@ def compare_kind(place: str, live: Any, saved: Any, saved_kind: str, faults: lis
     """
     here = kind_of(live)
     if saved_kind and here and saved_kind != here:
-        faults.append(
-            f"{place}: the checkpoint holds the state of a {saved_kind}, here is a {here}"
-        )
+        faults.append(f"{place}: the checkpoint holds the state of {saved_kind}, here is {here}")
     elif is_a(live, "torch", "optim.Optimizer"):
         _compare_optimizers(place, live, saved, is_same=bool(saved_kind and here), faults=faults)
     elif here == "GradScaler":
@@ -85,7 +83,7 @@ def _compare_optimizers(
         if not is_same and theirs - ours and ours - theirs:  # versions of a class only add some
             faults.append(
                 f"{place}: the checkpoint holds the state of another kind of optimizer, with "
-                f"{', '.join(sorted(theirs - ours))}; here is a {type(live).__name__} with "
+                f"{', '.join(sorted(theirs - ours))}; here is {type(live).__name__} with "
                 f"{', '.join(sorted(ours - theirs))}"
             )
             return

@@ -445,7 +445,7 @@ def _step_of(each: _Queued) -> int:
 
 
 def _least(one: int | None, other: int | None) -> int | None:
-    """Of two steps to which the session was set back, that which was before both."""
+    """The smaller of two steps to which the session was set back; None for no step."""
     return min((step for step in (one, other) if step is not None), default=None)
 
 

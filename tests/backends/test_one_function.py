@@ -22,6 +22,7 @@ from asynchooks import (
     MonitoredSession,
     PreemptionError,
     SessionCreator,
+    SessionRunHook,
     SharedSessionCreator,
 )
 from asynchooks.simulation import Simulation
@@ -300,6 +301,13 @@ async def test_what_counts_one_step_or_runs_one_after_the_other_is_not_warned_of
     assert not said(caplog)
 
 
+class KeepsSession(SessionRunHook):
+    """Holds the raw session for ever."""
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        self.session = session
+
+
 async def test_a_session_that_recovered_or_was_dropped_is_not_taken_for_another_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -313,7 +321,8 @@ async def test_a_session_that_recovered_or_was_dropped_is_not_taken_for_another_
     creator = FunctionSessionCreator(step)
     async with MonitoredSession([], creator) as session:
         await session.run("loss")
-    dropped = MonitoredSession([], creator)
+    held = KeepsSession()  # as a display of sessions does until its next look
+    dropped = MonitoredSession([held], creator)
     await dropped.open()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

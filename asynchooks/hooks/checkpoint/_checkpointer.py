@@ -194,7 +194,9 @@ class Checkpointer(ModelSaver):
         # whose state is whose is known before anything is changed
         states = {id(each.hooks): (each.hooks, its.facts.hooks) for each, its in reversed(parts)}
         give_states = [
-            matched_hooks(hooks, saved) for hooks, saved in states.values() if saved is not None
+            matched_hooks(hooks, saved, go_on=raw.replaces_lost)
+            for hooks, saved in states.values()
+            if saved is not None
         ]
         loads = [its.load for _, its in parts if its.load is not None]
         if loads:
@@ -355,7 +357,10 @@ class Checkpointer(ModelSaver):
         def copy() -> Callable[[], object] | None:
             nonlocal is_copying
             try:
-                return self.form.take(session, facts)
+                write = self.form.take(session, facts)
+                if write is None:
+                    self.written_step = step
+                return write
             finally:
                 is_copying = False
 
@@ -380,7 +385,6 @@ class Checkpointer(ModelSaver):
         if is_due or self.is_immediate:
             self.timer.update_last_triggered_step(step)
         if write is None:
-            self.written_step = step
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)
 
@@ -411,8 +415,12 @@ class Checkpointer(ModelSaver):
 
     async def write(self, session: Any, step: int, write: Callable[[], object]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
-        await self._run_blocking(write, "asynchooks-save")
-        self.written_step = step
+
+        def write_and_note() -> None:
+            write()
+            self.written_step = step  # here, as a cancellation that came meanwhile leaves the wait
+
+        await self._run_blocking(write_and_note, "asynchooks-save")
         return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:

@@ -33,6 +33,7 @@ from ...checkpoints._mode import checked_mode
 from ...checkpoints._place import CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import ObjectStore, object_store_of
+from .._evaluation import EvaluationHook
 from .._metrics import Metric, MetricReader
 from . import _format
 from ._background import WhenBusy
@@ -97,13 +98,13 @@ class CheckpointSaverHook(SessionRunHook):
         metric: what `retention.keep_best` compares: fetches of one number,
             `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
             checkpoint has the metric of the run or the evaluation of its own step, whichever worker
-            ran it, or none; so also where that is NaN, with a warning. (On a graph it is known for
-            runs of this worker that overlap with no other.) If `retention.mode` is None, the
-            metric's name should say which one is better, as "loss" does; otherwise a warning asks
-            for the mode. With `keep_best`, the model is saved immediately, whatever the intervals,
-            after an exclusive evaluation that beats the best ones kept. A concurrent evaluation
-            ranks the checkpoint of the step at which it began; if that was not saved or is gone, a
-            warning is logged.
+            ran it. It has none if that is not known, and none, with a warning, if that is NaN. (On
+            a graph it is known for runs of this worker that overlap with no other.) If
+            `retention.mode` is None, the metric's name should say which one is better, as "loss"
+            does; otherwise a warning asks for the mode. With `keep_best`, the model is saved
+            immediately, whatever the intervals, after an exclusive evaluation that beats the best
+            ones kept. A concurrent evaluation ranks the checkpoint of the step at which it began;
+            if that was not saved or is gone, a warning is logged.
         mirror: an object store, as `checkpoint_dir` takes it, into which the checkpoints of a local
             directory are copied while training continues. One whose copy fails is logged and tried
             again. If the directory has no checkpoint that is as new as the newest of the store,
@@ -392,11 +393,14 @@ class CheckpointSaverHook(SessionRunHook):
         failure: Exception | None = None
         if self._is_by_hand:
             await self.before_end(session)
-        try:  # the last evaluation comes before the last save, in whatever order the hooks are
-            if self._evaluation is not None:
-                await self._evaluation.owner.evaluate_last(session)
-        except Exception as error:
-            failure = error  # what was trained is saved all the same
+        # the last evaluations come before the last save, and before the best model comes back, in
+        # whatever order the hooks are
+        for each in self._begun:
+            try:
+                if isinstance(each, EvaluationHook):
+                    await each.evaluate_last(session)
+            except Exception as error:
+                failure = failure or error  # what was trained is saved all the same
         step = await checkpointer.save_at_end(session)
         await checkpointer.finish(session)
         await self._listeners.end(session, step)

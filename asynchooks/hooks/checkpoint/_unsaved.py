@@ -77,6 +77,8 @@ def warn_of_unsaved(
     # a smaller interval helps against any error; nothing more helps against one of a step
     is_exit = not isinstance(error, Exception)
     advice = _SAVES if is_exit else "Save more often to lose fewer"
+    if error is None:
+        advice = "To keep such steps, open sessions by `async with`, or `await session.close()`"
     logger.warning(
         "%s at step %d. The newest checkpoint in %s is of step %d: %s. %s",
         cause, step, directory, saved, _not_saved(step - saved), advice,

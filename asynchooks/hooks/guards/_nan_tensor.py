@@ -131,7 +131,7 @@ class NanTensorHook(SessionRunHook):
                     ", ".join(map(repr, left_out)), extra=extra,
                 )  # fmt: skip
             raise _RollbackError(
-                f"{loss_is_nan}: back to {good}, for the {self._num_rollbacks}. time of "
+                f"{loss_is_nan}: back to {good}, rollback {self._num_rollbacks} of "
                 f"{self._max_rollbacks}",
                 good,
             )

@@ -88,6 +88,24 @@ async def test_the_best_weights_that_were_evaluated_are_brought_back(
     assert metrics_of(tmp_path)[10] == 0.0
 
 
+@pytest.mark.parametrize("place", range(4))
+async def test_any_last_evaluation_is_of_the_last_step_and_not_of_the_best(
+    tmp_path: Path, place: int
+) -> None:
+    rig, counts = Rig(tmp_path, 5, 5), dict[int, int]()
+
+    async def count(session: Any, step: int) -> dict[str, float]:
+        await anyio.lowlevel.checkpoint()
+        counts[step] = rig.model.count
+        return {"count": rig.model.count}
+
+    other = EvaluationHook(count, every_n_steps=7, mode=Evaluate.EXCLUSIVE, name="other")
+    rig.hooks.insert(place, other)
+    await rig.train()
+    assert rig.model.count == 10
+    assert counts == {7: 7, 14: 14, 21: 21, 25: 25}
+
+
 async def test_a_checkpoint_has_the_metric_of_its_own_step_or_none(tmp_path: Path) -> None:
     keep_all = Retention(max_to_keep=None, keep_best=1)
     rig = Rig(tmp_path, 4, 3, patience=100, retention=keep_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 import pytest
 from anyio.abc import TaskStatus
@@ -169,6 +171,7 @@ async def test_a_dropped_session_says_it(tmp_path: Path, caplog: pytest.LogCaptu
         sessions.clear()
     [warning] = warnings(caplog)
     assert warning.startswith("A session was dropped at step 1. The newest checkpoint in")
+    assert warning.endswith("open sessions by `async with`, or `await session.close()`")
 
 
 class FailsAtEnd(SessionRunHook):
@@ -196,6 +199,50 @@ async def test_nothing_is_said_where_nothing_is_unsaved(
     else:
         await interrupted(session, 0 if ending == "no step" else 20)
     assert warnings(caplog) == []
+
+
+class Slow(OwnSaver):
+    """Saves in a thread, which waits there at step 10."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def save(self, path: str) -> None:
+        if not self.has_begun.is_set() and self.model.w[0] == 10:
+            self.has_begun.set()
+            assert self.may_go_on.wait(30)
+        super().save(path)
+
+
+class SlowToWrite(Slow):
+    """Takes a copy first."""
+
+    def snapshot(self) -> Callable[[str], None]:
+        return self.save
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowToWrite])
+async def test_a_save_that_a_cancellation_comes_upon_counts(
+    kind: type[Slow], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    saver = kind(model)
+    session = session_of(model, saving(tmp_path, model, saver=saver))
+
+    async def train() -> None:
+        async with session:
+            while True:
+                await session.run([])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(train)
+        await anyio.to_thread.run_sync(saver.has_begun.wait, 30)
+        group.cancel_scope.cancel()
+        saver.may_go_on.set()
+    assert warnings(caplog) == []
+    async with session_of(model, saving(tmp_path, model, saver=saver)) as again:
+        assert again.global_step.value == 10
 
 
 async def test_steps_since_the_last_write_that_succeeded_count(

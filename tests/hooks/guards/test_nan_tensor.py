@@ -215,6 +215,18 @@ async def test_training_goes_back_and_ends_well_when_the_noise_is_another(
     assert model.restored == [4 // save_steps * save_steps, 7 // save_steps * save_steps]
 
 
+async def test_a_rollback_warns_of_nothing_but_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await train(tmp_path, Weights(5), max_rollbacks=2)
+    messages = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    diverged, rejected, lost = messages
+    assert diverged == "Model diverged with loss = NaN."
+    assert rejected.startswith(f"{tmp_path / 'model.ckpt-5'} is rejected")
+    back_to = tmp_path / "model.ckpt-4"
+    assert f"the loss 'loss' is NaN at step 6: back to {back_to}, rollback 1 of 2" in lost
+
+
 @pytest.mark.parametrize("num", [1, 2])
 async def test_training_goes_back_so_many_times_and_then_fails(tmp_path: Path, num: int) -> None:
     model = Weights(*[5] * 9)
