@@ -309,16 +309,20 @@ def _new_file(directory: str) -> tuple[str, _File]:
         from tensorboard.compat import tf
 
         tf.io.gfile.makedirs(directory)
-        name = _name(int(time.time()))
+        name = _new_name(directory)
         return name, _RemoteFile(tf.io.gfile.GFile(f"{directory.rstrip('/')}/{name}", "wb"))
     os.makedirs(directory, exist_ok=True)
     while True:
-        names = names_in(directory)
-        name = _name(int(time.time()))
-        if names and name <= names[-1]:
-            name = _name(max(int(time.time()), _second_of(names[-1])) + 1)
+        name = _new_name(directory)
         with suppress(FileExistsError):
             return name, _File(open(os.path.join(directory, name), "xb", buffering=0))
+
+
+def _new_name(directory: str) -> str:
+    names, name = names_in(directory), _name(int(time.time()))
+    if names and name <= names[-1]:
+        name = _name(max(int(time.time()), _second_of(names[-1])) + 1)
+    return name
 
 
 _PREFIX = "events.out.tfevents."
@@ -345,7 +349,10 @@ def names_in(directory: str) -> list[str]:
 
 
 def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
-    """The events of a file from an offset on, up to its end or its first torn record."""
+    """The events of a file from an offset on, up to its end or its first record that is none.
+
+    That is torn, or of another program: lengths in the file are not trusted.
+    """
     path = (
         f"{directory.rstrip('/')}/{name}" if "://" in directory else os.path.join(directory, name)
     )
@@ -353,20 +360,27 @@ def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
     if "://" in directory:
         from tensorboard.compat import tf
 
-        file = tf.io.gfile.GFile(path, "rb")
+        file, end = tf.io.gfile.GFile(path, "rb"), tf.io.gfile.stat(path).length
     else:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
+        file, end = open(path, "rb"), os.path.getsize(path)  # noqa: SIM115 - closed below
     event, checksum = _event_class(), _checksum_of()
+    decode_error = importlib.import_module("google.protobuf.message").DecodeError
     with file:
-        file.seek(start)
+        if start:  # TensorBoard's own remote files have no other place than the next one
+            file.seek(start)
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack_from("<Q", head)
-            if struct.pack("<I", checksum(head[:8])) != head[8:]:
+            start += 16 + length
+            if struct.pack("<I", checksum(head[:8])) != head[8:] or start > end:
                 return
             data = file.read(length)
             if len(data) < length or len(file.read(4)) < 4:
                 return
-            yield event.FromString(data)
+            try:
+                found = event.FromString(data)
+            except decode_error:
+                return
+            yield found
 
 
 def _record(data: bytes) -> bytes:
