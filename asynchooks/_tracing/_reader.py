@@ -200,9 +200,9 @@ def _header_of(body: memoryview, source: str) -> _Header:
 
 
 def _varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """(Its value, the place behind it); (0, -1) if it is cut off."""
+    """(Its value, the place behind it); (0, -1) if it is cut off, or the one before it was."""
     value = shift = 0
-    while place < len(data) and shift < 70:
+    while 0 <= place < len(data) and shift < 70:
         byte = data[place]
         value |= (byte & 0x7F) << shift
         place, shift = place + 1, shift + 7

@@ -15,7 +15,7 @@ from anyio.from_thread import BlockingPortal
 
 from .._engine.current import current_engine
 from .._engine.stop import Stop
-from .._errors import FetchError, StopTraining, add_note
+from .._errors import DamagedCheckpointError, FetchError, StopTraining, add_note, shown
 from .._hook import AnyHook, SessionRunArgs, SessionRunContext
 from .._running.dispatch import HookList, values_of
 from .._running.hook_state import load_hooks, save_hooks
@@ -111,9 +111,14 @@ class HookDriver:
         saved: bytes = self._portal.call(self._save)
         return saved.decode()
 
-    def resume_from(self, state: str) -> None:
+    def resume_from(self, state: object) -> None:
         """Let the hooks go on from a state when the next training begins."""
-        self._saved = state.encode()
+        if not isinstance(state, str):
+            raise DamagedCheckpointError(
+                f"the saved state of the hooks is damaged: it is {shown(state)}, expected a text; "
+                "restore another checkpoint"
+            )
+        self._saved = state.encode(errors="surrogatepass")  # as `json` reads it
 
     def _guarded(self, fn: Any, *args: Any) -> None:
         """Call it in the event loop; an error other than the end of training ends the hooks."""

@@ -45,6 +45,7 @@ class LightningHooks(Callback):  # type: ignore[misc]
     def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
         super().__init__()
         self._driver = HookDriver(hooks, portal, "Lightning")
+        self._loads_states = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._driver.begin(
@@ -86,8 +87,13 @@ class LightningHooks(Callback):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         return {"hooks": self._driver.state()}
 
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Training does not go on from the states that `test(ckpt_path=...)` and the like load."""
+        self._loads_states = trainer.state.fn == "fit"
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._driver.resume_from(state_dict["hooks"])
+        if self._loads_states:
+            self._driver.resume_from(state_dict["hooks"])
 
 
 def _stop(trainer: Any) -> None:

@@ -58,7 +58,9 @@ class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ig
                 "give all hooks to one"
             )
         if state.global_step > 0 and saved is not None:
-            self._driver.resume_from(saved["attributes"]["hooks"])
+            attributes = saved.get("attributes") if isinstance(saved, dict) else None
+            found = attributes.get("hooks") if isinstance(attributes, dict) else saved
+            self._driver.resume_from(found)
         self._driver.begin(
             TrainerSession(
                 lambda: int(state.global_step),
@@ -92,6 +94,8 @@ class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ig
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._complete(control)
         self._driver.end()
+        if state.stateful_callbacks is not None:  # for `save_state`, which asks no callback
+            state.stateful_callbacks[_STATE] = self.state()
 
     def _complete(self, control: Any) -> None:
         """Call after_run of the step, if that has ended."""

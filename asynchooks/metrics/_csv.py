@@ -62,14 +62,16 @@ class CsvSink(LinesSink):
         head = self._file.readline()
         if not head.endswith(b"\n"):
             return 0
-        columns = next(csv.reader([head.decode(errors="replace")]), [])
+        columns = _fields_of(head)
+        if columns is None:
+            raise ValueError("its first line is no row of a table")
         if columns[:2] != ["step", "time"]:
             raise ValueError(f"its first columns are {columns[:2]}, not step and time")
         self._columns = columns
         return len(head)
 
     def _columns_in(self, line: bytes) -> list[str]:
-        [cells] = csv.reader([line.decode(errors="replace")])
+        cells = _fields_of(line) or []
         return [name for name, cell in zip(self._columns, cells, strict=False) if cell]
 
     def _cells(self, point: Point) -> dict[str, Any]:
@@ -102,6 +104,14 @@ class CsvSink(LinesSink):
         wider = (line[:-1] + empty for _, line in self._lines_from(self._start))
         self._replace(chain([head], wider))
         self._columns, self._start = columns, len(head)
+
+
+def _fields_of(line: bytes) -> list[str] | None:
+    """What stands in a line; None for one that is no whole row: of another program."""
+    try:
+        return next(csv.reader([line.decode(errors="replace")], strict=True), [])
+    except csv.Error:  # it goes on in the next line, or has a field that is too long
+        return None
 
 
 def _parts_of(value: Histogram) -> dict[str, float]:

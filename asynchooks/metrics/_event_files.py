@@ -309,16 +309,20 @@ def _new_file(directory: str) -> tuple[str, _File]:
         from tensorboard.compat import tf
 
         tf.io.gfile.makedirs(directory)
-        name = _name(int(time.time()))
+        name = _new_name(directory)
         return name, _RemoteFile(tf.io.gfile.GFile(f"{directory.rstrip('/')}/{name}", "wb"))
     os.makedirs(directory, exist_ok=True)
     while True:
-        names = names_in(directory)
-        name = _name(int(time.time()))
-        if names and name <= names[-1]:
-            name = _name(max(int(time.time()), _second_of(names[-1])) + 1)
+        name = _new_name(directory)
         with suppress(FileExistsError):
             return name, _File(open(os.path.join(directory, name), "xb", buffering=0))
+
+
+def _new_name(directory: str) -> str:
+    names, name = names_in(directory), _name(int(time.time()))
+    if names and name <= names[-1]:
+        name = _name(max(int(time.time()), _second_of(names[-1])) + 1)
+    return name
 
 
 _PREFIX = "events.out.tfevents."
@@ -345,7 +349,10 @@ def names_in(directory: str) -> list[str]:
 
 
 def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
-    """The events of a file from an offset on, up to its end or its first torn record."""
+    """The events of a file from an offset on, up to its end or its first record that is none.
+
+    That is torn, or of another program: lengths in the file are not trusted.
+    """
     path = (
         f"{directory.rstrip('/')}/{name}" if "://" in directory else os.path.join(directory, name)
     )
@@ -353,20 +360,27 @@ def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
     if "://" in directory:
         from tensorboard.compat import tf
 
-        file = tf.io.gfile.GFile(path, "rb")
+        file, end = tf.io.gfile.GFile(path, "rb"), tf.io.gfile.stat(path).length
     else:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
+        file, end = open(path, "rb"), os.path.getsize(path)  # noqa: SIM115 - closed below
     event, checksum = _event_class(), _checksum_of()
+    decode_error = importlib.import_module("google.protobuf.message").DecodeError
     with file:
-        file.seek(start)
+        if start:  # TensorBoard's own remote files have no other place than the next one
+            file.seek(start)
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack_from("<Q", head)
-            if struct.pack("<I", checksum(head[:8])) != head[8:]:
+            start += 16 + length
+            if struct.pack("<I", checksum(head[:8])) != head[8:] or start > end:
                 return
             data = file.read(length)
             if len(data) < length or len(file.read(4)) < 4:
                 return
-            yield event.FromString(data)
+            try:
+                found = event.FromString(data)
+            except decode_error:
+                return
+            yield found
 
 
 def _record(data: bytes) -> bytes:
@@ -411,6 +425,7 @@ class EventFiles:
         self._dropped: deque[EventFileWriter] = deque()  # by users of sessions that were dropped
         self._begun: dict[str, list[ref[Owner]]] = {}  # whose events have begun, by path
         self._tags: dict[tuple[str, str], ref[Owner]] = {}  # who writes it, by path and tag
+        self._claimed: dict[str, set[str]] = {}  # tags, by path, until all have left
 
     def open(self, directory: str) -> EventFileWriter:
         """The writer of the directory; each call needs one of `close`. Blocks on the disk.
@@ -475,6 +490,8 @@ class EventFiles:
         with self._lock:
             others = [each for each in self._that_have_begun(path) if each is not owner]
             self._begun[path] = [*map(ref, others)]
+            if not others:
+                self._claimed.pop(path, None)
 
     def _that_have_begun(self, path: str) -> list[Owner]:
         owners = [each() for each in self._begun.get(path, ())]
@@ -490,8 +507,9 @@ class EventFiles:
 
         RuntimeError: another one, which is open, writes one of them there.
         """
-        path = _canonical(directory)
+        path, tags = _canonical(directory), list(tags)
         with self._lock:
+            self._claimed.setdefault(path, set()).update(tags)
             for tag in tags:
                 found = self._tags.get((path, tag))
                 other = None if found is None else found()
@@ -502,6 +520,11 @@ class EventFiles:
                         "workers that share a model, give the directory to the hook of one"
                     )
                 self._tags[path, tag] = ref(owner)
+
+    def claimed(self, directory: str, tags: Iterable[str]) -> bool:
+        """Whether a hook has had one of the tags for itself there, since events began there."""
+        with self._lock:
+            return not self._claimed.get(_canonical(directory), set()).isdisjoint(tags)
 
     def release(self, owner: Owner) -> None:
         """The tags of this one are free again."""

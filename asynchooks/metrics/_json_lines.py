@@ -37,7 +37,7 @@ class JsonLinesSink(LinesSink):
         try:
             found = json.loads(line)
             step, time = found["step"], found["time"]
-        except (ValueError, TypeError, KeyError):  # of another program
+        except (ValueError, TypeError, KeyError, RecursionError):  # of another program
             return None
         is_point = isinstance(step, int) and isinstance(time, (int, float))
         return (step, time) if is_point else None

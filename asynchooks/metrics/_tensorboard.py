@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections import deque
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,6 +25,8 @@ from ._event_files import (
 )
 from ._sink import Histogram, Point, Resume, Sink
 from ._tracking import position_of
+
+logger = logging.getLogger("asynchooks")
 
 _MAX_KNOWN = 100_000
 """Points before a restore that are looked at, at most: more than an outlet writes again."""
@@ -132,6 +136,7 @@ class TensorBoardSink(Sink):
 
     def _forget(self, step: int) -> None:
         self._restored_step = step
+        self._tags: set[str] = set()  # written by this session
         self._known: dict[tuple[int, float], set[str]] = {}  # metrics by step and time
         self._again: list[Point] = []  # of the steps before the restore
         self._num_added = 0  # events in the writer, up to the last one of this sink
@@ -185,6 +190,8 @@ class TensorBoardSink(Sink):
         return point.values.keys() <= self._known.get((point.step, point.time), set())
 
     def _add(self, point: Point) -> None:
+        if not point.values.keys() <= self._tags:
+            self._warn_of_tags_written_twice(point.values.keys() - self._tags)
         if self._own is not None:
             self._own.wait_for_room()
         summary = self._class("summary_pb2", "Summary")()
@@ -197,6 +204,21 @@ class TensorBoardSink(Sink):
         self._writer.add_event(event_class(step=point.step, wall_time=point.time, summary=summary))
         if self._own is not None:
             self._num_added = self._own.num_added
+
+    def _warn_of_tags_written_twice(self, tags: Iterable[str]) -> None:
+        """A hook with `output_dir` writes them, too: itself, or all that begin as they do."""
+        self._tags.update(tags)
+        twice = [
+            tag
+            for tag in tags
+            if EVENT_FILES.claimed(self.directory, (tag, f"{tag.partition('/')[0]}/..."))
+        ]
+        if twice:
+            logger.warning(
+                "A hook with output_dir and %r write the same tags, so that their points are there "
+                "twice: %s. Leave out one of the two, or give it another directory",
+                self, ", ".join(sorted(twice)),
+            )  # fmt: skip
 
     def _hide_after(self, step: int) -> None:
         """Make TensorBoard hide all events of later steps that were written so far."""

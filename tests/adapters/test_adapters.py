@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from asynchooks import (
+    DamagedCheckpointError,
     FeedFnHook,
     FetchError,
     NanTensorHook,
@@ -178,6 +180,50 @@ def test_what_lightning_saves_because_of_an_error_has_the_states_of_hooks(tmp_pa
         training.fit([notes, BreaksAt(3)])
     saved = torch.load(tmp_path / "on_exception.ckpt", weights_only=False)
     assert repr(notes.total) in saved["callbacks"]["LightningHooks"]["hooks"]
+
+
+def test_what_lightning_loads_to_predict_is_not_what_training_goes_on_from(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_lightning")
+    training, notes = InLightning(tmp_path), Notes()
+    training.fit([notes], epochs=1)
+    total, notes.total = notes.total, 0.5
+    trainer = training.trainer
+    trainer.predict(
+        trainer.lightning_module, training.loader,
+        ckpt_path=tmp_path / "last.ckpt", weights_only=False,
+    )  # fmt: skip
+    notes.log.clear()
+    training.reuses_adapter = True
+    training.fit([], epochs=1)
+    assert notes.total == pytest.approx(0.5 + sum(notes.losses) - total)
+
+
+def test_what_transformers_save_state_writes_after_the_end_is_as_of_the_last_step(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("transformers")
+    training, notes = InTransformers(tmp_path), Notes()
+    training.fit([notes, StopAtStepHook(last_step=8)])  # six steps are an epoch, which is saved
+    training.trainer.save_state()
+    saved = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert repr(notes.total) in saved["stateful_callbacks"]["TrainerHooks"]["attributes"]["hooks"]
+
+
+@pytest.mark.parametrize(
+    "crafted", [5, [], {}, {"attributes": {}}, {"attributes": {"hooks": "\ud800"}}]
+)
+def test_a_crafted_state_in_transformers_checkpoint_is_damage(
+    tmp_path: Path, crafted: object
+) -> None:
+    pytest.importorskip("transformers")
+    training = InTransformers(tmp_path)
+    training.fit([Notes()], epochs=1)
+    path = tmp_path / "checkpoint-6" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["stateful_callbacks"]["TrainerHooks"] = crafted
+    path.write_text(json.dumps(state))
+    with pytest.raises(DamagedCheckpointError, match="saved state of the hooks is damaged"):
+        training.fit([Notes()], epochs=2, resume=True)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -104,19 +104,22 @@ class InLightning:
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 return torch.nn.functional.mse_loss(self.inner(batch[0]), batch[1])
 
+            def predict_step(self, batch: Any, batch_idx: int) -> Any:
+                return self.inner(batch[0])
+
             def configure_optimizers(self) -> Any:
                 return torch.optim.Adam(self.parameters(), lr=0.05)
 
         if not self.reuses_adapter:
             self.adapter = LightningHooks(hooks, portal=self._portal)
         saver = lightning.callbacks.ModelCheckpoint(self._path, save_last=True, every_n_epochs=1)
-        trainer = lightning.Trainer(
+        self.trainer = trainer = lightning.Trainer(
             max_epochs=epochs, callbacks=[self.adapter, saver, *self.more_callbacks],
             accelerator="cpu", logger=False, enable_progress_bar=False,
             enable_model_summary=False, accumulate_grad_batches=self._accumulate,
         )  # fmt: skip
         rows = torch.utils.data.TensorDataset(X, Y)
-        loader = torch.utils.data.DataLoader(rows, BATCH)
+        self.loader = loader = torch.utils.data.DataLoader(rows, BATCH)
         place = self._path / "last.ckpt" if resume else None
         trainer.fit(Module(), loader, ckpt_path=place, weights_only=False)
         self.steps = trainer.global_step
@@ -159,7 +162,7 @@ class InTransformers:
         if not self.reuses_adapter:
             self.adapter = TrainerHooks(hooks, portal=self._portal)
         with self.adapter as callback:
-            trainer = transformers.Trainer(
+            self.trainer = trainer = transformers.Trainer(
                 Module(), arguments, train_dataset=rows,
                 callbacks=[callback, *self.more_callbacks],
             )  # fmt: skip

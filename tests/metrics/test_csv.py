@@ -106,3 +106,25 @@ def test_a_table_of_another_program_is_moved_aside(
     opened(tmp_path / "m.csv", Resume(5, None)).close()
     assert (tmp_path / "m-1.csv").read_text() == "epoch,loss\n1,2\n"
     assert "its first columns are ['epoch', 'loss'], not step and time" in caplog.text
+
+
+@pytest.mark.parametrize("name", ['"a', "a" * 200_000])
+def test_a_head_that_is_no_row_is_of_another_program(tmp_path: Path, name: str) -> None:
+    path, foreign = tmp_path / "m.csv", f"step,time,{name}\n1,2,3\n"
+    path.write_text(foreign)
+    sink = opened(path, Resume(4, None))
+    sink.write(Point(5, 0.0, {"a": 1.0}))
+    sink.flush()
+    sink.close()
+    assert path.read_text() == "step,time,a\n5,0.0,1.0\n"
+    assert (tmp_path / "m-1.csv").read_text() == foreign
+
+
+def test_rows_of_another_program_stay_where_they_are(tmp_path: Path) -> None:
+    path, foreign = tmp_path / "m.csv", f'step,time,a\n1,2,{"x" * 200_000}\n2,3,"\n'
+    path.write_text(foreign)
+    sink = opened(path, Resume(4, None))
+    sink.write(Point(5, 0.0, {"a": 1.0}))
+    sink.flush()
+    sink.close()
+    assert path.read_text() == f"{foreign}5,0.0,1.0\n"

@@ -267,3 +267,21 @@ def test_a_remote_file_is_written_and_read_by_tensorflows_file_systems() -> None
     assert steps == [0, 1, 2, 3]
     writer.close()
     assert tf.io.gfile.exists(f"ram://events/logs/{writer.name}")
+
+
+@pytest.mark.tensorflow
+def test_a_remote_file_never_takes_the_place_of_another_of_the_same_second() -> None:
+    pytest.importorskip("tensorflow")
+    directory = "ram://events/same-second"
+    for step in (1, 2, 3):
+        writer = EventFileWriter(directory)
+        writer.open()
+        add(writer, step, step)
+        writer.close()
+    steps = [
+        event.step
+        for name in names_in(directory)
+        for event in events_in(directory, name)
+        if event.HasField("summary")
+    ]
+    assert steps == [1, 2, 3]

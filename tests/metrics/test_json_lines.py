@@ -60,3 +60,14 @@ def test_lines_of_another_program_stay_where_they_are(tmp_path: Path) -> None:
     assert written(path, Point(6, 0.0, {"loss": 1.0}), resume=Resume(5, None)) == [
         {"epoch": 1}, [], {"step": "x", "time": 0}, {"step": 6, "time": 0.0, "loss": 1.0}
     ]  # fmt: skip
+
+
+def test_nested_brackets_are_a_line_of_another_program(tmp_path: Path) -> None:
+    path, foreign = tmp_path / "m.jsonl", b"[" * 100_000 + b"\n"
+    path.write_bytes(foreign)
+    sink = JsonLinesSink(path)
+    sink.open(Resume(5, None))
+    sink.write(Point(6, 0.0, {"loss": 1.0}))
+    sink.flush()
+    sink.close()
+    assert path.read_bytes() == foreign + b'{"step": 6, "time": 0.0, "loss": 1.0}\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+from tensorboard.compat import tensorflow_stub
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.distribution.distributions_plugin import DistributionsPlugin
@@ -27,6 +30,7 @@ from asynchooks import (
     MonitoredSession,
     StateDictSaver,
     StepCounterHook,
+    StopAtStepHook,
     SummarySaverHook,
 )
 from asynchooks.metrics import Histogram, Point, Resume, TensorBoardSink
@@ -56,7 +60,7 @@ def nothing_stays_open() -> Iterator[None]:
     assert not any(EVENT_FILES._begun.values())
 
 
-def opened(directory: Path, resume: Resume = NEW) -> TensorBoardSink:
+def opened(directory: Path | str, resume: Resume = NEW) -> TensorBoardSink:
     sink = TensorBoardSink(directory)
     sink.check()
     sink.open(resume)
@@ -424,3 +428,71 @@ async def test_a_stuck_disk_holds_up_neither_the_steps_nor_hooks_of_the_director
         disk.takes.set()
     assert steps_shown(tmp_path) == list(range(1, 201))
     assert steps_shown(tmp_path, "global_step/sec") == list(range(2, 201))
+
+
+def record(length: int, data: bytes) -> bytes:
+    """A record with this length and the checksum that belongs to it."""
+    head = struct.pack("<Q", length)
+    return head + struct.pack("<I", masked_crc32c(head)) + data + bytes(4)
+
+
+@pytest.mark.parametrize("length", [7, 8, 1 << 40, 1 << 63, (1 << 64) - 13])
+async def test_a_crafted_record_costs_no_memory_and_no_point(tmp_path: Path, length: int) -> None:
+    """7 bytes that are no event, or a length that is not that of what follows."""
+    crafted = tmp_path / "events.out.tfevents.0000000001.host.1"
+    crafted.write_bytes(record(length, b"\xff" * 7))
+    hook = MetricsHook(TensorBoardSink(tmp_path), "loss", every_n_steps=1)
+    hooks = [hook, StopAtStepHook(last_step=3)]
+    async with MonitoredSession(hooks, FunctionSessionCreator(lambda: {"loss": 1.0})) as session:
+        while not session.should_stop():
+            await session.run("loss")
+    assert hook.num_dropped == 0
+    crafted.unlink()
+    assert steps_shown(tmp_path) == [1, 2, 3]
+
+
+def test_a_remote_directory_is_continued_without_tensorflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TensorBoard's own files, which it has then, cannot go to a place."""
+    pytest.importorskip("fsspec")
+    monkeypatch.setattr("tensorboard.compat.tf", tensorflow_stub, raising=False)
+    directory = "memory://logs/continued"
+    sink = opened(directory)
+    write(sink, 1, 3)
+    sink.flush()
+    sink.close()
+    sink = opened(directory, Resume(3, None))
+    write(sink, 2, 5)
+    sink.flush()
+    sink.close()
+    steps = [
+        event.step
+        for name in names_in(directory)
+        for event in events_in(directory, name)
+        if event.HasField("summary")
+    ]
+    assert steps == [1, 2, 3, 4, 5]
+
+
+async def test_a_tag_that_a_hook_writes_there_too_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation = EvaluationHook(
+        lambda session, step: {"score": 1.0}, every_n_steps=1, output_dir=str(tmp_path)
+    )
+    values = ["loss", "own", evaluation.metric("score")]
+    hooks = [
+        evaluation,
+        SummarySaverHook(save_steps=1, output_dir=str(tmp_path), summary_op="own"),
+        MetricsHook(TensorBoardSink(tmp_path), values, every_n_steps=1),
+    ]
+    async with MonitoredSession(hooks, FunctionSessionCreator(Model().step)) as session:
+        for _ in range(3):
+            await session.run([])
+
+    warnings = [each for each in caplog.messages if "write the same tags" in each]
+    num_named = {
+        tag: sum(tag in each for each in warnings) for tag in ("eval/score", "own", "loss")
+    }
+    assert num_named == {"eval/score": 1, "own": 1, "loss": 0}

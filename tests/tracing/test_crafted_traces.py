@@ -254,3 +254,11 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice([1, 2, 4])):
         changed[rng.randrange(len(changed))] = rng.choice([0, 0x7F, 0x80, 0xFF, ord("9")])
     return bytes(changed)
+
+
+@pytest.mark.timeout(20)
+def test_a_number_that_is_cut_off_in_the_name_of_a_track_is_no_endless_loop(tmp_path: Path) -> None:
+    path = tmp_path / "run.pftrace"
+    cut_off = nested(1, nested(60, b"\x02\x01\x00\x80"))
+    path.write_bytes(cut_off + trace())
+    assert Trace.read(path).find("fn").secs.tolist() == [1.0, 1.0]
