@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import socket
 import struct
@@ -426,6 +427,7 @@ class EventFiles:
         self._begun: dict[str, list[ref[Owner]]] = {}  # whose events have begun, by path
         self._tags: dict[tuple[str, str], ref[Owner]] = {}  # who writes it, by path and tag
         self._claimed: dict[str, set[str]] = {}  # tags, by path, until all have left
+        self._hidden_at: dict[str, float] = {}  # by path: when the first of a session began
 
     def open(self, directory: str) -> EventFileWriter:
         """The writer of the directory; each call needs one of `close`. Blocks on the disk.
@@ -471,17 +473,24 @@ class EventFiles:
             del self._open[paths[0]]
         writer.close()
 
-    def begin(self, directory: str, owner: Owner, hide: Callable[[], None]) -> None:
+    def begin(
+        self, directory: str, owner: Owner, hide: Callable[[], None], since: float = math.inf
+    ) -> None:
         """Begin the events of a session's output there; `leave` ends them.
 
         The first one has TensorBoard `hide` what earlier processes wrote of later steps. For the
         others that is done: it would hide what those before them have written since.
+
+        Args:
+            since: when the session began to open, by `time.monotonic`: what others have hidden
+                since then is done as well, though they may have left.
         """
         path = _canonical(directory)
         with self._lock:  # nobody writes an event between the question and the answer
             others = self._that_have_begun(path)
             self._begun[path] = [*map(ref, others), ref(owner)]
-            if not others:
+            if not others and self._hidden_at.get(path, -math.inf) < since:
+                self._hidden_at[path] = time.monotonic()
                 hide()
 
     def leave(self, directory: str, owner: Owner) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -62,6 +64,7 @@ class TensorBoardSink(Sink):
         """Of the event files, absolute."""
         self._graph: Any = None  # of TensorFlow, which the session runs
         self._writer: Any = None
+        self._checked_at = math.inf  # when its session began to open
         self._own: EventFileWriter | None = None  # the writer, unless it is TensorFlow's
         self._has_begun = False  # its events in the directory
         self._forget(0)
@@ -70,6 +73,7 @@ class TensorBoardSink(Sink):
         return f"TensorBoardSink({self.directory!r})"
 
     def check(self) -> None:
+        self._checked_at = time.monotonic()
         tensorflow = sys.modules.get("tensorflow")
         is_graph = tensorflow is not None and not tensorflow.executing_eagerly()
         self._graph = tensorflow.compat.v1.get_default_graph() if tensorflow and is_graph else None
@@ -95,7 +99,7 @@ class TensorBoardSink(Sink):
                 if has_later:
                     self._hide_after(resume.step)
 
-            EVENT_FILES.begin(self.directory, self, hide)
+            EVENT_FILES.begin(self.directory, self, hide, self._checked_at)
             self._has_begun = True
         self._writer.flush()  # before a checkpoint counts on it
 

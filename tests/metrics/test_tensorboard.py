@@ -28,6 +28,7 @@ from asynchooks import (
     FunctionSessionCreator,
     MetricsHook,
     MonitoredSession,
+    SessionRunHook,
     StateDictSaver,
     StepCounterHook,
     StopAtStepHook,
@@ -297,19 +298,33 @@ def test_a_second_sink_of_the_directory_hides_nothing_of_the_first(tmp_path: Pat
     assert steps_shown(tmp_path) == [1, 2, 3, 4, 5]
 
 
+class AfterClose(SessionRunHook):
+    """Calls a function when the other hooks have ended, and sinks have not closed."""
+
+    def __init__(self, fn: Callable[[], object]) -> None:
+        self._fn = fn
+
+    async def after_close(self, exception: BaseException | None) -> None:
+        self._fn()
+
+
+@pytest.mark.parametrize("opens_at_the_end", [False, True])
 async def test_however_long_opening_takes_each_step_is_shown_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opens_at_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cold disk, or a slow import: the points of the session wait for it."""
     await train(tmp_path, 6)
-    is_trained, open_sink = threading.Event(), TensorBoardSink.open
+    may_open, open_sink = threading.Event(), TensorBoardSink.open
 
     def open_late(sink: TensorBoardSink, resume: Resume) -> None:
-        assert is_trained.wait(20)
+        assert may_open.wait(20)
         open_sink(sink, resume)
 
     monkeypatch.setattr(TensorBoardSink, "open", open_late)
-    await train(tmp_path, 6, when_trained=is_trained.set)  # on from step 4
+    if opens_at_the_end:
+        await train(tmp_path, 6, AfterClose(may_open.set))  # on from step 4
+    else:
+        await train(tmp_path, 6, when_trained=may_open.set)
 
     for tag in ("loss", "own", "eval/score"):
         assert steps_shown(tmp_path / "logs", tag) == list(range(1, 11)), tag
@@ -370,13 +385,14 @@ class Model:
 async def train(
     directory: Path,
     num_steps: int,
-    *,
+    *further: SessionRunHook,
     when_trained: Callable[[], object] = lambda: None,
 ) -> None:
     """Continue a training whose hooks all write to one directory; killed without a last save."""
     model = Model()
     logs = str(directory / "logs")
     hooks = [
+        *further,
         CheckpointSaverHook(
             directory / "saved", save_steps=4, saver=StateDictSaver(arrays=model.state)
         ),
