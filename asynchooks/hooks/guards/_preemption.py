@@ -424,11 +424,13 @@ class _Forks:
         self._before = threading.local()  # the signals that this thread blocks
 
     def block(self) -> None:
-        signals = set[signal.Signals]().union(*(each.signals for each in self.handlers))
-        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        if sys.platform != "win32":  # where nothing forks
+            signals = set[signal.Signals]().union(*(each.signals for each in self.handlers))
+            self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     def unblock(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
+        if sys.platform != "win32":
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
 
     def put_back_in_child(self) -> None:
         handlers, self.handlers = self.handlers, []
