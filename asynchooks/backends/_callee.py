@@ -101,8 +101,9 @@ def _unwrapped(fn: Any) -> tuple[object, object]:
         seen.append(fn)
         if isinstance(fn, functools.partial):
             fn = fn.func
-        elif isinstance(fn, FunctionType):
-            fn = fn.__dict__.get("__wrapped__", fn)
+        elif not isinstance(fn, MethodType):  # whose function is of all objects of its class
+            own = getattr(fn, "__dict__", None)
+            fn = own.get("__wrapped__", fn) if isinstance(own, dict) else fn
     if isinstance(fn, MethodType):
         return fn.__self__, fn.__func__
     if isinstance(fn, (BuiltinMethodType, MethodWrapperType)):  # of C; a function has its module

@@ -86,9 +86,26 @@ def as_wrapped_functions(meter: Meter) -> list[StepFunction]:
     return [decorated(), decorated(), step]
 
 
+class Compiled:
+    """An object that stands for a function, as a compiler makes one."""
+
+    def __init__(self, step: StepFunction) -> None:
+        functools.update_wrapper(self, step)
+        self._step = step
+
+    def __call__(self) -> Any:
+        return self._step()
+
+
+def as_wrapping_objects(meter: Meter) -> list[StepFunction]:
+    (step, _) = as_function(meter)
+    return [Compiled(step), Compiled(step), functools.lru_cache(0)(step), step]
+
+
 KINDS: list[Callable[[Meter], list[StepFunction]]] = [
     as_function,
     as_wrapped_functions,
+    as_wrapping_objects,
     lambda meter: [meter, meter, meter.__call__],
     lambda meter: [meter.step, meter.step],
     lambda meter: [meter.step, meter.other_step, meter],
@@ -396,3 +413,25 @@ def test_a_forked_child_does_not_wait_for_a_call_of_its_parent() -> None:
         child.kill()
         child.join()
         thread.join()
+
+
+async def test_decorated_methods_of_two_models_overlap() -> None:
+    meet = threading.Barrier(2)
+
+    def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def call(*args: Any) -> Any:
+            return fn(*args)
+
+        return call
+
+    class Model:
+        @decorated
+        def step(self) -> dict[str, float]:
+            meet.wait(20)  # for the other one
+            return {"loss": 0.5}
+
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(train, FunctionSessionCreator(Model().step))
+    assert not meet.broken
