@@ -422,10 +422,10 @@ async def test_a_sink_that_hangs_holds_up_neither_training_nor_its_end() -> None
     hook = MetricsHook([sink, other], "loss", every_n_steps=1)
     try:
         async with MonitoredSession([hook], halving(), stop_grace_period_secs=0.05) as session:
-            for _ in range(5_000):
+            for _ in range(4_000):
                 await session.run("loss")
-        assert hook.num_dropped >= 5_000
-        assert other.steps == list(range(1, 5_001))
+        assert hook.num_dropped >= 4_000
+        assert other.steps == list(range(1, 4_001))
     finally:
         sink.may_end.set()
 
