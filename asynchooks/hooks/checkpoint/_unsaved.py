@@ -15,8 +15,8 @@ from ...checkpoints._savers import StateDictSaver
 logger = logging.getLogger("asynchooks")
 
 _SAVES = (
-    "To keep such steps, let PreemptionHook() handle Ctrl-C and signals, and end training by "
-    "session.request_stop(): both save the last step"
+    "To keep such steps, end training by session.request_stop(), or by a Ctrl-C or signal that a "
+    "PreemptionHook() handles: both save the last step"
 )
 
 _DEEPEST = 8

@@ -33,8 +33,8 @@ from asynchooks import (
 pytestmark = pytest.mark.anyio
 
 ADVICE = (
-    "let PreemptionHook() handle Ctrl-C and signals, and end training by session.request_stop(): "
-    "both save the last step"
+    "end training by session.request_stop(), or by a Ctrl-C or signal that a PreemptionHook() "
+    "handles: both save the last step"
 )
 
 

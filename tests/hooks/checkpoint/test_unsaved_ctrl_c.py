@@ -63,7 +63,7 @@ def test_ctrl_c_says_what_is_not_saved_and_what_saves_it_does(backend: str, tmp_
     assert lines == ["from step 0", "interrupted"]
     assert said.count("\n") == 1
     assert "The newest checkpoint in" in said
-    assert "To keep such steps, let PreemptionHook() handle Ctrl-C and signals" in said
+    assert "or by a Ctrl-C or signal that a PreemptionHook() handles" in said
     lines, said = run("preempts")
     assert lines == ["from step 0", "interrupted"]
     assert "not saved" not in said
