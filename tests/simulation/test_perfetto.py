@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asynchooks.protocols import parse_protocol
@@ -22,7 +22,9 @@ from asynchooks.simulation import (
     Constant,
     Crashes,
     Exponential,
+    Network,
     Partition,
+    PerWorker,
     Preemption,
     Report,
     ServerCrashes,
@@ -114,6 +116,7 @@ def test_spans_do_not_overlap_and_flows_are_paired(protocol: str, tmp_path: Path
     protocol=st.sampled_from(["async", "sync", "kasync:2", "ssp:0", "async+discard:1"]),
     secs=st.sampled_from([Constant(0.0), Constant(1 / 3), Exponential(1e-6), Exponential(1.0)]),
 )
+@example(seed=265, protocol="ssp:0", secs=Constant(0.0))  # an update during a cut link's request
 @settings(max_examples=25, deadline=None)
 def test_any_delay_leaves_lanes_and_flows_whole(
     tmp_path_factory: pytest.TempPathFactory, seed: int, protocol: str, secs: Any
@@ -198,6 +201,41 @@ def test_arrows_lead_from_gradients_to_their_update_and_on_to_its_pulls(
     pulls = [(makers[each["id"]], each["tid"]) for each in ends if each["name"] == "pulled"]
     assert len(pulls) == 4
     assert all(maker != puller for maker, puller in pulls)
+
+
+def arrows_of(events: list[Event], name: str) -> list[tuple[float, float]]:
+    """Times at which they begin and end, in order."""
+    begins, ends = (
+        {each["id"]: each["ts"] for each in events if each["ph"] == phase and each["name"] == name}
+        for phase in "sf"
+    )
+    return sorted((begins[number], ends[number]) for number in begins)
+
+
+def test_an_arrow_leads_to_the_download_where_an_update_came_during_its_request(
+    tmp_path: Path,
+) -> None:
+    report = report_of(
+        workers=2,
+        updates=3,
+        compute=PerWorker([Constant(3.0), Constant(2.5)]),
+        network=Network(latency=1.0),
+    )
+    events = events_of(report, tmp_path)
+    check_events(events)
+    # worker 0 updates at 6 s; worker 1 has asked for parameters at 5.5 s, and gets them from 6.5 s
+    assert arrows_of(events, "pulled") == [(6e6 - 0.125, 6.5e6)]
+
+
+def test_an_arrow_leads_to_the_worker_whose_computation_was_lost(tmp_path: Path) -> None:
+    report = report_of("ksync:1", workers=2, updates=8)
+    events = events_of(report, tmp_path)
+    check_events(events)
+    pushes = report.timeline.pushes  # type: ignore[union-attr]
+    turns = [first.time for first, second in pairwise(pushes) if first.worker != second.worker]
+    assert len(turns) > 1
+    ends = [end for _, end in arrows_of(events, "pulled")]
+    assert ends == pytest.approx([1e6 * secs for secs in turns], abs=0.1)
 
 
 def test_the_last_version_lasts_until_the_end_of_the_run(tmp_path: Path) -> None:

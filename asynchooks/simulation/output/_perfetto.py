@@ -10,6 +10,7 @@ import json
 import math
 import os
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,9 +156,9 @@ class _Writer:
     """Converts spans and pushes to events, in order of time."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[str, int, int]] = {}  # by worker: its last span
-        self._first: dict[int, tuple[int, int]] = {}  # its first one since its last push
-        self._parts: list[tuple[int, int]] = []  # where the gradients of the next update were made
+        self._last: dict[int, tuple[str, int]] = {}  # by worker: kind and end of its last span
+        self._begins: dict[int, list[int]] = {}  # of its work since its last push or loss
+        self._parts: list[tuple[int, int]] = []  # lane and end of what made the next update
         self._version: tuple[int, int, Push] | None = None  # since when, which
         self._sources: list[tuple[int, int]] = []  # what it was made of
         # by version: lane and moment at which it was made. Arrays: there are as many as updates
@@ -170,18 +171,20 @@ class _Writer:
         if begin == end:
             return
         worker, kind = span.worker, span.kind
-        self._last[worker] = (kind, begin, end)
-        if kind not in _IDLE:
-            self._first.setdefault(worker, (begin, end))
+        self._last[worker] = (kind, end)
+        if kind == "lost":  # what it pushes is from a later pull
+            self._begins.pop(worker, None)
+        elif kind not in _IDLE:
+            self._begins.setdefault(worker, []).append(begin)
         yield _span(kind, f'"pid":{_WORKERS},"tid":{_WORKERS + worker}', begin, end)
 
     def push(self, push: Push) -> Iterator[str]:
         at, worker = _ticks(push.time), push.worker
         lane = _WORKERS + worker
-        kind, begin, end = self._last.get(worker, ("wait", 0, 0))
-        source = None if kind in _IDLE or end != at else (lane, (begin + end) // 2)
+        kind, end = self._last.get(worker, ("wait", 0))
+        source = None if kind in _IDLE or end != at else (lane, end)
+        begins = self._begins.pop(worker, [])
         if push.outcome == "discarded":
-            self._first.pop(worker, None)
             yield (
                 f'{{"ph":"i","s":"t","name":"discarded","pid":{_WORKERS},"tid":{lane},'
                 f'"ts":{_micros(at)},"args":{{"staleness":{push.staleness}}}}}'
@@ -189,21 +192,21 @@ class _Writer:
             return
         if source is not None:
             self._parts.append(source)
-        yield from self._from_maker(push, lane)
+        yield from self._from_maker(push, lane, begins)
         if push.outcome == "applied":
             yield from self._update(at, push, source)
-        self._first.pop(worker, None)
 
-    def _from_maker(self, push: Push, lane: int) -> Iterator[str]:
+    def _from_maker(self, push: Push, lane: int, begins: list[int]) -> Iterator[str]:
         """The arrow from the span that made a version to the first that worked on it."""
         pulled = push.version - push.staleness - (push.outcome == "applied")
-        first = self._first.get(push.worker)
-        if first is None or not 0 < pulled < len(self._made_by):
+        if not 0 < pulled < len(self._made_by):
             return
         maker, made_at = self._made_by[pulled], self._made_at[pulled]
+        # what began earlier asked for it: a request may wait for the network
+        first = bisect_left(begins, made_at)
         # a worker that continues from its own update needs no arrow
-        if maker not in (0, lane) and made_at <= first[0]:
-            yield from self._flow("pulled", (maker, made_at), _WORKERS, lane, first[0])
+        if maker not in (0, lane) and first < len(begins):
+            yield from self._flow("pulled", (maker, made_at), _WORKERS, lane, begins[first])
 
     def _update(self, at: int, push: Push, source: tuple[int, int] | None) -> Iterator[str]:
         yield from self._end_version(at)
@@ -213,11 +216,11 @@ class _Writer:
         self._sources += self._parts
         self._parts.clear()
         yield _counter("global step", at, push.version)
-        lane, moment = source or (0, 0)
+        lane, end = source or (0, 0)
         while len(self._made_by) <= push.version:  # after a restore, versions come again
             self._made_by.append(0)
             self._made_at.append(0)
-        self._made_by[push.version], self._made_at[push.version] = lane, moment
+        self._made_by[push.version], self._made_at[push.version] = lane, end
 
     def _end_version(self, at: int) -> Iterator[str]:
         """How long a version was the newest, with the arrows that lead to it."""
@@ -235,10 +238,11 @@ class _Writer:
     def _flow(
         self, name: str, source: tuple[int, int], pid: int, lane: int, at: int
     ) -> Iterator[str]:
-        """An arrow; it begins within a span, as viewers may miss one at its very end."""
+        """An arrow from a lane and the end of its span, to where a span of another begins."""
         self._num_flows += 1
         common = f'"cat":"flow","name":"{name}","id":{self._num_flows}'
-        begin = f'"pid":{_WORKERS},"tid":{source[0]},"ts":{_micros(source[1])}'
+        # within the span, as viewers may miss one at its very end
+        begin = f'"pid":{_WORKERS},"tid":{source[0]},"ts":{_micros(source[1] - 1)}'
         yield f'{{"ph":"s",{common},{begin}}}'
         yield f'{{"ph":"f","bp":"e",{common},"pid":{pid},"tid":{lane},"ts":{_micros(at)}}}'
 
