@@ -274,8 +274,17 @@ class AsyncioEngine(RealTimeEngine):
         return waiter if until == math.inf else self._suspend_until(slot, until)
 
     async def _suspend_until(self, slot: Slot, until: float) -> None:
-        delay = max(0.0, until - self.now())
-        timer = self._loop().call_later(delay, self._wake_here, slot, TIMED_OUT)
+        call_later = self._loop().call_later
+
+        def expire() -> None:
+            nonlocal timer
+            left = until - self.now()
+            if left > 0:  # uvloop's timers count whole milliseconds, rounded
+                timer = call_later(left, expire)
+            else:
+                self._wake_here(slot, TIMED_OUT)
+
+        timer = call_later(max(0.0, until - self.now()), expire)
         try:
             await slot.waiter
         finally:
