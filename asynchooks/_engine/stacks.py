@@ -28,7 +28,7 @@ _SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
 def report(running_tasks: Callable[[], Iterable[tuple[str, object]]]) -> str:
     """The stacks of the tasks that the function names, and of all threads but the one that asks.
 
-    Tasks with the same stack share one entry, so that a thousand workers fill no log.
+    Those with the same stack share one entry, so that a thousand workers fill no log.
 
     Args:
         running_tasks: gives (name, outermost coroutine) of each task; from any thread.
@@ -84,19 +84,24 @@ def _is_suspendable(value: object) -> bool:
 
 def _tasks(running_tasks: Callable[[], Iterable[tuple[str, object]]]) -> str:
     try:
-        names_by_stack: dict[str, list[str]] = {}
-        for name, coroutine in running_tasks():
-            names_by_stack.setdefault(_stack_of(coroutine), []).append(name)
-        return _joined(_task_entries(names_by_stack), "tasks", len(names_by_stack))
+        return _grouped("task", ((name, _stack_of(task)) for name, task in running_tasks()))
     except Exception as error:  # a dump is a last resort: report what is possible
         return f"the tasks cannot be listed: {error!r}"
 
 
-def _task_entries(names_by_stack: dict[str, list[str]]) -> Iterator[str]:
+def _grouped(kind: str, stacks: Iterable[tuple[str, str]]) -> str:
+    """A text with an entry for each stack, which says whose it is."""
+    names_by_stack: dict[str, list[str]] = {}
+    for name, stack in stacks:
+        names_by_stack.setdefault(stack, []).append(name)
+    return _joined(_entries(kind, names_by_stack), f"{kind}s", len(names_by_stack))
+
+
+def _entries(kind: str, names_by_stack: dict[str, list[str]]) -> Iterator[str]:
     for stack, names in names_by_stack.items():
         listed = ", ".join(names[:_MAX_NAMES])
         rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        yield f"{'tasks' if len(names) > 1 else 'task'} {listed}{rest}:\n{stack}"
+        yield f"{kind}{'s' if len(names) > 1 else ''} {listed}{rest}:\n{stack}"
 
 
 def _stack_of(coroutine: object) -> str:
@@ -108,14 +113,13 @@ def _stack_of(coroutine: object) -> str:
 
 def _threads() -> str:
     try:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        names = {thread.ident or 0: thread.name for thread in threading.enumerate()}
         stacks = sys._current_frames()
         stacks.pop(threading.get_ident(), None)  # it writes this
-        entries = (
-            f"thread {names.get(ident, ident)}:\n{_thread_stack(frame)}"
-            for ident, frame in stacks.items()
-        )
-        return _joined(entries, "threads", len(stacks))
+        known = [ident for ident in names if ident in stacks]  # the main thread comes first
+        idents = dict.fromkeys([*known, *stacks])
+        named = [(str(names.get(ident, ident)), _thread_stack(stacks[ident])) for ident in idents]
+        return _grouped("thread", named)
     except Exception as error:
         return f"the threads cannot be listed: {error!r}"
 

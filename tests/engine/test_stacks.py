@@ -232,6 +232,33 @@ async def parks_for_good(engine: RealTimeEngine, slot: Slot) -> None:
     await engine.park(slot)
 
 
+def test_threads_that_wait_alike_share_an_entry_so_that_none_is_left_out() -> None:
+    are_in, may_end = threading.Semaphore(0), threading.Event()
+
+    def waits() -> None:
+        are_in.release()
+        may_end.wait()
+
+    def waits_elsewhere() -> None:
+        are_in.release()
+        may_end.wait()
+
+    targets = {f"alike {index}": waits for index in range(200)} | {"the other one": waits_elsewhere}
+    threads = [threading.Thread(target=targets[name], name=name) for name in targets]
+    for thread in threads:
+        thread.start()
+        are_in.acquire()
+    try:
+        text = _stacks.report(list)
+    finally:
+        may_end.set()
+    for thread in threads:
+        thread.join()
+    alike = ", ".join(f"alike {index}" for index in range(5))
+    assert f"threads {alike} and " in text
+    assert "in waits_elsewhere" in text.partition("thread the other one:\n")[2]
+
+
 @pytest.mark.anyio
 async def test_the_engine_names_the_tasks_of_its_loop_in_any_thread() -> None:
     engine: Any = current_engine()
