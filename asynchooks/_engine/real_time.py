@@ -274,21 +274,21 @@ class AsyncioEngine(RealTimeEngine):
         return waiter if until == math.inf else self._suspend_until(slot, until)
 
     async def _suspend_until(self, slot: Slot, until: float) -> None:
-        call_later = self._loop().call_later
+        call_later, timer = self._loop().call_later, None
 
         def expire() -> None:
             nonlocal timer
             left = until - self.now()
-            if left > 0:  # uvloop's timers count whole milliseconds, rounded
-                timer = call_later(left, expire)
+            if timer is None or left > 0:  # uvloop's timers count whole milliseconds, rounded
+                timer = call_later(max(0.0, left), expire)
             else:
                 self._wake_here(slot, TIMED_OUT)
 
-        timer = call_later(max(0.0, until - self.now()), expire)
+        expire()
         try:
             await slot.waiter
         finally:
-            timer.cancel()
+            timer.cancel()  # type: ignore[attr-defined]
 
     def _checkpoint(self) -> Awaitable[Any]:
         return self._sleep(0)
