@@ -17,7 +17,8 @@ def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
 
     Every `shuffle` below gets another order in each epoch, from the same seed. Where `take` ends
     a pass early, a restore at the end of it reads its last item again and drops it: so a source
-    with a state of its own begins the next pass, or goes on, as it did.
+    with a state of its own begins the next pass, or goes on, as it did. If that pass had one item
+    only, the restore makes those before it again, too, back to one that had more.
 
     Args:
         source: see `asynchooks.data`; it can be iterated again, or is a function that takes

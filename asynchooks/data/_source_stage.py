@@ -23,25 +23,30 @@ class OwnState(NamedTuple):
     Where a pass begins, it may still be that of the end of the pass before, as a generator begins
     at its first `next`. Iterated from there, the source goes on with the pass before: it gives
     nothing if that pass had ended, and its next items if `take` had cut it. So `before` is loaded,
-    one more `next` brings the source to where that pass was left, and it is iterated again.
+    one more `next` brings the source to where that pass was left, and it is iterated again. If that
+    pass had one `next` only, `before` would be such a beginning, too: it is that of an earlier pass
+    then, and as many passes are made again.
     """
 
     value: Any
     begins: bool = False  # whether a pass begins here
-    before: Any = None  # ahead of the last `next` of the pass before, if there was one
-    was_cut: bool = False  # whether that pass was left before its end
+    before: Any = None  # ahead of the last `next` of a pass before, if there was one
+    was_cut: bool = False  # whether the pass before was left before its end
+    num_passes: int = 1  # from `before` to here, of one `next` each
 
     def encoded(self) -> dict[str, Any]:
         state = {"state": encoded(self.value)}
         if self.begins:
             state["pass_before"] = encoded(self.before)
+        if self.num_passes > 1:
+            state["passes"] = self.num_passes
         return {**state, "was_cut": True} if self.was_cut else state
 
     @classmethod
     def decoded(cls, state: Mapping[str, Any]) -> OwnState:
         before = decoded(state.get("pass_before"))
-        was_cut = bool(state.get("was_cut"))
-        return cls(decoded(state["state"]), "pass_before" in state, before, was_cut)
+        was_cut, num_passes = bool(state.get("was_cut")), saved_count(state.get("passes", 1))
+        return cls(decoded(state["state"]), "pass_before" in state, before, was_cut, num_passes)
 
     @property
     def is_behind_cut(self) -> bool:
@@ -60,8 +65,11 @@ class Passes:
         self.first: OwnState | None = None
         self.unread: OwnState | None = None  # the beginning of a pass: loaded, and not begun yet
         self._last: Any = None  # behind the last item, or before the first one
-        self._before: Any = None  # ahead of the last `next`
+        self._before: Any = None  # as in OwnState, of the next pass
+        self._num_passes = 1
         self._is_cut = False  # whether the end has not been read
+        self._is_at_beginning = False  # of a pass behind another one
+        self._left: Any = None  # where that other one was left, if it was read
 
     def load(self, state: OwnState | None) -> None:
         self.unread = state if state is not None and state.begins else None
@@ -70,31 +78,46 @@ class Passes:
         """Where the next pass begins, before it does; None if none came before it."""
         if self.unread is not None or self._before is None:
             return self.unread
-        return OwnState(self._last, True, self._before, self._is_cut)
+        return OwnState(self._last, True, self._before, self._is_cut, self._num_passes)
 
     def begin(
         self, loaded: OwnState | None, current: Callable[[], Any], is_whole: bool = True
     ) -> OwnState:
         """The state before the first item; `is_whole`: whether a pass begins there."""
         if loaded is None:
-            before = self._before if is_whole else None
-            loaded = OwnState(current(), is_whole, before, before is not None and self._is_cut)
+            following = self.following() if is_whole else None
+            loaded = (following or OwnState(None, is_whole))._replace(value=current())
+            self._left = self._last
         else:
             self._before = loaded.before if loaded.begins else loaded.value
-            self._is_cut = loaded.was_cut
+            self._is_cut, self._num_passes = loaded.was_cut, loaded.num_passes
+            self._left = None
         self._last, self.unread = loaded.value, None
+        self._is_at_beginning = loaded.before is not None
         if self.first is None and loaded.begins:
             self.first = loaded
         return loaded
 
     def go_on(self, state: Any) -> OwnState:
         """The state behind an item."""
-        self._before, self._last, self._is_cut = self._last, state, True
+        if self._is_at_beginning and self._is_cut and OwnState(state).is_one_of(self._left):
+            self._is_at_beginning = False  # back where it was: one pass more leads no farther
+        else:
+            self._move()
+        self._last, self._is_cut = state, True
         return OwnState(state)
 
     def end(self) -> None:
         """The end of a pass was read."""
-        self._before, self._is_cut = self._last, False
+        self._move()
+        self._is_cut = False
+
+    def _move(self) -> None:
+        if self._is_at_beginning:  # the state may be that of the pass before
+            self._num_passes += 1
+        else:
+            self._before, self._num_passes = self._last, 1
+        self._is_at_beginning = False
 
 
 class SourcePosition:

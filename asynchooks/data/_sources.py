@@ -220,31 +220,34 @@ class AsyncSource(SourceStage):
 
     async def _begin_again(self) -> None:
         """See `OwnState`."""
-        saved = self._position.saved
-        await _close(self._iterator)
-        if saved is not None and saved.before is not None:
-            self._stateful.load_state_dict(saved.before)
+        saved, iterator = self._position.saved, self._iterator
+        self._iterator = None  # a read after a cancellation begins anew
+        await _close(iterator)
+        if saved is None or saved.before is None:
             self._iterator = self._source.__aiter__()
-            await self._add([], 1)
-            await _close(self._iterator)
-        self._iterator = self._source.__aiter__()
+        else:
+            self._iterator, _ = await self._replayed(saved)
 
     async def _next_pass(self, saved: OwnState) -> AsyncIterator[Any] | None:
         """The pass behind one that was cut, which ends once more; None if that leads elsewhere."""
-        source, state = self._source, self._stateful.state_dict
-        self._stateful.load_state_dict(saved.before)
-        iterator = source.__aiter__()
-        for is_second in (False, True):  # `before` may be that of a pass of one item: stale itself
-            try:
-                await anext(iterator, None)
-                left_at = state()
-            finally:
-                await _close(iterator)
-            iterator, begin = source.__aiter__(), state()
-            if saved.is_one_of(begin, begin if is_second else left_at):
-                return iterator
+        iterator, left_at = await self._replayed(saved)
+        if saved.is_one_of(left_at, self._stateful.state_dict()):
+            return iterator
         await _close(iterator)
         return None
+
+    async def _replayed(self, saved: OwnState) -> tuple[AsyncIterator[Any], Any]:
+        """See `OwnState`; and the state where the pass before was left."""
+        self._stateful.load_state_dict(saved.before)
+        iterator, left_at = self._source.__aiter__(), None
+        for _ in range(saved.num_passes):
+            try:
+                await anext(iterator, None)
+                left_at = self._stateful.state_dict()
+            finally:
+                await _close(iterator)
+            iterator = self._source.__aiter__()
+        return iterator, left_at
 
     async def _read_into(self, items: list[Any], size: int) -> bool:
         if self._iterator is None or self._num_to_pass or self._stateful is not None:

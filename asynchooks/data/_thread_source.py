@@ -116,26 +116,28 @@ class _Reading(SourcePosition):
         return opened if saved is None or not saved.begins else replace(opened, again=self._again)
 
     def _again(self) -> Opened:
-        before = None if self.saved is None else self.saved.before
-        if before is not None:
-            opened = self._opener.open(0, before)
-            next(opened.iterator, None)
-            _close(opened)
-        return self._opener.open(0, None)
+        saved = self.saved
+        if saved is None or saved.before is None:
+            return self._opener.open(0, None)
+        return self._replayed(saved)[0]
 
     def _next_pass(self, saved: OwnState) -> Opened | None:
         """The pass behind one that was cut, which ends once more; None if that leads elsewhere."""
-        opened = self._opener.open(0, saved.before)
-        for is_second in (False, True):  # `before` may be that of a pass of one item: stale itself
+        opened, left_at = self._replayed(saved)
+        if saved.is_one_of(left_at, opened.state and opened.state()):
+            return opened
+        _close(opened)
+        return None
+
+    def _replayed(self, saved: OwnState) -> tuple[Opened, Any]:
+        """See `OwnState`; and the state where the pass before was left."""
+        opened, left_at = self._opener.open(0, saved.before), None
+        for _ in range(saved.num_passes):
             next(opened.iterator, None)
             left_at = opened.state and opened.state()
             _close(opened)
             opened = self._opener.open(0, None)
-            begin = opened.state and opened.state()
-            if saved.is_one_of(begin, begin if is_second else left_at):
-                return opened
-        _close(opened)
-        return None
+        return opened, left_at
 
     def note(self, opened: Opened) -> None:
         """An item was read."""

@@ -40,6 +40,7 @@ from .sources import (
     BadRecordError,
     Epochs,
     GetSetIterator,
+    Once,
     Source,
     Stateful,
     StatefulSync,
@@ -63,9 +64,7 @@ prop = settings(
 def _is_cut_ahead(recipe: Recipe, above: tuple[str, ...] = ()) -> bool:
     """Whether a pass ends by `take` while tasks read ahead, and the next one goes on from there.
 
-    How far they have read by then is chance, and so is what the next pass begins with. And of a
-    source that counts a pass as it ends, a pass that was cut behind the last item has the state of
-    one that has ended.
+    How far they have read by then is chance, and so is what the next pass begins with.
     """
     kind, child = recipe[:2]
     if kind == "leaf":
@@ -75,8 +74,7 @@ def _is_cut_ahead(recipe: Recipe, above: tuple[str, ...] = ()) -> bool:
             for place, each in enumerate(above)
             if each == "take" and "repeat" in above[:place]
         ]
-        is_cut_ahead = any(cut < max(tasks, default=-1) for cut in cuts)
-        return child in SAME_AGAIN and (is_cut_ahead or bool(cuts and "both ends" in child))
+        return child in SAME_AGAIN and any(cut < max(tasks, default=-1) for cut in cuts)
     below = child if kind == "interleave" else [child]
     return any(_is_cut_ahead(each, (*above, kind)) for each in below)
 
@@ -387,6 +385,49 @@ async def test_a_pass_goes_on_in_its_own_order(
             await read_ahead(again, len(whole) - count)
             assert position(again) == state
             assert first + [each async for each in again] == whole, count
+
+
+@pytest.mark.parametrize("kind", SAME_AGAIN)
+@pytest.mark.parametrize(("num_items", "count"), [(1, 1), (3, 1), (2, 3)])
+async def test_a_pass_goes_on_behind_passes_of_one_item_that_take_has_cut(
+    kind: str, num_items: int, count: int
+) -> None:
+    def pipeline() -> Stage[int]:
+        passes = repeat(SAME_AGAIN[kind](num_items))
+        return prefetch(take(repeat(take(passes, count)), 5), 5)
+
+    whole = await read_all(pipeline())
+    for first in range(5):
+        got: list[int] = []
+        state = None
+        for num in (first, 1, 5):
+            stage = pipeline()
+            if state is not None:
+                stage.load_state_dict(state)
+            async with stage:
+                got += await read_some(stage, num)
+                await read_ahead(stage, len(whole) - len(got))
+                state = position(stage)
+        assert got == whole, first
+
+
+async def test_passes_of_one_item_that_leave_the_source_alike_are_not_all_made_again() -> None:
+    class Counted(Once):
+        num_begun = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.num_begun += 1
+            return super().__iter__()
+
+    def pipeline(source: Counted) -> Stage[int]:
+        return repeat(take(source, 1))
+
+    source = Counted(3)
+    whole = await read_in_two_lives(
+        lambda: take(pipeline(Counted(3)), 99), 40, lambda: take(pipeline(source), 99)
+    )
+    assert whole == [0] * 99
+    assert source.num_begun < 99 - 40 + 5
 
 
 @kinds
