@@ -274,7 +274,8 @@ class AsyncioEngine(RealTimeEngine):
         return waiter if until == math.inf else self._suspend_until(slot, until)
 
     async def _suspend_until(self, slot: Slot, until: float) -> None:
-        call_later, timer = self._loop().call_later, None
+        call_later = self._loop().call_later
+        timer: asyncio.TimerHandle | None = None
 
         def expire() -> None:
             nonlocal timer
@@ -288,7 +289,7 @@ class AsyncioEngine(RealTimeEngine):
         try:
             await slot.waiter
         finally:
-            timer.cancel()  # type: ignore[attr-defined]
+            timer.cancel()  # type: ignore[union-attr]
 
     def _checkpoint(self) -> Awaitable[Any]:
         return self._sleep(0)
