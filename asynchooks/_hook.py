@@ -190,13 +190,6 @@ class Pending:
         """The next of the last things to do, and which call asked for it."""
         return self.last.pop(0)[1:]
 
-    def absorb(self, other: Pending) -> None:
-        """Take over what the hooks of a later run ask for."""
-        for phase, call, fn in other.last:
-            self.add(phase, call, fn)
-        self.stop_reason = self.stop_reason or other.stop_reason
-        self.stops_all = self.stops_all or other.stops_all
-
     def take_release(self) -> Callable[[], None] | None:
         release, self.release = self.release, None
         return release
@@ -257,10 +250,6 @@ class SessionRunContext:
         "_step",
         "called_by",
     )
-
-    overlaps: ClassVar[bool] = False
-    """Whether later runs may call `before_run` before this one calls `after_run`: see `in_flight`
-    of `FunctionSessionCreator`. What a hook keeps between the two, it then keeps by context."""
 
     def __init__(
         self, original_args: tuple[Any, ...], session: Any, global_step: GlobalStep | None = None
@@ -358,7 +347,7 @@ class SessionRunContext:
         """
         pending = self._pending = self._pending or Pending()
         call = None if self.called_by is None else self.called_by.current
-        fn = self._exclusively(fn) if exclusive else fn
+        fn = self._exclusively(fn, pending) if exclusive else fn
         if self.called_by is not None:
             fn = self.called_by.recorded(fn, phase.name.lower())
         pending.add(phase, call, fn)
@@ -383,10 +372,10 @@ class SessionRunContext:
             finally:
                 self._pending.end_exclusive()
 
-    def _exclusively(self, fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    def _exclusively(
+        self, fn: Callable[[], Awaitable[None]], pending: Pending
+    ) -> Callable[[], Awaitable[None]]:
         async def alone() -> None:
-            pending = self._pending  # by now that of several runs, where runs overlap
-            assert pending is not None
             if pending.release is None:
                 pending.release = await self._step.take_exclusive(ends_at_stop=True)
             with self._step.admission.held_here("global_step.exclusive()"):
@@ -397,8 +386,7 @@ class SessionRunContext:
                 pending.add(_RELEASE, None, end)
 
         async def end() -> None:
-            if self._pending is not None:
-                self._pending.end_exclusive()
+            pending.end_exclusive()
 
         return alone
 
@@ -474,13 +462,6 @@ class SessionRunHook:
 
     False saves a graph session 5 us a run. It counts for the class that sets it, not for its
     subclasses.
-    """
-    may_overlap: bool = False
-    """Whether `before_run` of later runs may come before `after_run` of this one.
-
-    A hook that has both must say so to take part in a session with steps in flight (`in_flight` of
-    `FunctionSessionCreator`): it keeps nothing between the two, or keeps it by `run_context`. It
-    counts for the class that sets it, and for subclasses that leave both methods alone.
     """
     acts_outside: bool = False
     """Whether it writes files, prints, or uses signals, threads or real time.

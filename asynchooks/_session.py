@@ -17,7 +17,7 @@ Timeline of a session:
 Requests of hooks are merged in `_running/merge.py`; a step runs inline or in a thread by
 `_running/raw_run.py` and `_engine/threads.py`; which worker may run now: `_step/gate.py`. The raw
 session comes, goes and ends in `_running/lifecycle.py`; stops, side tasks, and the error that
-leaves: `_stopping/session_stop.py`. Several steps in flight: `_running/in_flight.py`.
+leaves: `_stopping/session_stop.py`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from ._engine.threads import StepRunner, StepRunnerName, check_runner
 from ._errors import ModelRestored, StopTraining, is_clean_end, is_input_end, shorten_traceback
 from ._hook import AnyHook, SessionRunArgs, SessionRunContext
 from ._running.dispatch import HookList, values_of
-from ._running.hook_check import check_overlap
-from ._running.in_flight import InFlight, refuse
 from ._running.lifecycle import SessionLifecycle
 from ._running.merge import MergedRun, wrong_feeds
 from ._running.phase import OneRun, Phase
@@ -123,8 +121,7 @@ class MonitoredSession(AsyncOnly):
         self._step: GlobalStep | None = None
         self._worker: Worker | None = None  # there from opening on
         self._phase = Phase.NEW
-        self._runs_apart = False  # they enter the default graph, or several are in flight
-        self._in_flight: InFlight | None = None
+        self._enters_graph = False  # each run enters the default graph for its hooks
         self._last_fetches: Any = None  # of the last run, for caller and hooks
         self._one_run = OneRun()
         self._boards: list[StatusBoard] = []  # one, once a status is asked for
@@ -165,8 +162,7 @@ class MonitoredSession(AsyncOnly):
     ) -> Any:
         """Run one step with all hooks, and return what was fetched.
 
-        A cancellation waits for a step under way, up to the grace period; that step counts. Of
-        several in flight all go on, and the next run returns the first result.
+        A cancellation waits for a step under way, up to the grace period; that step counts.
 
         Args:
             fetches: what to compute: as for `tf.compat.v1.Session.run` on a graph; names of
@@ -184,8 +180,8 @@ class MonitoredSession(AsyncOnly):
         one_run = self._one_run
         if one_run.is_under_way or self._phase is not _OPEN:
             one_run.check(self._phase, "run")
-        if self._runs_apart:
-            return await self._run_apart(fetches, feed_dict, options, run_metadata)
+        if self._enters_graph:
+            return await self._run_in_graph(fetches, feed_dict, options, run_metadata)
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
             raise wrong_feeds("feed_dict is", feed_dict)
         hooks, stops, failures = self._hooks, self._stops, 0
@@ -284,7 +280,6 @@ class MonitoredSession(AsyncOnly):
             StopTraining: it called `step_context.request_stop()`, or its input ended.
         """
         check_step_fn(step_fn)
-        refuse(self._in_flight, "run_step_fn", "a step_fn runs whole steps; call run()")
         self._one_run.check(self._phase, "run_step_fn")
         self._one_run.is_under_way = self._one_run.is_in_step_fn = True
         try:
@@ -326,7 +321,7 @@ class MonitoredSession(AsyncOnly):
         """Whether the training loop should end; never raises, never does work."""
         if self._phase in (Phase.CLOSING, Phase.CLOSED) or self._lifecycle.should_stop():
             return True
-        return self._handle.global_step.is_at_limit and not self._lifecycle.has_results
+        return self._handle.global_step.is_at_limit
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -404,7 +399,6 @@ class MonitoredSession(AsyncOnly):
         from .data._batches import Batches  # most sessions need none of it
 
         self._phase.check_open("batches")
-        refuse(self._in_flight, "batches", "feed the steps by a hook, FeedHook(source, names)")
         if self._worker is not None and self._worker.task is not self._engine.current_task():
             self._worker.is_shared = True  # the task that reads its input is to run its steps
         step, watch_runs = self._handle.global_step, self._hooks.watch_runs
@@ -428,18 +422,16 @@ class MonitoredSession(AsyncOnly):
         if self._phase is Phase.CLOSING:  # a side task that has not ended yet
             raise StopTraining(f"the session ends, before {name_of(fn)} was called")
 
-    async def _run_apart(self, *args: Any) -> Any:
-        """A run beside others in flight, or one that enters the default graph for all its hooks."""
-        if self._in_flight is not None:
-            return await self._in_flight.run(args)
-        self._runs_apart = False  # until this run has ended
+    async def _run_in_graph(self, *args: Any) -> Any:
+        """A run that enters the default graph once, for all its hooks."""
+        self._enters_graph = False  # until this run has ended
         try:
             return await self._lifecycle.call_hooks(MonitoredSession.run(self, *args))
         except BaseException as error:
             shorten_traceback(error)
             raise
         finally:
-            self._runs_apart = True
+            self._enters_graph = True
 
     @holds_loop(lambda session: "the step_fn")
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
@@ -472,8 +464,6 @@ class MonitoredSession(AsyncOnly):
         hook whose `begin` was called.
         """
         self._phase.check_new()
-        depth = self._handle.creator.in_flight
-        check_overlap(self._hooks.hooks, depth)
         self._engine: Engine = current_engine()
         self._lifecycle.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
@@ -487,10 +477,7 @@ class MonitoredSession(AsyncOnly):
         )
         self._hooks.call_plain = self._raw_runs.call_plain
         self._lifecycle.raw_runs = self._raw_runs
-        self._runs_apart = self._hooks.needs_graph_entered and self._handle.graph is not None
-        if depth > 1:
-            self._in_flight = InFlight(depth, self._lifecycle, self._run_step, self._one_run)
-            self._runs_apart = True
+        self._enters_graph = self._hooks.needs_graph_entered and self._handle.graph is not None
         try:
             async with self._handle.opening(self._engine, self._grace_secs):
                 handle, call_begin = self._handle, self._raw_runs.call_begin

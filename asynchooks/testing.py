@@ -89,7 +89,6 @@ class RecordingHook(SessionRunHook):
         assert log == [("a", "begin"), ("a", "after_create_session"), ("a", "end")]
     """
 
-    may_overlap = True
     _shown = (("name", "name"),)
 
     def __init__(

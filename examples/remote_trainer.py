@@ -3,11 +3,12 @@
 A service holds the model. The client's calls have the shape of Tinker's: each gives a future once
 it is submitted, `result_async` waits for what comes of it. The service of this file is a stand-in
 in real time, in a thread: a cycle of 0.1 s computes one step of those that were there when it
-began. One step at a time takes two cycles each; with two in flight a cycle is never missed.
+began. One step at a time takes two cycles each. The learner of this file submits a step, and
+returns the outputs of the step before it, so that it misses no cycle.
 
-It prints the seconds that a step takes with one and with two in flight, and then trains with
-checkpoints: interrupt it, and start it again. The service keeps the states under their names, a
-checkpoint holds the name, the step, and the position in the data.
+It prints the seconds that a step takes with one and with two steps at the service, and then trains
+with checkpoints: interrupt it, and start it again. The service keeps the states under their names,
+a checkpoint holds the name, the step, and the position in the data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -121,29 +123,59 @@ class RemoteState:
 
     def save(self, path: str) -> None:
         name = Path(path).name
-        self.client.save_state(name).result()  # nothing is in flight now
+        self.client.save_state(name).result()  # all steps are done: see DrainFirst
         Path(path).write_text(name)
 
     def restore(self, path: str) -> None:
         self.client.load_state(Path(path).read_text()).result()
 
 
-class Learner:
-    """The step function of two phases: it submits, and returns what its outputs come from."""
+class Learner(ah.SessionRunHook):
+    """The step function, with up to `depth` steps at the service, and the hook that drains it.
 
-    def __init__(self, client: TrainingClient) -> None:
-        self.client = client
+    A step returns the outputs of the oldest one whose outputs were not returned.
+    """
 
-    async def step(self, x: Any, y: Any) -> Awaitable[dict[str, float]]:
+    def __init__(self, client: TrainingClient, depth: int) -> None:
+        self.client, self.depth = client, depth
+        self.replies: deque[tuple[int, Reply, Reply]] = deque()  # the oldest first, with its step
+        self.last: dict[str, float] = {}  # the newest outputs
+
+    async def after_create_session(self, session: Any, coord: ah.Coordinator) -> None:
+        self.global_step = session.global_step
+        self.replies.clear()  # a service that was lost answers none of them
+
+    async def step(self, x: Any, y: Any) -> dict[str, float]:
         forward = await self.client.forward_backward_async(x, y)
         optim = await self.client.optim_step_async(RATE)
+        self.replies.append((self.global_step.value + 1, forward, optim))
+        outputs = await self.outputs_of(*self.replies[0])
+        if len(self.replies) == self.depth:
+            self.replies.popleft()
+        return outputs
 
-        async def outputs() -> dict[str, float]:
-            result = await forward.result_async()
-            await optim.result_async()
-            return {"loss": result["loss"]}
+    async def outputs_of(self, step: int, forward: Reply, optim: Reply) -> dict[str, float]:
+        result = await forward.result_async()
+        await optim.result_async()
+        self.last = {"loss": result["loss"], "of_step": step}
+        return self.last
 
-        return outputs()
+    async def drain(self) -> None:
+        for each in self.replies:
+            await self.outputs_of(*each)
+
+    async def end(self, session: Any) -> None:
+        await self.drain()
+
+
+class DrainFirst(ah.CheckpointSaverListener):
+    """Waits before each save, so that model, step and position in the data are of one step."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    async def before_save(self, session: Any, global_step_value: int) -> None:
+        await self.learner.drain()
 
 
 def examples() -> list[tuple[Any, Any]]:
@@ -153,35 +185,37 @@ def examples() -> list[tuple[Any, Any]]:
     return list(zip(x, y, strict=True))
 
 
-async def train(service: Service, in_flight: int, last_step: int, *hooks: Any) -> None:
+async def train(service: Service, depth: int, last_step: int, directory: str | None = None) -> None:
     """Train up to the last step, and print what the steps took and what came of them."""
-    learner = Learner(TrainingClient(service))
+    client = TrainingClient(service)
+    learner = Learner(client, depth)
     feed = ah.FeedHook(prefetch(batch(repeat(examples()), BATCH_SIZE), 2), ["x", "y"])
-    creator = ah.FunctionSessionCreator(learner.step, in_flight=in_flight)
-    loss = float("nan")
-    all_hooks = [ah.StopAtStepHook(last_step=last_step), feed, *hooks]
-    async with ah.MonitoredSession(all_hooks, creator) as session:
+    hooks: list[ah.SessionRunHook] = [learner, ah.StopAtStepHook(last_step=last_step), feed]
+    if directory is not None:
+        place, saver = Path(directory) / "checkpoints", RemoteState(client)
+        listeners = [DrainFirst(learner)]
+        saving = ah.CheckpointSaverHook(place, save_steps=20, saver=saver, listeners=listeners)
+        hooks += [ah.PreemptionHook(deadline_secs=20), saving]
+    async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(learner.step)) as session:
         first, begun = session.global_step.value, None
         while not session.should_stop():
-            loss = await session.run("loss")
+            await session.run("loss")
             begun = begun or time.monotonic()  # once the first step has returned
     num_steps, ended = session.global_step.value - first, time.monotonic()
     secs = (ended - (begun or ended)) / max(1, num_steps - 1)
-    steps = f"{num_steps} steps, {secs:.2f} s each, loss {loss:.3f}"
-    print(f"{in_flight} in flight, from step {first}: {steps}", flush=True)
+    steps = f"{num_steps} steps, {secs:.2f} s each, loss {learner.last.get('loss', np.nan):.3f}"
+    print(f"depth {depth}, from step {first}: {steps}", flush=True)
 
 
 async def main(directory: str, last_step: int) -> None:
     print(f"the service has cycles of {CYCLE_SECS} s")
-    for in_flight in (1, 2):
+    for depth in (1, 2):
         service = Service()
-        await train(service, in_flight, 20)
+        await train(service, depth, 20)
         service.close()
     print(f"checkpoints are kept in {directory!r}; interrupt it, and start it again")
     service = Service(Path(directory) / "service")
-    saver = RemoteState(TrainingClient(service))
-    saving = ah.CheckpointSaverHook(Path(directory) / "checkpoints", save_steps=20, saver=saver)
-    await train(service, 2, last_step, ah.PreemptionHook(deadline_secs=20), saving)
+    await train(service, 2, last_step, directory)
     service.close()
 
 

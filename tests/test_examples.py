@@ -244,7 +244,7 @@ def test_rollouts_teach_the_policy_and_a_crash_of_an_actor_leaves_at_once(backen
 def test_a_remote_trainer_makes_a_step_a_cycle_and_goes_on_where_it_was(
     backend: str, tmp_path: Path
 ) -> None:
-    line = re.compile(r"(\d) in flight, from step (\d+): (\d+) steps, ([\d.]+) s each, loss (.*)")
+    line = re.compile(r"depth (\d), from step (\d+): (\d+) steps, ([\d.]+) s each, loss (.*)")
     options = (str(tmp_path / "training"), "--backend", backend)
 
     first = line.findall(run_example("remote_trainer.py", *options, "--last-step", "30"))

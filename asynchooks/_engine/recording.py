@@ -72,10 +72,6 @@ class SessionRecord(ABC):
         """One call on behalf of the session, by whichever task."""
 
     @abstractmethod
-    def flight(self) -> Span:
-        """A run that may overlap with others, in a task of its own, which calls this."""
-
-    @abstractmethod
     async def aclose(self, error: BaseException | None) -> None:
         """The session has ended, by this error if there is one.
 

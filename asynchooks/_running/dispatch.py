@@ -16,8 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, contextmanager
-from copy import copy
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -137,7 +136,7 @@ class HookList:
 
     __slots__ = (
         "_is_planned", "_joined", "_live", "_num_begun", "_num_returned", "_records", "_shared",
-        "_twin", "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "context",
+        "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "context",
         "current", "hooks", "needs_graph_entered", "session", "stops", "unasked",
     )  # fmt: skip
 
@@ -159,19 +158,12 @@ class HookList:
         self._watchers: tuple[SessionRunHook, ...] = ()  # called after the hooks, in runs only
         self._records = Records()
         self._is_planned = False  # hooks that act outside are left out
-        self._twin: HookList | None = None
         self._find_runs()
 
     def _find_runs(self) -> None:
-        self.before_runs = _in_groups(self._calls("before_run"))
-        self.after_runs = _in_groups(self._calls("after_run"))
-        if self._twin is not None:
-            self._twin.before_runs = self._records.around_each(self.before_runs)
-            self.after_runs = self._records.around_each(self.after_runs)
-        elif self._records:
-            self.before_runs, self.after_runs = self._records.around_runs(
-                self.before_runs, self.after_runs
-            )
+        self.before_runs, self.after_runs = self._records.around_runs(
+            _in_groups(self._calls("before_run")), _in_groups(self._calls("after_run"))
+        )
         self.are_in_runs = bool(self.before_runs or self.after_runs)
 
     def record(self, recorder: Recorder, name: str = "session") -> SessionRecord:
@@ -182,14 +174,6 @@ class HookList:
         self._records.add(record)
         self._find_runs()
         return record
-
-    @property
-    def is_recorded(self) -> bool:
-        return bool(self._records)
-
-    def flight(self) -> AbstractContextManager[None]:
-        """Record the block as one run in flight."""
-        return self._records.flight()
 
     def recorded(
         self, fn: Callable[[], Awaitable[None]], what: str
@@ -227,11 +211,6 @@ class HookList:
         if not self._live:
             self._live.append(LiveMetrics())
         return self._live[0]  # where threads came at once, the same for each
-
-    def twin(self) -> HookList:
-        """The same hooks, to be called while this list calls others: `current` is its own."""
-        self._twin = copy(self)
-        return self._twin
 
     def watch_runs(self, watcher: SessionRunHook) -> None:
         """Call this hook in runs, too, from the next one on, after all others."""

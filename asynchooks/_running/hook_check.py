@@ -116,40 +116,6 @@ def _check_listeners(hook: Any, name: str) -> None:
             )
 
 
-def check_overlap(hooks: Iterable[Any], in_flight: int) -> None:
-    """Raise RuntimeError for a hook whose runs may not overlap, if several are in flight."""
-    for hook in hooks if in_flight > 1 else ():
-        has_both = overrides(hook, "before_run") and overrides(hook, "after_run")
-        is_ours = isinstance(hook, SessionRunHook)
-        if is_ours and (_overlaps(hook) or not has_both):
-            continue
-        kind = type(hook).__name__
-        why = (
-            f"it has before_run and after_run. If {kind} keeps nothing between the two, or keeps "
-            "it by run_context, write may_overlap = True in that class"
-        )
-        if not is_ours:
-            why = "a hook of TensorFlow's knows one run at a time. Give asynchooks' hook for it"
-        elif kind == "FeedFnHook":
-            why = "it knows one run at a time. Give FeedHook(source, names) in its place"
-        raise RuntimeError(
-            f"the session has in_flight={in_flight}, so that before_run of a later run comes "
-            f"before after_run of this one, and the hook {hook!r}: {why}; or leave in_flight out"
-        )
-
-
-def _overlaps(hook: Any) -> bool:
-    """Whether it says that its runs may overlap; a subclass with other methods says it anew."""
-    if "may_overlap" in getattr(hook, "__dict__", {}):
-        return bool(hook.may_overlap)
-    for kind in type(hook).__mro__:
-        if "may_overlap" in vars(kind):
-            return bool(hook.may_overlap)
-        if "before_run" in vars(kind) or "after_run" in vars(kind):
-            return False
-    return False
-
-
 def warn_of_misspelt(hooks: Iterable[Any]) -> None:
     """Warn of methods that look like those which sessions call, or called, and never would be."""
     listed = [each for each in hooks if not _is_ours(each)]

@@ -67,15 +67,6 @@ class Outdated(Protocol):
     def outdate(self) -> None: ...
 
 
-class RunsInFlight(Outdated, Protocol):
-    """The runs of a session with steps in flight."""
-
-    @property
-    def has_results(self) -> bool: ...
-
-    async def finish(self, error: BaseException | None) -> BaseException | None: ...
-
-
 class SessionLifecycle:
     """The raw session of one `MonitoredSession`, which makes it.
 
@@ -84,8 +75,8 @@ class SessionLifecycle:
     """
 
     __slots__ = (
-        "_handle", "_has_ended", "_lost", "_state", "_thread", "engine", "grace_secs", "hooks",
-        "in_flight", "raw", "raw_runs", "stops",
+        "_grace_secs", "_handle", "_has_ended", "_lost", "_state", "_thread", "engine", "hooks",
+        "raw", "raw_runs", "stops",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +85,7 @@ class SessionLifecycle:
         self._handle = handle
         handle.listener = self
         self.hooks = hooks
-        self.grace_secs = grace_secs
+        self._grace_secs = grace_secs
         self._state = State.ABSENT
         self._has_ended = False  # a run has said so
         self.engine: Engine  # the session sets it when it opens
@@ -102,7 +93,6 @@ class SessionLifecycle:
         self._thread = 0  # in which the raw session's call lock was joined
         self._lost: RawSession | None = None  # what the next raw session replaces
         self.raw_runs: Outdated | None = None  # from opening on
-        self.in_flight: RunsInFlight | None = None  # where several steps may be under way
         self.stops = hooks.stops
         self.stops.handle = handle
         self.stops.recovery = recovery
@@ -148,11 +138,6 @@ class SessionLifecycle:
             return self.stops.is_asked  # it is replaced at the next run
         return self._state is State.BROKEN or self.stops.is_to_stop
 
-    @property
-    def has_results(self) -> bool:
-        """Whether runs are still to return results of steps in flight."""
-        return self.in_flight is not None and self.in_flight.has_results
-
     async def recovering(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Make the attempt on a raw session; recreate a lost one and try again, within bounds."""
         failures = 0
@@ -189,7 +174,7 @@ class SessionLifecycle:
         coord = self.stops.coord
         if self.stops.recovery is None or coord is None:
             return
-        if self._state is not State.READY or self.was_replaced or is_preemption(coord.error):
+        if self._state is not State.READY or self._was_replaced or is_preemption(coord.error):
             await self._drop()
 
     @holds_loop(lambda lifecycle: "the session")
@@ -233,7 +218,7 @@ class SessionLifecycle:
             raise error
         if not is_preemption(error):
             is_final = is_stop(error) or leaves_as_itself(error)
-            if is_final or not self.was_replaced:
+            if is_final or not self._was_replaced:
                 raise error
             # another worker has closed it under this one's hook: whatever that made of it
             lost = PreemptionError(f"the shared session was replaced: {error!r}")
@@ -260,7 +245,7 @@ class SessionLifecycle:
         return failures
 
     @property
-    def was_replaced(self) -> bool:
+    def _was_replaced(self) -> bool:
         """Whether another worker that shares the raw session has given it up."""
         return self.raw is not None and self.raw.is_retired
 
@@ -271,11 +256,11 @@ class SessionLifecycle:
         lost, self._lost = self._lost, None
         restore = self.hooks.restore
         raw = await self._handle.acquire(
-            self.engine, self.grace_secs, lost,
+            self.engine, self._grace_secs, lost,
             None if restore is None else lambda raw: self.call_hooks(restore(raw)),
         )  # fmt: skip
         if self._state is State.CLOSED:
-            await self._handle.release(raw, self.engine, self.grace_secs)
+            await self._handle.release(raw, self.engine, self._grace_secs)
             self.enter(State.CREATING)  # raises
         self.raw = raw
         self._thread = raw.call_lock.join(raw.global_step)
@@ -317,10 +302,8 @@ class SessionLifecycle:
     async def end(self, error: BaseException | None) -> BaseException | None:
         """End hooks, tasks, threads and the raw session; returns what must leave."""
         stops, engine = self.stops, self.engine
-        if self.in_flight is not None:
-            error = await self.in_flight.finish(error)
         stops.report(error, engine)
-        if error is None and self.was_replaced:  # hooks get the successor
+        if error is None and self._was_replaced:  # hooks get the successor
             error = await interruption(self.recovering(self.create))
         session = self.exposed
         if error is None:
@@ -330,7 +313,7 @@ class SessionLifecycle:
         reported = error
         stops.report(error, engine)
         error = await self._call_on_error(session, reported) or error
-        error = await stops.end_tasks(error, engine, self.grace_secs, self._lost_peer)
+        error = await stops.end_tasks(error, engine, self._grace_secs, self._lost_peer)
         stops.report(error, engine)
         if reported is None:
             reported = error
@@ -351,7 +334,7 @@ class SessionLifecycle:
                 first = await self.call_hooks(self.hooks.end(session))
             finally:
                 if raw is not None and raw.leave():
-                    await close_raw(raw, self.engine, self.grace_secs)
+                    await close_raw(raw, self.engine, self._grace_secs)
         except BaseException as error:  # of what surrounds the hooks
             return error
         return first
@@ -362,14 +345,11 @@ class SessionLifecycle:
         """Call on_error of hooks, if there is an error; returns what interrupted that."""
         if error is None:
             return None
-        calls = self.hooks.on_error(session, error, self.engine, self.grace_secs)
+        calls = self.hooks.on_error(session, error, self.engine, self._grace_secs)
         return await interruption(self.call_hooks(calls))
 
     def model_restored(self) -> None:
         """Another worker has restored the model: a run that has not made its step starts over."""
-        if self.in_flight is not None:
-            self.in_flight.outdate()
-            return
         runs = None if self.stops.worker is None else self.stops.worker.runs
         is_under_way = runs is not None and runs.is_under_way
         context = self.hooks.context
@@ -395,7 +375,7 @@ class SessionLifecycle:
         self.raw = self._lost = self.stops.coord = self.hooks.session = None
         self.stops.is_over = True
         self._handle.listener = None
-        await self._handle.release(raw, self.engine, self.grace_secs)
+        await self._handle.release(raw, self.engine, self._grace_secs)
 
     async def _drop(self) -> None:
         """Join its threads and side tasks; raise what the coordinator holds, if no preemption."""
@@ -403,7 +383,7 @@ class SessionLifecycle:
         coord = self.stops.coord
         if coord is not None:
             coord.detach()
-            until = self.engine.now() + self.grace_secs
+            until = self.engine.now() + self._grace_secs
             await coord.end(self.engine, until, cancel_tasks=False, lost_peer=self._lost_peer)
             # an error of a side task of the session leaves at the end, after all hooks' `end`
             error = None if coord.error is self.stops.task_error else coord.error

@@ -35,33 +35,12 @@ class Records:
             before_runs, after_runs = record.around_runs(before_runs, after_runs)
         return before_runs, after_runs
 
-    def around_each(self, groups: Groups) -> Groups:
-        """These calls, each recorded by itself, as runs overlap; plain methods are not."""
-        return tuple(self._recorded(*each) for each in groups) if self._records else groups
-
-    def _recorded(self, call: Any, method: Callable[..., Any], plain: Groups) -> Any:
-        name = f"{call.owner}.{call.moment}"
-
-        async def recorded(*args: Any) -> Any:
-            with self.span(Kind.HOOK, name):
-                return await method(*args)
-
-        return (call, method if plain else recorded, plain)
-
     @contextmanager
     def span(self, kind: Kind, name: str) -> Iterator[None]:
         """The block, as one span of the session."""
         with ExitStack() as stack:
             for record in self._records:
                 stack.enter_context(ended(record.span(kind, name)))
-            yield
-
-    @contextmanager
-    def flight(self) -> Iterator[None]:
-        """The block, as one run in flight, in a task of its own."""
-        with ExitStack() as stack:
-            for record in self._records:
-                stack.enter_context(ended(record.flight()))
             yield
 
     def put_off(

@@ -339,17 +339,6 @@ class Admission:
         """
         return self.gate.lone == step or not self.waiters.workers
 
-    @property
-    def leads_to_limit(self) -> bool:
-        """Whether the runs under way reach the limit, so that there is no room for another one."""
-        gate = self.gate
-        return gate.limit is not None and not (gate.needs_credits or gate.is_far_from_limit())
-
-    def declare_stride(self, stride: int) -> None:
-        """Say that one run moves the step by this much, before a run that was alone shows it."""
-        with self.change() as gate:
-            gate.stride = max(stride, gate.stride or 0)
-
     def read_by(
         self,
         read: Callable[[], int | None] | None,
@@ -442,7 +431,7 @@ class Admission:
     ) -> Asker:
         """Stand in the gate's queue until there is an answer, or time, or a stop."""
         engine = current_engine()
-        self.refuse_to_wait_for_itself(engine, is_exclusive=is_exclusive)
+        self._refuse_to_wait_for_itself(engine, is_exclusive=is_exclusive)
         what = f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}"
         asker = Asker(Slot(engine, what), is_exclusive)
         with self.change() as gate:
@@ -470,7 +459,7 @@ class Admission:
                 gate.is_exclusive = False
         self.look_again()
 
-    def refuse_to_wait_for_itself(self, engine: Engine, *, is_exclusive: bool) -> None:
+    def _refuse_to_wait_for_itself(self, engine: Engine, *, is_exclusive: bool) -> None:
         """Raise RuntimeError in the task that holds the exclusive side: see `held_here`."""
         holder = self.gate.holder
         if holder is None or holder[0] is not engine.current_task():

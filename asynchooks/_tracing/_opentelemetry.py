@@ -248,11 +248,6 @@ class _SpanSession(SessionRecord):
             attributes |= {"asynchooks.hook.name": hook, "asynchooks.hook.moment": moment}
         return _OpenSpan(self._recorder.tracer, name, attributes)
 
-    def flight(self) -> Span:
-        attributes = {"asynchooks.session.name": self._name}
-        # its task may have been started within another run
-        return _OpenSpan(self._recorder.tracer, "run", attributes, parent=self._span.span)
-
     async def aclose(self, error: BaseException | None) -> None:
         self._end(error)
 

@@ -97,9 +97,6 @@ class FileSession(SessionRecord):
             return self._recorder.span(Label(name, kind), self.track, times=self.last_time)
         return self._recorder.span_on(f"{self._name}: another task", Label(name, kind))
 
-    def flight(self) -> Span:
-        return self._recorder.task_span(self._engine, Kind.RUN, f"{self._name}: run in flight")
-
     async def aclose(self, error: BaseException | None) -> None:
         if self._span is None:
             return

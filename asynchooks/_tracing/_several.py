@@ -39,9 +39,6 @@ class _SeveralRecords(SessionRecord):
     def span(self, kind: Kind, name: str) -> Span:
         return _SeveralSpans([each.span(kind, name) for each in self._records])
 
-    def flight(self) -> Span:
-        return _SeveralSpans([each.flight() for each in self._records])
-
     async def aclose(self, error: BaseException | None) -> None:
         for each in reversed(self._records):
             await each.aclose(error)

@@ -41,11 +41,6 @@ class SessionCreator(ABC):
         """What keeps calls on its raw sessions' model from overlapping, where they may not."""
         return NO_LOCK
 
-    @property
-    def in_flight(self) -> int:
-        """How many steps of one session may be under way at once: 1, or more by `submit`."""
-        return 1
-
     @abstractmethod
     def create_session(self) -> Any:
         """Make one `RawSession`; may be a coroutine."""

@@ -47,25 +47,10 @@ class FunctionSessionCreator(SessionCreator):
             that waits for another worker's call never returns (after 30 s the log says so). If a
             call was cancelled or given up and does not return, the next one raises
             OverlappingCallError after the grace period.
-        in_flight: how many steps of one session may be under way at once, >= 1. `step_fn` may
-            have two phases: it is async, submits its work, and returns an awaitable of its
-            outputs (a coroutine, a future). Above 1 it must (defined with `async def`, even where
-            it awaits nothing, or a function around one), and then the next step is submitted
-            while the outputs of those before it are awaited. Each step moves the global step by 1,
-            and its feeds come from hooks (`FeedHook`), not from the caller of `run`.
-
-    With `in_flight=2` the calls are, with B, A for `before_run` and `after_run` of all hooks, S for
-    the submission and R for the outputs: B1 S1 B2 S2 R1 A1 in the first run, B3 S3 R2 A2 in the
-    second. So a run returns the outputs of its own step, hooks see the steps in order, and what
-    `run_context.finish_with` is given, such as a save, waits until nothing is in flight. An error
-    leaves the run of its step; after the loss of what runs the steps all of them are submitted
-    again, in order, but for those behind it whose outputs have come: the next runs return these
-    first. At a stop no further step is submitted, and those that were are completed.
-    Hooks must be able to overlap: see `SessionRunHook.may_overlap`.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: `initial_step` is below 0, or `in_flight` below 1.
+        ValueError: `initial_step` is below 0.
 
     Example:
         def step(rate=0.1):
@@ -82,7 +67,6 @@ class FunctionSessionCreator(SessionCreator):
         initial_step: int = 0,
         global_step: GlobalStep | None = None,
         thread_safe: bool = False,
-        in_flight: int = 1,
     ) -> None:
         self._step_function = function("step_fn", step_fn, "a function that returns a mapping")
         self._initial_step = integer("initial_step", initial_step, least=0)
@@ -91,16 +75,10 @@ class FunctionSessionCreator(SessionCreator):
         instance("thread_safe", thread_safe, bool, "True or False")
         self._callee = callee_of(step_fn)
         self._call_lock = NO_LOCK if thread_safe else self._callee.lock
-        expected = "an integer number of steps >= 1"
-        self._in_flight = integer("in_flight", in_flight, least=1, expected=expected)
 
     @property
     def call_lock(self) -> CallLock:
         return self._call_lock
-
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
 
     def handle(self, num_workers: int | None = None) -> SessionHandle:
         if self._global_step is not None:
@@ -108,13 +86,10 @@ class FunctionSessionCreator(SessionCreator):
         return super().handle(num_workers)
 
     def create_session(self) -> FunctionSession:
-        return FunctionSession(
-            self._step_function, self._initial_step, self._call_lock, self._in_flight
-        )
+        return FunctionSession(self._step_function, self._initial_step, self._call_lock)
 
     def __repr__(self) -> str:
-        depth = "" if self._in_flight == 1 else f", in_flight={self._in_flight}"
-        return f"{type(self).__name__}({shown(self._step_function)}{depth})"
+        return f"{type(self).__name__}({shown(self._step_function)})"
 
 
 class FunctionSession(RawSession):
@@ -124,15 +99,10 @@ class FunctionSession(RawSession):
     closes_at_once = True
 
     def __init__(
-        self,
-        step_function: StepFunction,
-        initial_step: int = 0,
-        call_lock: CallLock = NO_LOCK,
-        in_flight: int = 1,
+        self, step_function: StepFunction, initial_step: int = 0, call_lock: CallLock = NO_LOCK
     ) -> None:
         super().__init__()
         self.call_lock = call_lock
-        self._in_flight = in_flight
         self._step_function = step_function
         self._callee = callee_of(step_function)
         self.is_async = is_async(step_function)
@@ -160,8 +130,6 @@ class FunctionSession(RawSession):
         self._look_at_step(self._counts and not global_step.multi_process)
         if not self._counts:
             self._may_go_back = True  # so that `run_and_read_step` asks `_step_after`
-        elif self._in_flight > 1:  # no run is ever alone, to learn the stride from
-            global_step.admission.declare_stride(1)
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -215,44 +183,7 @@ class FunctionSession(RawSession):
         # as in run_and_read_step
         if is_plain and not (is_more or "global_step" in outputs):
             return outputs[fetches], ADVANCED
-        if inspect.isawaitable(outputs):  # a function of two phases, with one step in flight
-            outputs = await outputs
         return self._picked(outputs, fetches, before)
-
-    async def submit(self, feed_dict: Mapping[str, Any] | None) -> Awaitable[tuple[Any, Any]]:
-        feeds = feed_dict or {}
-        self._parameters.check(feeds)
-        later = self._step_function(**feeds)
-        is_awaited = inspect.isawaitable(later)
-        if is_awaited:
-            later = await later
-        if not inspect.isawaitable(later):
-            name = shown(self._step_function)
-            if is_awaited and not self.is_async:  # or it wraps an async one, of two phases
-                raise StepFunctionError(
-                    f"the step function {name} is not async, and returned an awaitable of "
-                    f"{shown(later)}; with in_flight={self._in_flight} what it returns is awaited "
-                    "for the submission. Define it with async def, so that what it returns is "
-                    "awaited for the outputs, while the next step is submitted"
-                )
-            raise StepFunctionError(
-                f"the step function {name} returned {shown(later)}; with "
-                f"in_flight={self._in_flight} it is async, submits its work, and returns an "
-                "awaitable of its outputs, such as a call of an async function that waits for the "
-                "results and returns a mapping. For a step that is complete when the function "
-                "returns, leave in_flight out"
-            )
-        return self._results_of(later)
-
-    async def _results_of(self, later: Awaitable[Any]) -> tuple[Any, After]:
-        outputs = await later
-        if self._counts and isinstance(outputs, Mapping) and "global_step" in outputs:
-            raise StepFunctionError(
-                f"the step function {shown(self._step_function)} returned the output "
-                f'"global_step"; with in_flight={self._in_flight} each step counts as one, so that '
-                "training stops exactly at its limit: leave that output out, or in_flight"
-            )
-        return outputs, self._with_kept(outputs, self._step_after(outputs, None))
 
     def keep_for_saves(self, fetches: Any) -> bool:
         if not (self._counts and isinstance(fetches, str)):
@@ -271,9 +202,6 @@ class FunctionSession(RawSession):
             return after
         kept = {name: outputs[name] for name in self._kept_names if name in outputs}
         return Kept(after, kept, self._step_function)
-
-    def pick(self, outputs: Any, fetches: Any) -> Any:
-        return pick(outputs, fetches)
 
     async def _publish_later(self, pending: Awaitable[tuple[Any, After]]) -> Any:
         return self._publish(*await pending)

@@ -109,15 +109,6 @@ class RawSession(ABC):
     async def _finish_step(self, pending: Awaitable[Any]) -> tuple[Any, int | None]:
         return await pending, self.read_step()
 
-    async def submit(self, feed_dict: Mapping[str, Any] | None) -> Awaitable[tuple[Any, Any]]:
-        """Begin a step; only where the creator's `in_flight` is above 1.
-
-        Returns:
-            An awaitable of all outputs of the step, and of the global step after it as
-            `Admission.settle` takes it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
-
     def keep_for_saves(self, fetches: Any) -> bool:
         """For a save of the present step: have runs say which step they made, and what they gave.
 
@@ -129,10 +120,6 @@ class RawSession(ABC):
     def kept_outputs(self, step: int) -> Mapping[str, Any]:
         """What is kept of the run that made this step, as far as it is known."""
         return {}
-
-    def pick(self, outputs: Any, fetches: Any) -> Any:
-        """The outputs of a submitted step that were asked for, nested as `fetches`."""
-        raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
 
     @abstractmethod
     def close(self) -> Any:

@@ -74,10 +74,6 @@ class SharedSessionCreator(SessionCreator):
     def call_lock(self) -> CallLock:
         return self._creator.call_lock
 
-    @property
-    def in_flight(self) -> int:
-        return self._creator.in_flight
-
     def create_session(self) -> Any:
         return self._creator.create_session()
 

@@ -64,7 +64,6 @@ class EarlyStoppingHook(SessionRunHook):
     """
 
     uses_default_graph = False
-    may_overlap = True
     _fetches_are = "the metric"
     _shown = (("metric", "_metric"), ("patience", "_patience"), ("mode", "_mode"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
-from functools import partial
 from typing import Any, SupportsFloat
 
 from .. import _check
@@ -221,8 +220,7 @@ class EvaluationHook(TimedOutputHook):
             return
         raw = raw_session_of(run_context.session)
         if self._is_exclusive:
-            evaluate = partial(self._evaluate_now, raw, may_be_done=run_context.overlaps)
-            run_context.finish_with(evaluate, exclusive=True)
+            run_context.finish_with(lambda: self._evaluate_now(raw), exclusive=True)
         elif len(self._concurrent) < self._max_at_once:
             await self._start(raw, step)
 
@@ -267,10 +265,8 @@ class EvaluationHook(TimedOutputHook):
         self._timer.update_last_triggered_step(step)
         await self._concurrent.start(lambda: self._evaluate(raw))
 
-    async def _evaluate_now(self, raw: RawSession, *, may_be_done: bool = False) -> None:
+    async def _evaluate_now(self, raw: RawSession) -> None:
         # other workers may have moved the step until they stood still
-        if may_be_done and not self._timer.should_trigger_for_step(raw.global_step.value):
-            return  # an earlier run in flight has asked for it, too
         self._timer.update_last_triggered_step(raw.global_step.value)
         await self._evaluate(raw)
 

@@ -25,7 +25,6 @@ from .._hook import (
     begin_graph,
 )
 from .._running.hook_state import SharedState
-from .._running.in_flight import InFlightContext
 from ..backends._creator import close_raw
 from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, consumers_of
@@ -63,8 +62,8 @@ class FeedHook(SessionRunHook):
             that another worker still has in hand is trained later. A plain function runs in a
             thread. A checkpoint holds which passes it was called for: with the model that is
             restored it is called once for each. Cancelling the run cancels a coroutine function,
-            and waits for a plain one; the next run calls it again. An error leaves the run. Runs
-            in flight cannot overlap then. A batch with items of two passes is of the second one.
+            and waits for a plain one; the next run calls it again. An error leaves the run. A batch
+            with items of two passes is of the second one.
 
     Raises:
         TypeError: `source` cannot be read, `names` is of another type, or `after_epoch` is no
@@ -80,7 +79,6 @@ class FeedHook(SessionRunHook):
     """
 
     uses_default_graph = False
-    may_overlap = True
     _shown = (("source", "_consumers.stage"), ("names", "_names"))
 
     def __init__(
@@ -93,7 +91,6 @@ class FeedHook(SessionRunHook):
         self._consumers = consumers_of(source)
         if after_epoch is not None:
             check.function("after_epoch", after_epoch, "a function of the session and the epoch")
-            self.may_overlap = False  # the steps in flight would be of the next epoch
         self._after_epoch = after_epoch
         is_empty = isinstance(names, (list, tuple, Mapping)) and not names
         if is_empty or isinstance(names, (set, frozenset, int, float)):
@@ -109,9 +106,6 @@ class FeedHook(SessionRunHook):
             )
         self._given = self._names = names
         self._consumer: Consumer | None = None
-        # of runs that overlap each has a consumer of its own; in the order of the runs
-        self._in_flight: dict[InFlightContext, Consumer] = {}
-        self._spare: list[Consumer] = []
         self._end: TrainingEnd | None = None  # ends the waits for items
         self._run = CurrentRun(None)
 
@@ -130,11 +124,8 @@ class FeedHook(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         consumer = self._consumer
         assert consumer is not None
-        if run_context.overlaps:
-            consumer = self._consumer_in_flight(run_context)
-        else:
-            consumer.settle()
-            self._run.begin(run_context)
+        consumer.settle()
+        self._run.begin(run_context)
         if self._end is None:
             stops = self._run.stops
             stop = Stop() if stops is None else stops.run_stop
@@ -186,44 +177,8 @@ class FeedHook(SessionRunHook):
             if raw.leave():
                 await close_raw(raw, current_engine(), raw.grace_secs)
 
-    def _consumer_in_flight(self, run_context: SessionRunContext) -> Consumer:
-        """The consumer of a run: first one whose run was given up, to feed its item again."""
-        self._use_up()
-        given_up = [each for each in self._in_flight if each.is_given_up]
-        context = min(given_up, key=lambda each: self._in_flight[each].num_before, default=None)
-        if context is not None:
-            consumer = self._in_flight.pop(context)
-        elif self._spare:
-            consumer = self._spare.pop()
-        else:
-            consumer = self._consumers.join(CurrentRun(self._run.stops))
-        assert isinstance(run_context, InFlightContext)
-        consumer.run.begin(run_context)
-        self._in_flight[run_context] = consumer
-        return consumer
-
-    @staticmethod
-    def _last_first(of_runs: Mapping[InFlightContext, Consumer]) -> list[Consumer]:
-        """In the order in which they give their items back, so that these come in their order."""
-        return sorted(of_runs.values(), key=lambda each: each.num_before, reverse=True)
-
-    def _use_up(self) -> None:
-        """Of the runs that were given up, keep those whose item is to be fed again."""
-        for context in [each for each in self._in_flight if each.is_given_up]:
-            if context.step_is_made or self._in_flight[context].num_before < 0:
-                self._use_in_flight(context)
-
-    def _use_in_flight(self, context: InFlightContext) -> None:
-        consumer = self._in_flight.pop(context)
-        consumer.run.end()
-        consumer.use()
-        self._spare.append(consumer)
-
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if run_context.overlaps:
-            assert isinstance(run_context, InFlightContext)
-            self._use_in_flight(run_context)
-        elif self._consumer is not None:
+        if self._consumer is not None:
             self._run.end()
             self._consumer.use()
 
@@ -285,11 +240,8 @@ class FeedHook(SessionRunHook):
         if self._is_by_hand:
             await self._leave()
         elif self._consumer is not None:  # it leaves when the session is closed
-            self._use_up()
             self._consumer.settle()
-            # other workers may use an item that was not used; the first one comes first again
-            for each in (*self._last_first(self._in_flight), self._consumer):
-                each.give_back()
+            self._consumer.give_back()  # other workers may use an item that was not used
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._is_by_hand:  # else when the session is closed, and no run goes on
@@ -304,11 +256,6 @@ class FeedHook(SessionRunHook):
             add_note(exception, f"then, closing the input: {closing!r}")
 
     async def _leave(self) -> None:
-        self._use_up()
-        of_runs, self._in_flight = self._in_flight, {}
-        spare, self._spare = self._spare, []
-        for each in (*self._last_first(of_runs), *spare):
-            await each.leave()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await consumer.leave()

@@ -39,7 +39,6 @@ class FinalOpsHook(SessionRunHook):
     """
 
     uses_default_graph = False
-    may_overlap = True
     needs_session_in_begin = False
     _shown = (("final_ops", "_final_ops"),)
 

@@ -52,7 +52,6 @@ class LoggingTensorHook(SessionRunHook):
 
     acts_outside = True
     uses_default_graph = False
-    may_overlap = True
     needs_session_in_begin = False
     _shown = (
         ("tensors", "_tags"),
@@ -95,7 +94,6 @@ class LoggingTensorHook(SessionRunHook):
         if self._timer is not None:
             self._timer.reset()
         self._num_runs = 0
-        self._is_due = False
         graph = begin_graph.get()
         self._fetches = self._given
         if graph is not None:
@@ -110,16 +108,11 @@ class LoggingTensorHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         timer = self._timer
-        if run_context.overlaps:  # whether it is due is known only when the runs before have ended
-            return SessionRunArgs(self._fetches) if timer is not None or self._keeps_last else None
         self._is_due = timer is not None and timer.should_trigger_for_step(self._num_runs)
         return SessionRunArgs(self._fetches) if self._is_due or self._keeps_last else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        is_due = self._is_due
-        if run_context.overlaps:
-            is_due = self._timer is not None and self._timer.should_trigger_for_step(self._num_runs)
-        if is_due:
+        if self._is_due:
             self._log(run_values.results, lambda: run_context.step, worker_of(run_context))
         if self._keeps_last:
             self._last, self._worker = run_values.results, worker_of(run_context)

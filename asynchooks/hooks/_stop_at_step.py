@@ -43,7 +43,6 @@ class StopAtStepHook(SessionRunHook):
 
     needs_global_step = True
     uses_default_graph = False
-    may_overlap = True
     _shown = (("num_steps", "_num_steps"), ("last_step", "_last_step"))
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
@@ -72,10 +71,8 @@ class StopAtStepHook(SessionRunHook):
             raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        # At the limit should_stop() is True by itself; but a later hook may set the step back. Of
-        # runs that overlap an earlier one may still have its rollback to ask for.
-        is_early = run_context.overlaps and run_context.global_step.is_at_limit
-        if self._is_reached(run_context) and not is_early:
+        # at the limit should_stop() is True by itself; but a later hook may set the step back
+        if self._is_reached(run_context):
             run_context.request_stop(self._reason(run_context))
 
     def _reason(self, run_context: SessionRunContext) -> StopReason:

@@ -41,7 +41,6 @@ class SummarySaverHook(TimedOutputHook):
 
     acts_outside = True
     uses_default_graph = False
-    may_overlap = True
     needs_session_in_begin = False
     _shown = (("save_steps", "_timer._every_steps"), ("save_secs", "_timer._every_secs"))
 
@@ -78,12 +77,12 @@ class SummarySaverHook(TimedOutputHook):
         self._next_step = 0  # the one after this hook's last run in this session
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        # of runs that overlap it is known only afterwards which are due
         # as TensorFlow's: where the step has gone back since, one more run goes by the one before
         next_step = max(self._next_step, run_context.global_step.value + 1)
-        is_due = self._is_due = run_context.overlaps or self._is_due_at(next_step)
+        is_first = not (self._has_run or self._is_resumed)
+        self._is_due = is_first or self._timer.should_trigger_for_step(next_step)
         self._asked = ()
-        if not is_due or self._output.writer is None:
+        if not self._is_due or self._output.writer is None:
             return None
         self._asked = self._fetches()
         return SessionRunArgs(self._asked) if self._asked else None
@@ -100,18 +99,13 @@ class SummarySaverHook(TimedOutputHook):
             return
         step = min(run_context.step, run_context.global_step.value)
         self._next_step = step + 1
-        is_due = self._is_due_at(step) if run_context.overlaps else self._is_due
         if not self._has_run:
             self._output.add_start(step)
             self._has_run = True
-        if is_due:
+        if self._is_due:
             self._timer.update_last_triggered_step(step)
             for asked, result in zip(self._asked, run_values.results or (), strict=False):
                 self._output.add_summary(self._as_summary(asked, result), step)
-
-    def _is_due_at(self, step: int) -> bool:
-        is_first = not (self._has_run or self._is_resumed)
-        return is_first or self._timer.should_trigger_for_step(step)
 
     def _as_summary(self, asked: Any, result: Any) -> Any:
         if isinstance(result, bytes) or hasattr(result, "SerializeToString"):

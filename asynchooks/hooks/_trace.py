@@ -45,7 +45,6 @@ class TraceHook(SessionRunHook):
 
     acts_outside = True
     uses_default_graph = False
-    may_overlap = True
     _shown = (("path", "_given"), ("tracer", "_tracer"), ("name", "_name"))
 
     def __init__(

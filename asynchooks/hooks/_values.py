@@ -320,7 +320,6 @@ class KeepsValues(SessionRunHook):
     Its classes say themselves what they do not need: `uses_default_graph` and the like.
     """
 
-    may_overlap = True
     needs_global_step = True
 
     def __init__(
@@ -380,7 +379,7 @@ class KeepsValues(SessionRunHook):
         self._last_step, self._read_step, self._last_results = -1, -1, None
         self._interval.begin(step, self._now)
         self._values.begin_session(self._now(), step)
-        self._plan(step, overlaps=True)  # perhaps: the first run is asked for all in any case
+        self._plan(step, is_first=True)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         return self._args
@@ -407,7 +406,7 @@ class KeepsValues(SessionRunHook):
                 self._publish(step, values)
         else:
             self._last_results = results if self._asks_for_all else None
-        self._plan(step, overlaps=run_context.overlaps)
+        self._plan(step)
 
     def _take(self, step: int, values: Mapping[str, Any]) -> None:
         new = self._given.new(step, values)
@@ -429,11 +428,11 @@ class KeepsValues(SessionRunHook):
         if values:
             self._publish(step, values)
 
-    def _plan(self, step: int, *, overlaps: bool) -> None:
-        """Decide what the next run is asked for; of runs that overlap all may be due."""
+    def _plan(self, step: int, *, is_first: bool = False) -> None:
+        """Decide what the next run is asked for; the first one is asked for all."""
         values, interval, limit = self._values, self._interval, self._step.limit
         end = self._last_runs_from = math.inf if limit is None else limit - _LAST_RUNS
-        self._is_planned = overlaps or interval.is_due(step + 1)
+        self._is_planned = is_first or interval.is_due(step + 1)
         self._asks_for_all = self._is_planned or step >= end
         self._args = values.args_of_due if self._asks_for_all else values.args_of_each
         self._idle_until = 0 if self._args is not None else min(interval.idle_until, end)

@@ -447,9 +447,6 @@ class _Session(SessionRecord):
     def span(self, kind: Kind, name: str) -> Span:
         return _Span(self._player, kind, name, self._track)
 
-    def flight(self) -> Span:
-        return _Span(self._player, Kind.RUN, RUN, self._track)
-
     async def aclose(self, error: BaseException | None) -> None:
         self.drop()
 

@@ -163,12 +163,11 @@ async def test_its_error_leaves_the_run_and_is_no_end_of_data(error: Exception) 
     assert model.items == [1]
 
 
-async def test_a_source_of_mixed_passes_is_refused_and_steps_in_flight_do_not_overlap() -> None:
+async def test_a_source_of_mixed_passes_and_what_is_no_function_are_refused() -> None:
     with pytest.raises(InputStateError, match="interleave.* mixes items of several passes"):
         await train(Epochs(), interleave([[1], [2]]))
     with pytest.raises(TypeError, match="after_epoch is 3; give a function of the session and"):
         FeedHook([1], after_epoch=3)  # type: ignore[arg-type]
-    assert not FeedHook([1], after_epoch=Epochs().end_epoch).may_overlap
 
 
 async def test_a_function_may_take_the_number_of_its_pass(tmp_path: Path) -> None:

@@ -621,20 +621,3 @@ async def test_an_error_of_the_session_leaves_what_was_put_in_the_sink() -> None
             await session.run("loss")
             raise ZeroDivisionError
     assert sink.steps == [1]
-
-
-async def test_steps_in_flight_give_the_same_points() -> None:
-    sink, num = Kept(), 0
-
-    async def step() -> Any:
-        nonlocal num
-        num += 1
-
-        async def result(mine: int = num) -> dict[str, float]:
-            return {"loss": float(mine)}
-
-        return result()
-
-    creator = FunctionSessionCreator(step, in_flight=2)
-    await train([MetricsHook(sink, "loss", 4)], creator=creator)
-    assert sink.points == [(step, {"loss": float(step)}) for step in (1, 4, 8, 10)]

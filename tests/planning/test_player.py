@@ -288,21 +288,6 @@ def test_hooks_of_users_are_called_in_a_plan() -> None:
     assert log.times == [0.5, 1.0, 1.5]
 
 
-def test_steps_in_flight_are_planned() -> None:
-    async def step() -> Any:
-        return async_step()  # submitted at once, complete later
-
-    async def main() -> None:
-        creator = FunctionSessionCreator(step, in_flight=2)
-        async with MonitoredSession([StopAtStepHook(last_step=8)], creator) as session:
-            while not session.should_stop():
-                await session.run("loss")
-
-    trace = STEPS.run(main)
-    assert len(trace.find("run", Kind.RUN)) == 8
-    assert trace.ended < 8 * 0.5
-
-
 def test_runs_wait_for_the_saves_that_were_recorded(backend: Any) -> None:
     trace = STEPS.run(partial(two_sessions, async_step))  # 8 runs
     spans = Spans.of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -207,22 +206,3 @@ async def test_a_session_after_two_trace_hooks_in_one_has_spans_of_its_side_task
         session.start_soon(anyio.lowlevel.checkpoint, name="task")
         await session.run([])
     assert exported.paths()["session/side task task"] == 1
-
-
-async def test_runs_in_flight_are_children_of_the_session_not_of_each_other() -> None:
-    exported = Exported()
-
-    async def results() -> dict[str, float]:
-        await anyio.sleep(0.001)
-        return {"loss": 0.5}
-
-    async def step() -> Awaitable[dict[str, float]]:
-        return results()
-
-    creator = FunctionSessionCreator(step, in_flight=3)
-    async with MonitoredSession([TraceHook(tracer=exported.tracer)], creator) as session:
-        for _ in range(6):
-            await session.run([])
-    paths = exported.paths()
-    assert paths["session/run"] >= 6
-    assert paths.keys() == {"session", "session/run"}

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,6 @@ pytestmark = pytest.mark.anyio
 
 class Waits(SessionRunHook):
     """Waits in both moments of a run, so that its calls are long enough for the trace."""
-
-    may_overlap = True
 
     def __init__(self, secs: float = 0.001) -> None:
         self.secs = secs
@@ -289,22 +287,6 @@ async def test_pushes_and_pulls_of_a_parameter_server_are_marked(tmp_path: Path)
     assert [each.name for each in found.instants] == ["pull", "push", "update"] * 3
     assert [value for _, value in found.counters["pull: version"]] == [0, 1, 2]
     assert [value for _, value in found.counters["push: staleness"]] == [0, 0, 0]
-
-
-async def test_steps_in_flight_have_tracks_of_their_own(tmp_path: Path) -> None:
-    async def submit() -> Awaitable[dict[str, float]]:
-        async def outputs() -> dict[str, float]:
-            await anyio.sleep(0.001)
-            return {"loss": 0.5}
-
-        return outputs()
-
-    creator = FunctionSessionCreator(submit, in_flight=2)
-    found = await train(tmp_path, Waits(), creator=creator, num_runs=5)
-    assert {each.track for each in found.of("session: run in flight")} == {
-        "session: run in flight", "session: run in flight 2",
-    }  # fmt: skip
-    assert len(found.of("Waits.after_run")) >= 5
 
 
 async def test_one_hook_records_several_sessions_into_one_file(tmp_path: Path) -> None:

@@ -133,7 +133,6 @@ class CheckpointSaverHook(SessionRunHook):
     acts_outside = True
     needs_global_step = True
     uses_default_graph = False
-    may_overlap = True
     _fetches_are = "the metric"
     _shown = (
         ("checkpoint_dir", "_given"),
@@ -358,8 +357,6 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def _save_in_run(self, run_context: SessionRunContext, *, is_due: bool) -> None:
         session, checkpointer = run_context.session, self.checkpointer
-        if is_due and run_context.overlaps:  # several runs in flight may have asked for it
-            is_due = self._timer.should_trigger_for_step(run_context.global_step.value)
         if not is_due and not await checkpointer.is_better(run_context.global_step.value):
             return
         release = run_context.take_over_exclusive()

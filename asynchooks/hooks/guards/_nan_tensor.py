@@ -62,7 +62,6 @@ class NanTensorHook(SessionRunHook):
     """
 
     uses_default_graph = False
-    may_overlap = True
     _fetches_are = "the loss"
     _shown = (("loss_tensor", "_args.fetches"),)
 

@@ -70,7 +70,6 @@ class ProgressHook(SessionRunHook):
 
     acts_outside = True
     uses_default_graph = False
-    may_overlap = True
     needs_global_step = True
     _shown = (("values", "_wanted"), ("name", "_name"))
 

@@ -13,7 +13,13 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks import (
+    FeedHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    SharedSessionCreator,
+    StopAtStepHook,
+)
 from asynchooks.data import Rollout, WhenStale, rollouts, shielded
 from asynchooks.simulation import Simulation
 
@@ -250,25 +256,28 @@ def test_no_log_asks_for_a_version_where_the_session_has_it(
     simulation: Simulation,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Steps in flight of 10 s each, and a bound of 0: the learner waits for its own steps."""
+    """Two workers, a bound of 0, and steps of 40 s: each waits for the steps of the other."""
     caplog.set_level(logging.INFO, logger="asynchooks")
 
-    async def step(groups: list[Rollout]) -> Awaitable[dict[str, Any]]:
-        async def results() -> dict[str, Any]:
-            await simulation.sleep(10.0)
-            return {}
-
-        return results()
+    async def step(groups: list[Rollout]) -> dict[str, Any]:
+        await simulation.sleep(40.0)
+        return {}
 
     async def main() -> None:
         source = rollouts(echo, range(8), 2, concurrency=2, max_staleness=0)
-        creator = FunctionSessionCreator(step, in_flight=2)
-        async with MonitoredSession([FeedHook(source, "groups")], creator) as session:
-            while True:
-                await session.run([])
+        creator = SharedSessionCreator(FunctionSessionCreator(step))
+
+        async def worker() -> None:
+            async with MonitoredSession([FeedHook(source, "groups")], creator) as session:
+                while True:
+                    await session.run([])
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(worker)
+            group.start_soon(worker)
 
     simulation.run(main)
-    assert simulation.now == 40.0
+    assert simulation.now == 160.0
     assert "publish" not in caplog.text
 
 

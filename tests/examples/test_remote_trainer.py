@@ -1,0 +1,184 @@
+"""The learner of a remote trainer: steps are made once and in order, whatever fails in between."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+
+from asynchooks import (
+    CheckpointSaverHook,
+    FeedHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionError,
+    Recovery,
+    StopAtStepHook,
+)
+from asynchooks.data import prefetch
+
+pytestmark = pytest.mark.anyio
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "remote_trainer.py"
+NUM_STEPS, SAVE_STEPS = 8, 3
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("remote_trainer", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[spec.name]
+
+
+class Reply:
+    def __init__(self, trainer: Trainer, item: int) -> None:
+        self.trainer, self.item = trainer, item
+        self.error: Exception | None = None
+
+    async def result_async(self) -> dict[str, Any]:
+        await anyio.lowlevel.checkpoint()
+        while self in self.trainer.queue:
+            self.trainer.compute()
+        if self.error is not None:
+            raise self.error
+        return {"loss": float(self.item)}
+
+
+class Done:
+    async def result_async(self) -> dict[str, Any]:
+        return {}
+
+
+class Trainer:
+    """Client and service in one: the model is what it was trained with.
+
+    Args:
+        errors: by the number of a request, from 1. With a PreemptionError all that it holds is
+            lost.
+    """
+
+    def __init__(self, errors: dict[int, Exception] | None = None) -> None:
+        self.errors = errors or {}
+        self.items: list[int] = []
+        self.queue: list[Reply] = []
+        self.log: list[str] = []
+        self.num_computed = 0
+        self.saved: dict[str, list[int]] = {}
+
+    async def forward_backward_async(self, x: int, y: int) -> Reply:
+        self.log.append(f"S{x}")
+        self.queue.append(Reply(self, x))
+        return self.queue[-1]
+
+    async def optim_step_async(self, rate: float) -> Done:
+        return Done()
+
+    def compute(self) -> None:
+        reply = self.queue.pop(0)
+        self.num_computed += 1
+        reply.error = self.errors.get(self.num_computed)
+        if reply.error is None:
+            self.log.append(f"R{reply.item}")
+            self.items.append(reply.item)
+        elif isinstance(reply.error, PreemptionError):
+            for each in self.queue:
+                each.error = reply.error
+            self.queue, self.items = [], [-1]
+
+    def save(self, path: str) -> None:
+        assert not self.queue
+        Path(path).write_text(json.dumps(self.items))
+        self.saved[Path(path).name] = list(self.items)
+
+    def restore(self, path: str) -> None:
+        self.items = json.loads(Path(path).read_text())
+
+
+async def train(
+    example: ModuleType, trainer: Trainer, depth: int, directory: Path | None = None
+) -> tuple[list[int], int]:
+    """Returns the steps of the outputs that runs have returned, and of the last ones."""
+    learner = example.Learner(trainer, depth)
+    source = prefetch([(i, i) for i in range(100)], 2)
+    hooks = [learner, FeedHook(source, ["x", "y"]), StopAtStepHook(last_step=NUM_STEPS)]
+    if directory is not None:
+        listeners = [example.DrainFirst(learner)]
+        saving = CheckpointSaverHook(
+            directory, save_steps=SAVE_STEPS, saver=trainer, listeners=listeners
+        )
+        hooks.append(saving)
+    creator, recovery = FunctionSessionCreator(learner.step), Recovery(first_pause_secs=0.0)
+    steps = []
+    async with MonitoredSession(hooks, creator, recovery=recovery) as session:
+        while not session.should_stop():
+            steps.append(await session.run("of_step"))
+    return steps, learner.last["of_step"]
+
+
+@pytest.mark.parametrize(
+    ("depth", "begin", "steps"),
+    [
+        (1, "S0 R0 S1 R1 S2 R2", [1, 2, 3, 4, 5, 6, 7, 8]),
+        (2, "S0 R0 S1 S2 R1 S3 R2", [1, 1, 2, 3, 4, 5, 6, 7]),
+        (3, "S0 R0 S1 S2 S3 R1 S4 R2", [1, 1, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+async def test_a_step_is_submitted_before_the_outputs_of_earlier_ones(
+    example: ModuleType, depth: int, begin: str, steps: list[int]
+) -> None:
+    trainer = Trainer()
+    assert await train(example, trainer, depth) == (steps, NUM_STEPS)
+    assert " ".join(trainer.log).startswith(begin)
+    assert trainer.items == list(range(NUM_STEPS))
+    assert not trainer.queue
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_a_checkpoint_holds_the_model_of_its_step(
+    example: ModuleType, depth: int, tmp_path: Path
+) -> None:
+    trainer = Trainer()
+    await train(example, trainer, depth, tmp_path)
+    assert trainer.saved == {f"model.ckpt-{step}": list(range(step)) for step in (0, 3, 6, 8)}
+
+
+@pytest.mark.parametrize("number", range(1, NUM_STEPS + 1))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_a_session_restores_what_a_lost_trainer_held_and_submits_the_rest_again(
+    example: ModuleType, depth: int, number: int, tmp_path: Path
+) -> None:
+    trainer = Trainer({number: PreemptionError("the trainer was lost")})
+    if number > NUM_STEPS + 1 - depth:  # its outputs come when training ends
+        with pytest.raises(PreemptionError, match="the trainer was lost"):
+            await train(example, trainer, depth, tmp_path)
+    _, last = await train(example, trainer, depth, tmp_path)
+    assert last == NUM_STEPS
+    assert trainer.items == list(range(NUM_STEPS))
+
+
+@pytest.mark.parametrize("number", range(1, NUM_STEPS + 1))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_an_error_of_a_step_leaves_the_block_and_the_next_one_goes_on_from_the_checkpoint(
+    example: ModuleType, depth: int, number: int, tmp_path: Path
+) -> None:
+    trainer = Trainer({number: ValueError("diverged")})
+    with pytest.raises(ValueError, match="diverged"):
+        await train(example, trainer, depth, tmp_path)
+    trainer.queue.clear()
+    _, last = await train(example, trainer, depth, tmp_path)
+    assert last == NUM_STEPS
+    assert trainer.items == list(range(NUM_STEPS))
