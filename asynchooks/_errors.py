@@ -45,13 +45,6 @@ class StepSourceLostError(ConnectionError):
     """
 
 
-class ModelRestored(Exception):  # noqa: N818 - a signal within the package
-    """No fault: a checkpoint was restored after a run had called its hooks; the run starts over.
-
-    It never leaves a session.
-    """
-
-
 class PreemptionError(RuntimeError):
     """The machine's fault: the raw session is lost and a new one may work.
 

@@ -542,7 +542,8 @@ class SessionRunHook:
         Called for each raw session before `after_create_session` of all hooks, while no worker that
         shares the model runs a step. Of several hooks the first one decides that returns something
         else than NotImplemented; the others are not asked. Workers that share a model restore it
-        once, by the hook of one of them.
+        once, by the hook of one of them. A worker that has such a hook, and opens when the others
+        have begun to train a model that no hook has restored, gets a CheckpointError instead.
 
         Args:
             session: the raw session; its step is what this returns.

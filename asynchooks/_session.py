@@ -34,7 +34,7 @@ from ._engine.current import current_engine
 from ._engine.stacks import holds_loop
 from ._engine.stop import Stop, StopReason, reason_for
 from ._engine.threads import StepRunner, StepRunnerName, check_runner
-from ._errors import ModelRestored, StopTraining, is_clean_end, is_input_end, shorten_traceback
+from ._errors import StopTraining, is_clean_end, is_input_end, shorten_traceback
 from ._hook import AnyHook, SessionRunArgs, SessionRunContext
 from ._running.dispatch import HookList, values_of
 from ._running.hook_check import check_overlap
@@ -205,7 +205,7 @@ class MonitoredSession(AsyncOnly):
                     context = _new_object(SessionRunContext)  # as calling it, in half the time
                     context._original_args, context._session = args, hooks.session
                     context._step, context.called_by, context._pending = self._run_step, hooks, None
-                    context._is_made, context._made, hooks.context = False, None, context
+                    context._is_made, context._made = False, None
                     for call, method, group in hooks.before_runs:
                         hooks.current = call
                         if group:
@@ -262,11 +262,11 @@ class MonitoredSession(AsyncOnly):
                 if leaving is not None:
                     raise leaving from leaving.__cause__
                 # else the raw session is let go of, and the next attempt creates another one
-                failures += type(error) is not ModelRestored
+                failures += 1
             else:
                 return outputs
             finally:
-                one_run.is_under_way, hooks.context = False, None
+                one_run.is_under_way = False
                 if one_run.slots:
                     one_run.notify()
 
@@ -293,7 +293,6 @@ class MonitoredSession(AsyncOnly):
             shorten_traceback(error)
             raise
         finally:
-            self._raw_runs.forget()  # a checkpoint that was restored between its runs, too
             self._one_run.end()
 
     def log_metrics(self, values: Mapping[str, SupportsFloat | Histogram]) -> None:
@@ -486,7 +485,6 @@ class MonitoredSession(AsyncOnly):
             self._engine, self._runner, self._run_step, self._handle, self._lifecycle
         )
         self._hooks.call_plain = self._raw_runs.call_plain
-        self._lifecycle.raw_runs = self._raw_runs
         self._runs_apart = self._hooks.needs_graph_entered and self._handle.graph is not None
         if depth > 1:
             self._in_flight = InFlight(depth, self._lifecycle, self._run_step, self._one_run)

@@ -44,8 +44,8 @@ from .._hook import (
 from .._log import fields
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
-from ..backends._creator import RestoredStep
-from ..backends._raw_session import RawSession
+from ..backends._creator import Restore
+from ..backends._raw_session import RawSession, RestoredStep
 from ..metrics._live import LiveMetrics
 from .hook_check import FURTHER_MOMENTS, checked, overrides, warn_of_misspelt
 from .merge import MergedRun
@@ -137,8 +137,8 @@ class HookList:
 
     __slots__ = (
         "_is_planned", "_joined", "_live", "_num_begun", "_num_returned", "_records", "_shared",
-        "_twin", "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "context",
-        "current", "hooks", "needs_graph_entered", "session", "stops", "unasked",
+        "_twin", "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "current",
+        "hooks", "needs_graph_entered", "session", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
@@ -149,7 +149,6 @@ class HookList:
         self.stops = SessionStop(stop)
         self.session: Any = None  # the raw session, once it is ready, as hooks see it
         self.unasked = SessionRunValues(None, None, None)  # what a hook gets that asked for nothing
-        self.context: SessionRunContext | None = None  # of the run under way
         self._num_begun = self._num_returned = 0  # of begins
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
         self._live: list[LiveMetrics] = []
@@ -321,28 +320,30 @@ class HookList:
         self._joined += ((self._num_begun - 1, hook),)
         return self._shared
 
-    @property
-    def restore(self) -> Callable[[RawSession], Coroutine[Any, Any, RestoredStep]] | None:
-        """What brings back what was saved of a raw session's model; None if no hook may."""
-        return self._restore if self._calls("restore_model") else None
+    def restores(
+        self, in_context: Callable[[Coroutine[Any, Any, RestoredStep]], Awaitable[RestoredStep]]
+    ) -> list[Restore]:
+        """The hooks that may bring back a saved model, each called in the session's context."""
 
-    async def _restore(self, raw: RawSession) -> RestoredStep:
+        def restore_of(call: HookCall) -> Restore:
+            return Restore(call.owner, lambda raw: in_context(self._restore(call, raw)))
+
+        return [restore_of(call) for call in self._calls("restore_model")]
+
+    async def _restore(self, call: HookCall, raw: RawSession) -> RestoredStep:
         # `current` stays as it is: another worker may have this one's hooks restore their model
-        for call in self._calls("restore_model"):
-            try:
-                step: RestoredStep = await self._call_alone(call, raw.exposed)
-            except BaseException as error:
-                raised = no_input_end(error, f"{call},")
-                raised = self.blamed(raised, str(call), is_stopping=self.stops.stop.is_set)
-                if raised is error:
-                    raise
-                raise raised from error
-            if step is None:
-                return None
-            if step is not NotImplemented:
-                expected = "an integer >= 0, None or NotImplemented"
-                return integer(f"what {call} returned", step, least=0, expected=expected)
-        return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
+        try:
+            step: RestoredStep = await self._call_alone(call, raw.exposed)
+        except BaseException as error:
+            raised = no_input_end(error, f"{call},")
+            raised = self.blamed(raised, str(call), is_stopping=self.stops.stop.is_set)
+            if raised is error:
+                raise
+            raise raised from error
+        if step is None or step is NotImplemented:
+            return step
+        expected = "an integer >= 0, None or NotImplemented"
+        return integer(f"what {call} returned", step, least=0, expected=expected)
 
     async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
         with _Blaming(self):

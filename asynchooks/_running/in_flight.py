@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from .._engine.base import Engine, EngineTask, Slot
 from .._engine.stacks import holds_loop
-from .._errors import ModelRestored, StopTraining, add_note, is_preemption
+from .._errors import StopTraining, add_note, is_preemption
 from .._hook import Pending, SessionRunArgs, SessionRunContext
 from .._step.gate import Ticket
 from .._step.global_step import GlobalStep
@@ -85,7 +85,7 @@ class _Flight:
 
     __slots__ = (
         "_engine", "after", "awaited", "context", "epoch", "error", "explained", "hold",
-        "is_cancelled", "is_outdated", "merged", "outputs", "raw", "stage", "step", "task",
+        "is_cancelled", "merged", "outputs", "raw", "stage", "step", "task",
         "ticket", "waiters",
     )  # fmt: skip
 
@@ -97,7 +97,6 @@ class _Flight:
         self.context = InFlightContext(args, raw, step)
         self.stage = _Stage.PREPARING
         self.is_cancelled = False
-        self.is_outdated = False  # its before_run came before a checkpoint was restored
         self.merged: MergedRun | None = None
         self.ticket: Ticket | None = None
         self.awaited: Any = None  # the coroutine of its step
@@ -201,14 +200,14 @@ class InFlight:
                     raise
                 if leaving is not None:
                     raise leaving from leaving.__cause__
-                failures += type(error) is not ModelRestored
+                failures += 1
             finally:
                 self._args = None
                 self._one_run.end()
 
     def _is_loss(self, error: BaseException) -> bool:
         """Whether what is under way has to be submitted again."""
-        if is_preemption(error) or isinstance(error, ModelRestored):
+        if is_preemption(error):
             return True
         return isinstance(error, Exception) and self._lifecycle.was_replaced
 
@@ -361,14 +360,12 @@ class InFlight:
             while self._is_draining:
                 flight.hold = Slot(self._engine, "what runs have put off")
                 await self._engine.park(flight.hold)
-            if flight.is_outdated:
-                raise ModelRestored
             if flight.context.is_given_up:  # its cancellation is on the way
                 raise StopTraining("the run was given up before its step was submitted")
             ticket = admission.take_ticket_nowait()
             if ticket is None:
                 ticket = await admission.take_ticket(self._step.stop)
-            if not (self._is_draining or flight.is_outdated or flight.context.is_given_up):
+            if not (self._is_draining or flight.context.is_given_up):
                 flight.ticket = ticket
                 return
             admission.give_back(ticket)
@@ -449,11 +446,6 @@ class InFlight:
             return error
         merged = None if flight is None else flight.merged
         return self._stops.judge(self._hooks.explained(error, merged, self._call), error)
-
-    def outdate(self) -> None:
-        """Another worker has restored the model: what has not been submitted starts over."""
-        for each in self._flights:
-            each.is_outdated = each.stage is _Stage.PREPARING
 
     async def finish(self, error: BaseException | None) -> BaseException | None:
         """The session ends: complete what is in flight, or give it up after an error.

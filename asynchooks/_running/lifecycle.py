@@ -12,9 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from .._engine.base import STOPPED, Engine, Slot
 from .._engine.stacks import holds_loop
-from .._engine.stop import EndsAtStop, LostPeer, StopReason
+from .._engine.stop import EndsAtStop, LostPeer
 from .._errors import (
-    ModelRestored,
     PreemptionError,
     StopTraining,
     add_note,
@@ -26,7 +25,7 @@ from .._errors import (
 )
 from .._hook import SessionRunValues
 from .._stopping.backoff import Recovery
-from .._stopping.session_stop import SessionInput, interruption
+from .._stopping.session_stop import interruption
 from ..backends._creator import SessionHandle, close_raw
 from ..backends._raw_session import RawSession
 from .dispatch import HookList
@@ -61,13 +60,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 """Which state may follow which; any other change is a bug of asynchooks."""
 
 
-class Outdated(Protocol):
-    """The runs of the session, which may have to start over."""
-
-    def outdate(self) -> None: ...
-
-
-class RunsInFlight(Outdated, Protocol):
+class RunsInFlight(Protocol):
     """The runs of a session with steps in flight."""
 
     @property
@@ -85,14 +78,13 @@ class SessionLifecycle:
 
     __slots__ = (
         "_handle", "_has_ended", "_lost", "_state", "_thread", "engine", "grace_secs", "hooks",
-        "in_flight", "raw", "raw_runs", "stops",
+        "in_flight", "raw", "stops",
     )  # fmt: skip
 
     def __init__(
         self, handle: SessionHandle, hooks: HookList, recovery: Recovery | None, grace_secs: float
     ) -> None:
         self._handle = handle
-        handle.listener = self
         self.hooks = hooks
         self.grace_secs = grace_secs
         self._state = State.ABSENT
@@ -101,10 +93,10 @@ class SessionLifecycle:
         self.raw: RawSession | None = None  # from the state CREATING on, until it is let go of
         self._thread = 0  # in which the raw session's call lock was joined
         self._lost: RawSession | None = None  # what the next raw session replaces
-        self.raw_runs: Outdated | None = None  # from opening on
         self.in_flight: RunsInFlight | None = None  # where several steps may be under way
         self.stops = hooks.stops
         self.stops.handle = handle
+        handle.stop_for = self.stops.stop_for
         self.stops.recovery = recovery
 
     @property
@@ -226,8 +218,6 @@ class SessionLifecycle:
         Raises:
             Exception: the error, or what it led to, if recreating the session cannot cure it.
         """
-        if type(error) is ModelRestored:
-            return failures
         recovery, lost = self.stops.recovery, error
         if recovery is None:
             raise error
@@ -269,11 +259,8 @@ class SessionLifecycle:
         if self.raw is not None:
             return self.raw
         lost, self._lost = self._lost, None
-        restore = self.hooks.restore
-        raw = await self._handle.acquire(
-            self.engine, self.grace_secs, lost,
-            None if restore is None else lambda raw: self.call_hooks(restore(raw)),
-        )  # fmt: skip
+        restores = self.hooks.restores(self.call_hooks)
+        raw = await self._handle.acquire(self.engine, self.grace_secs, lost, restores)
         if self._state is State.CLOSED:
             await self._handle.release(raw, self.engine, self.grace_secs)
             self.enter(State.CREATING)  # raises
@@ -365,27 +352,6 @@ class SessionLifecycle:
         calls = self.hooks.on_error(session, error, self.engine, self.grace_secs)
         return await interruption(self.call_hooks(calls))
 
-    def model_restored(self) -> None:
-        """Another worker has restored the model: a run that has not made its step starts over."""
-        if self.in_flight is not None:
-            self.in_flight.outdate()
-            return
-        runs = None if self.stops.worker is None else self.stops.worker.runs
-        is_under_way = runs is not None and runs.is_under_way
-        context = self.hooks.context
-        is_made = context is not None and context.step_is_made
-        if is_under_way and self.raw_runs is not None and not is_made:
-            self.raw_runs.outdate()
-
-    @property
-    def input(self) -> SessionInput | None:
-        """What loops in the body of the block read, if any do."""
-        return self.stops.input
-
-    def stop_for(self, reason: StopReason) -> None:
-        """Another worker that shares the model has stopped."""
-        self.stops.stop_for(reason)
-
     async def _release(self) -> None:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
@@ -394,7 +360,6 @@ class SessionLifecycle:
         self._leave_call_lock()
         self.raw = self._lost = self.stops.coord = self.hooks.session = None
         self.stops.is_over = True
-        self._handle.listener = None
         await self._handle.release(raw, self.engine, self.grace_secs)
 
     async def _drop(self) -> None:

@@ -23,7 +23,7 @@ from .._engine.threads import (
     close_unrun,
     is_async,
 )
-from .._errors import ModelRestored, is_preemption
+from .._errors import is_preemption
 from .._hook import SessionRunContext
 from .._step.gate import Ticket
 from .._step.global_step import GlobalStep
@@ -42,9 +42,8 @@ class RawRuns:
     """Runs the steps of one session, one at a time, and the plain methods of its hooks."""
 
     __slots__ = (
-        "_call_lock", "_engine", "_fetches", "_handle", "_is_outdated", "_lifecycle",
-        "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick", "_ticket",
-        "made",
+        "_call_lock", "_engine", "_fetches", "_handle", "_lifecycle", "_plain_times", "_probe",
+        "_raw", "_runner", "_step", "_thread", "_tick", "_ticket", "made",
     )  # fmt: skip
 
     def __init__(
@@ -63,21 +62,14 @@ class RawRuns:
         self._raw: RawSession | None = None
         self._call_lock: CallLock = NO_LOCK  # that one's
         self._fetches: Any = None
-        # the hooks of the run under way were called before a checkpoint was restored
-        self._is_outdated = False
         self._ticket: Ticket | None = None  # the last one, to be used again
         self.made: int | None = None
         """The global step that the last run made, as of `Admission.settle`."""
         self._probe: Probe  # of the kind of step that ran last: these fetches of this raw session
 
     def forget(self) -> None:
-        """Hold no raw session any more, nor what was fetched of it, nor that a run is outdated."""
+        """Hold no raw session any more, nor what was fetched of it."""
         self._raw = self._fetches = None
-        self._is_outdated = False
-
-    def outdate(self) -> None:
-        """Have the run under way raise `ModelRestored` instead of making its step."""
-        self._is_outdated, self._raw = True, None  # without a raw one `here` looks at the flag
 
     def here(self, raw: RawSession, args: RunArguments) -> Any:
         """Run the step on the event loop without waiting, if that can and should be done now.
@@ -86,8 +78,6 @@ class RawRuns:
         that. No hold of the call lock is taken: see `CallLock`.
         """
         if args[0] is not self._fetches or raw is not self._raw:
-            if self._is_outdated:
-                return NOT_HERE
             self._raw, self._fetches = raw, args[0]
             self._call_lock = NO_LOCK if raw.is_async else raw.call_lock
             key = raw.run_key(args[0])
@@ -132,7 +122,6 @@ class RawRuns:
         Args:
             context: of the run: a thread that makes the step says so there; None without hooks.
         """
-        self._raise_if_outdated()
         engine, step, probe = self._engine, self._step, self._probe
         admission = step.admission
         if not probe.is_warm:
@@ -147,9 +136,6 @@ class RawRuns:
         if ticket is None:
             ticket = await admission.take_ticket(step.stop)
         self._ticket = ticket
-        if self._is_outdated:
-            admission.give_back(ticket)
-            self._raise_if_outdated()
         lost_step, lock = self._lifecycle.lost_step, NO_LOCK if raw.is_async else raw.call_lock
         hold = lock.take_nowait()
         if hold is None:
@@ -168,7 +154,6 @@ class RawRuns:
             else:
                 admission.give_back(ticket)
             raise
-        self._is_outdated = False  # since the step was made
         self.made = None if context is None else context._made
         return outputs
 
@@ -206,11 +191,6 @@ class RawRuns:
             context._made = made
         raw.leave_run()
         return result[0]
-
-    def _raise_if_outdated(self) -> None:
-        if self._is_outdated:
-            self._is_outdated = False
-            raise ModelRestored
 
     def call_plain(
         self, fn: Callable[[], Any], kind: Hashable, ends_at_stop: bool = False

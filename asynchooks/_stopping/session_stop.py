@@ -1,4 +1,4 @@
-"""Stop requests and side tasks of one session, the error that leaves it, and the hold on its input.
+"""Stop requests and side tasks of one session, and the error that leaves it.
 
 It knows nothing of raw sessions. Its calls go down: to the coordinator, to the side tasks, and to
 the other workers of the model. The coordinator reports the stops that others ask it for.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from .._engine.base import Engine
 from .._engine.stop import LostPeer, Stop, StopReason
-from .._engine.sync import Condition
 from .._errors import StopTraining, add_note, is_preemption, is_thrown_away
 from .._log import fields
 from .._step.global_step import GlobalStep
@@ -34,7 +32,9 @@ class Handle(Protocol):
     @property
     def savers(self) -> list[Any]: ...
 
-    def add_input(self, each: SessionInput) -> None: ...
+    def note_item(self, stage: object) -> bool: ...
+
+    async def wait_for_restore(self, stop: Stop | None) -> None: ...
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool: ...
 
@@ -346,49 +346,5 @@ async def interruption(awaitable: Awaitable[object]) -> BaseException | None:
 class SessionInput(Protocol):
     """What the loops over `session.batches` in one session's block read."""
 
-    @property
-    def has_item(self) -> bool:
-        """Whether a loop has an item that no run has used yet."""
-
-    def hold(self, hold: Condition | None) -> None:
-        """Give out no item until this is called with None; notify `hold` once there is none out."""
-
     async def close(self) -> None:
         """Let go of the sources."""
-
-
-class InputHold(Condition):
-    """Keeps the inputs of several sessions from giving out items while the model is restored.
-
-    Several may ask for that at once. Inputs that begin meanwhile are held, too: what they gave out
-    would be of the time before the restore, and come once more after it.
-    """
-
-    __slots__ = ("_num_holders", "inputs")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs: list[SessionInput] = []
-        self._num_holders = 0
-
-    def add(self, each: SessionInput) -> None:
-        """Hold this one, too, as long as any are held."""
-        if self._num_holders and each not in self.inputs:
-            self.inputs.append(each)
-            each.hold(self)
-
-    @contextmanager
-    def held(self, inputs: Iterable[SessionInput]) -> Iterator[None]:
-        """Within the block these, and those that begin meanwhile, give out no items."""
-        self._num_holders += 1
-        try:
-            for each in inputs:
-                self.add(each)
-            yield
-        finally:
-            self._num_holders -= 1
-            if not self._num_holders:
-                inputs, self.inputs = self.inputs, []
-                for each in inputs:
-                    each.hold(None)
-                self.notify()

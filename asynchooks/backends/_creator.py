@@ -8,19 +8,17 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import NotImplementedType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from .._engine.base import Engine
-from .._engine.stop import StopReason
+from .._engine.stop import Stop, StopReason
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import Outcome, is_async, run_blocking
 from .._step.global_step import GlobalStep, GlobalStepStatistics
 from .._stopping.coordinator import Coordinator
-from .._stopping.session_stop import SessionInput
-from ._raw_session import RawSession
+from ._raw_session import RawSession, RestoredStep
 
 logger = logging.getLogger("asynchooks")
 
@@ -118,21 +116,22 @@ async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
     outcome.unwrap()
 
 
-class Listener(Protocol):
-    """The session that has a handle, as the other sessions see it."""
+class Restore(NamedTuple):
+    """One hook that may bring back what was saved of a raw session's model."""
 
-    def stop_for(self, reason: StopReason) -> None: ...
-
-    def model_restored(self) -> None: ...
-
-    @property
-    def input(self) -> SessionInput | None: ...
+    hook: str
+    """Its class, for messages."""
+    model: Callable[[RawSession], Awaitable[RestoredStep]]
+    """Does so, and returns the step of what it has restored."""
 
 
-RestoredStep = int | NotImplementedType | None
-"""As of `SessionRunHook.restore_model`."""
-Restore = Callable[[RawSession], Awaitable[RestoredStep]]
-"""Brings back what was saved of a new raw session's model; returns its step."""
+async def restore_by_first(raw: RawSession, restores: Sequence[Restore]) -> RestoredStep:
+    """Have the model restored by the first hook that does so; returns what that returned."""
+    for each in restores:
+        raw.restored_step = await each.model(raw)
+        if raw.restored_step is not NotImplemented:
+            break
+    return raw.restored_step
 
 
 class SessionHandle:
@@ -144,11 +143,12 @@ class SessionHandle:
     graph: Any = None
     """The TensorFlow graph that is run, if any."""
 
-    __slots__ = ("_has_created", "_savers", "creator", "global_step", "listener")
+    __slots__ = ("_has_created", "_savers", "creator", "global_step", "stop_for")
 
     def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
         self.creator = creator
-        self.listener: Listener | None = None  # the session, from its making to its end
+        # stops the session for what stops another one; the session sets it
+        self.stop_for: Callable[[StopReason], None]
         self.global_step = global_step
         self._has_created = False
         self._savers: list[Any] = []
@@ -172,7 +172,7 @@ class SessionHandle:
         engine: Engine,
         grace_secs: float,
         lost: RawSession | None = None,
-        restore: Restore | None = None,
+        restores: Sequence[Restore] = (),
     ) -> RawSession:
         """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
         if lost is not None:
@@ -180,7 +180,7 @@ class SessionHandle:
         known = self.global_step.statistics()
         raw, value = await self._create(engine, grace_secs)
         raw.replaces_lost = self._has_created
-        if restore is None:
+        if not restores:
             self._start_from(value, known, goes_on=raw.outlived_by_model)
         else:
             raw.grace_secs = grace_secs
@@ -189,7 +189,7 @@ class SessionHandle:
 
                 async def start() -> None:
                     try:
-                        restored = await restore(raw)
+                        restored = await restore_by_first(raw, restores)
                         goes_on = raw.outlived_by_model and not isinstance(restored, int)
                         first = restored if isinstance(restored, int) else value
                         self._start_from(first, known, goes_on=goes_on)
@@ -251,8 +251,17 @@ class SessionHandle:
     def fail(self, reason: StopReason) -> None:
         """The session has failed: stop the others that share its creator."""
 
-    def add_input(self, each: SessionInput) -> None:
-        """Loops in the block of the session begin to read."""
+    def note_item(self, stage: object) -> bool:
+        """An item was drawn from a stage, for a run of the session.
+
+        Returns:
+            False if the model is just being restored: then the item goes back, and another one is
+            drawn after `wait_for_restore`.
+        """
+        return True
+
+    async def wait_for_restore(self, stop: Stop | None) -> None:
+        """Wait until the model has been restored; StopTraining if the stop comes first."""
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
         """Call `close` with the end of the last session that shares the creator.

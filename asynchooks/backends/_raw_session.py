@@ -6,6 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from types import NotImplementedType
 from typing import Any
 
 from .._engine.current import current_engine
@@ -16,6 +17,9 @@ from .._errors import FetchError, PreemptionError
 from .._step.global_step import GlobalStep
 
 logger = logging.getLogger("asynchooks")
+
+RestoredStep = int | NotImplementedType | None
+"""As of `SessionRunHook.restore_model`."""
 
 
 class RawSession(ABC):
@@ -52,8 +56,8 @@ class RawSession(ABC):
     """Whether each one is a training of its own, as each `fit` of another library is."""
     is_saved = False
     """Whether a hook makes checkpoints of its model, in whichever worker's session."""
-    restored_step: int | None = None
-    """The step of the checkpoint that its creator brought it back to; None if it did not."""
+    restored_step: RestoredStep = NotImplemented
+    """What the hook returned that has restored its model; NotImplemented if none has."""
     nan_step: int | None = None
     """The first step that is known to have given NaN, and so is to blame for those after it."""
     bad_from: int | None = None

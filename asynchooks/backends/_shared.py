@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from .._check import integer
-from .._engine.base import Engine
-from .._engine.stop import StopReason
+from .._engine.base import STOPPED, Engine, Slot
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop, Stop, StopReason
 from .._engine.sync import CallLock, Condition, Lock
-from .._errors import add_note
+from .._errors import CheckpointError, StopTraining, add_note
 from .._stopping.coordinator import Coordinator, CoordinatorOwner
-from .._stopping.session_stop import InputHold, SessionInput
 from ._creator import (
     PATIENCE_SECS,
     Restore,
-    RestoredStep,
     SessionCreator,
     SessionHandle,
     check_creator,
     close_raw,
     completed,
-    take_alone,
+    restore_by_first,
 )
 from ._raw_session import RawSession
 
@@ -38,11 +37,11 @@ class SharedSessionCreator(SessionCreator):
     An error that leaves one stops the others, and so does `session.request_stop(all_workers=True)`,
     until the last of them has closed.
 
-    Workers may open in any order. Those that begin to open together wait for each other's hooks
-    to begin, so that all start from the checkpoint that one of them restores. One that opens later
-    takes the model back to its checkpoint between two steps: the steps made until then
-    are undone, a run that has not made its step calls its hooks again, and loops over
-    `session.batches` first use up the item that they have.
+    Workers that begin to open together wait for each other's hooks to begin. Then the model is
+    restored, by the first of these hooks that does so (`CheckpointSaverHook`, or `restore_model` of
+    your own). One in a worker that opens later restores it only if none has, and before the first
+    step and the first item of an input; after that, opening that worker is a CheckpointError, and
+    the others go on. So open the session of the worker that restores first, or with the others.
 
     Args:
         creator: makes the raw session.
@@ -97,14 +96,14 @@ class _Common(CoordinatorOwner):
     def __init__(self, handle: SessionHandle) -> None:
         self.handle = handle
         self.lock = Lock("the shared session")  # for opening, recreating and closing it
-        self.late_lock = Lock("a checkpoint to be restored")  # taken before the other one
         self.users: dict[_SharedHandle, None] = {}  # in order of opening
         self.failure: StopReason | None = None  # of the first user that failed
         self.raw: RawSession | None = None
         self.replaced: RawSession | None = None  # the one before it, given up
         self.has_created = False  # a raw session, for these users
-        self.is_restored = False  # from a checkpoint, if there is one
-        self.inputs = InputHold()
+        self.first_step = 0  # of these users
+        self.drawn_from: object = None  # the first stage of which one of them has drawn an item
+        self.restoring: Condition | None = None  # there while one that is late restores the model
         # closes inputs from which users may still come to draw
         self.kept: dict[Callable[[], Awaitable[None]], None] = {}
         self.arrivals = Condition()  # notified as users come to `acquire`, or leave
@@ -138,29 +137,36 @@ class _Common(CoordinatorOwner):
         if not are_there():
             logger.warning(
                 "Hooks of another worker have been in their begin for %g s. This worker starts "
-                "without it; if it restores a checkpoint, the model goes back to that.",
+                "without it; if it restores a checkpoint, it must open before the first step.",
                 PATIENCE_SECS,
             )
 
-    async def create(
-        self, engine: Engine, grace_secs: float, restore: Restore | None
+    async def acquire(
+        self, engine: Engine, grace_secs: float, lost: RawSession | None
     ) -> RawSession:
-        """A raw session, restored from a checkpoint if there is one; call it with the lock."""
-        self.is_restored = False
-        noted = None if restore is None else self._noting(restore)
-        self.raw = raw = await self.handle.acquire(engine, grace_secs, restore=noted)
+        """The raw session, a new one where there is none but the lost one; call it with the lock.
+
+        A new one is restored by the hooks of the users that have opened, or open together.
+        """
+        if self.raw is not None and self.raw is lost:  # the first to notice recreates it
+            await self.close_raw(engine, grace_secs)
+        if self.raw is not None:
+            return self.raw
+        is_first = not self.has_created
+        users = [
+            each for each in self.users if each._has_joined or (is_first and each._has_arrived)
+        ]
+        restores = [restore for each in users for restore in each._restores]
+        raw = self.raw = await self.handle.acquire(engine, grace_secs, restores=restores)
+        for each in users:
+            each._has_joined = True
+        if is_first:
+            self.has_created, self.first_step = True, self.handle.global_step.last_known
         if self.replaced is not None:
+            if raw.outlived_by_model and raw.restored_step is NotImplemented:
+                raw.restored_step = self.replaced.restored_step
             self.replaced.successor, self.replaced = raw, None
-        self.has_created = True
         return raw
-
-    def _noting(self, restore: Restore) -> Restore:
-        async def noting(raw: RawSession) -> RestoredStep:
-            step = await restore(raw)
-            self.is_restored = step is not NotImplemented
-            return step
-
-        return noting
 
     def stop_changed(self, is_set: bool) -> None:
         coord = self.coord
@@ -206,15 +212,15 @@ class _Common(CoordinatorOwner):
 class _SharedHandle(SessionHandle):
     """One worker's share."""
 
-    __slots__ = ("_common", "_has_arrived", "_has_opened", "_has_raw", "_restore")
+    __slots__ = ("_common", "_has_arrived", "_has_joined", "_has_opened", "_restores")
 
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
         super().__init__(creator, common.handle.global_step)
         self._common = common
         self._has_opened = False
         self._has_arrived = False  # its hooks have begun
-        self._has_raw = False
-        self._restore: Restore | None = None
+        self._has_joined = False  # it has the raw session, or its hooks were asked to restore it
+        self._restores: Sequence[Restore] = ()
 
     @property
     def graph(self) -> Any:
@@ -233,7 +239,7 @@ class _SharedHandle(SessionHandle):
         # counted from the first moment: the others may finish while this one still opens
         self._common.users[self] = None
         if self._common.failure is not None:
-            self._stop_for(self._common.failure)
+            self.stop_for(self._common.failure)
         async with self._common.lock:
             self._has_opened = True
             async with self._common.handle.opening(engine, grace_secs):
@@ -244,130 +250,66 @@ class _SharedHandle(SessionHandle):
         engine: Engine,
         grace_secs: float,
         lost: RawSession | None = None,
-        restore: Restore | None = None,
+        restores: Sequence[Restore] = (),
     ) -> RawSession:
-        common, self._restore, self._has_arrived = self._common, restore, True
+        common, self._restores, self._has_arrived = self._common, restores, True
         common.arrivals.notify()
-        if restore is None and not common.has_created:
+        if not common.has_created:
             await common.wait_for_begins(engine)
-        if restore is None or common.is_restored or not common.has_created:
-            async with common.lock:
-                raw = await self._acquire(engine, grace_secs, lost)
-        else:
-            raw = await self._acquire_late(engine, grace_secs, lost, restore)
-        self._has_raw = True
+        async with common.lock:
+            is_late = common.has_created and not self._has_joined
+            raw = await common.acquire(engine, grace_secs, lost)
+            if is_late and restores and raw.restored_step is NotImplemented:
+                await self._restore_late(raw, engine)
+            self._has_joined = True
         return raw
 
-    async def _acquire(
-        self, engine: Engine, grace_secs: float, lost: RawSession | None
-    ) -> RawSession:
-        common = self._common
-        if common.raw is not None and common.raw is lost:  # the first to notice recreates it
-            await common.close_raw(engine, grace_secs)
-        if common.raw is not None:
-            return common.raw
-        # a worker that is late restores by itself: others may have drawn items meanwhile
-        is_first = not common.has_created
-        users = [user for user in list(common.users) if is_first or user._has_raw or user is self]
-        restores = [user._restore for user in users if user._restore is not None]
-
-        async def restore(raw: RawSession) -> RestoredStep:
-            for each in restores:
-                step = await each(raw)
-                if step is not NotImplemented:
-                    return step
-            return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
-
-        return await common.create(engine, grace_secs, restore if restores else None)
-
-    async def _acquire_late(
-        self, engine: Engine, grace_secs: float, lost: RawSession | None, restore: Restore
-    ) -> RawSession:
-        """Take the model that others have trained already back to the checkpoint, if there is one.
-
-        Loops over `session.batches` use up their items first, as nothing else could put them back.
-        """
-        common = self._common
-        async with common.late_lock:
-            if not common.is_restored:
-                with common.inputs.held(self._inputs_of_others()):
-                    await self._wait_for_items(engine)
-                    async with common.lock:
-                        raw = await self._acquire(engine, grace_secs, lost)
-                        if common.is_restored:
-                            return raw
-                        return await self._restore_late(raw, engine, grace_secs, restore)
-        async with common.lock:  # another late one has just done so
-            return await self._acquire(engine, grace_secs, lost)
-
-    def _inputs_of_others(self) -> list[SessionInput]:
-        listeners = [user.listener for user in list(self._common.users) if user is not self]
-        return [each.input for each in listeners if each is not None and each.input is not None]
-
-    async def _wait_for_items(self, engine: Engine) -> None:
-        """Wait until no loop has an item that a run is still to use, but not for ever."""
-        inputs = self._common.inputs
-        own = None if self.listener is None else self.listener.input
-
-        def late() -> list[SessionInput]:
-            return [each for each in inputs.inputs if each.has_item and each is not own]
-
-        until = engine.now() + PATIENCE_SECS
-        await inputs.wait_until(lambda: not late(), "the runs of other workers", until)
-        if late():
-            logger.warning(
-                "Loops over session.batches have held an item for %g s while a checkpoint is "
-                "to be restored: %r. What they have now is used with the restored model.",
-                PATIENCE_SECS, late(),
-            )  # fmt: skip
-
-    async def _restore_late(
-        self, raw: RawSession, engine: Engine, grace_secs: float, restore: Restore
-    ) -> RawSession:
-        common = self._common
-        release = await take_alone(self.global_step, raw)
+    async def _restore_late(self, raw: RawSession, engine: Engine) -> None:
+        """Restore the model of others, unless they have begun to train it."""
         try:
-            # while no run is under way, which would move it just afterwards
-            has_moved = raw.restored_step is not None and (
-                await raw.call_blocking(raw.read_step) != raw.restored_step
-            )
-            # a wrapper may have the moment, and its hook may restore nothing
-            if has_moved and await restore(raw) is NotImplemented:
-                release()
-                return raw
-        except BaseException:
-            release()
-            raise
-        if has_moved:
-            # its creator restores it, which only a new one can do again; the others recover
-            release()
-            await common.close_raw(engine, grace_secs)
-            return await common.create(engine, grace_secs, restore)
-        await completed(engine, lambda: self._go_back(raw, restore, release))
-        return raw
+            release = await self.global_step.take_exclusive(timeout=PATIENCE_SECS)
+        except TimeoutError:
+            got = f"a step of another has been under way for {PATIENCE_SECS:g} s"
+            raise self._refusal(got) from None
+        await completed(engine, lambda: self._restore_alone(raw, release))
 
-    async def _go_back(
-        self, raw: RawSession, restore: Restore, release: Callable[[], None]
-    ) -> None:
-        """Take back the model, and all that belongs to its step: never the model alone."""
+    async def _restore_alone(self, raw: RawSession, release: Callable[[], None]) -> None:
+        """Restore model and step together, and have no item drawn meanwhile."""
+        common, global_step = self._common, self.global_step
         try:
-            step = await restore(raw)
-            if isinstance(step, int):
-                self.global_step.restart(step)
-                raw.attach(self.global_step)
-                for user in list(self._common.users):
-                    if user is not self and user.listener is not None:
-                        user.listener.model_restored()
+            step = await raw.call_blocking(lambda: global_step.value)
+            if step != common.first_step:
+                raise self._refusal(f"others have trained the model to step {step}")
+            if common.drawn_from is not None:
+                raise self._refusal(f"another has drawn an item from {common.drawn_from!r}")
+            common.restoring = restoring = Condition()
+            try:
+                restored = await restore_by_first(raw, self._restores)
+                if isinstance(restored, int):
+                    global_step.restart(restored)
+                    raw.attach(global_step)
+            finally:
+                common.restoring = None
+                restoring.notify()
         finally:
             release()
-        self._common.is_restored = step is not NotImplemented
+
+    def _refusal(self, got: str) -> CheckpointError:
+        self._common.users.pop(self, None)
+        return CheckpointError(
+            f"{self._restores[0].hook} would restore the model, but its worker opens late: {got}. "
+            "A model is restored before the first step of the workers that share it, and before "
+            "their first item. Open the session with that hook first (enter its `async with` "
+            "before the other workers are started), or give the hook to a worker that opens "
+            "together with them"
+        )
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
         self._common.users.pop(self, None)  # a run that outlived its session releases it again
-        self._has_raw = self._has_arrived = False
+        self._has_joined = self._has_arrived = False
         self._common.arrivals.notify()
         if not self._common.users:
-            self._common.failure = None
+            self._common.failure = self._common.drawn_from = None
             self._common.has_created = False
             try:
                 await self._common.close_raw(engine, grace_secs)
@@ -387,18 +329,27 @@ class _SharedHandle(SessionHandle):
         return self._common.handle.in_session_context(coroutine, culprit)
 
     def fail(self, reason: StopReason) -> None:
-        if self._common.failure is None:
+        # one that was refused takes no part in the training
+        if self._common.failure is None and self in self._common.users:
             self._common.failure = reason
             for each in list(self._common.users):
                 if each is not self:
-                    each._stop_for(reason)
+                    each.stop_for(reason)
 
-    def _stop_for(self, reason: StopReason) -> None:
-        if self.listener is not None:
-            self.listener.stop_for(reason)
+    def note_item(self, stage: object) -> bool:
+        if self._common.restoring is not None:
+            return False
+        if self._common.drawn_from is None:
+            self._common.drawn_from = stage
+        return True
 
-    def add_input(self, each: SessionInput) -> None:
-        self._common.inputs.add(each)
+    async def wait_for_restore(self, stop: Stop | None) -> None:
+        while (restoring := self._common.restoring) is not None:
+            slot = Slot(current_engine(), "a checkpoint to be restored")
+            restoring.slots += (slot,)
+            with EndsAtStop(slot, stop):
+                if await slot.engine.park(slot) is STOPPED:
+                    raise StopTraining("a stop was requested while a checkpoint was restored")
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
         if all(user is self for user in self._common.users):

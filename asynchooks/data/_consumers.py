@@ -412,10 +412,14 @@ class Consumer:
         """The item in hand, or the next one; raises as `Consumers.take`."""
         if self._taken is None or not self._consumers.is_current(self._taken):
             self._taken = None
-            engine = current_engine()
+            engine, handle = current_engine(), self.run.handle
             asked = engine.stopwatch()
             try:
                 self._taken = await self._consumers.take(end)
+                while handle is not None and not handle.note_item(self.stage):
+                    self.give_back()  # it is of the time before the checkpoint
+                    await handle.wait_for_restore(end)
+                    self._taken = await self._consumers.take(end)
             finally:
                 self.wait_secs += engine.stopwatch() - asked
         return self._taken.item
@@ -446,14 +450,6 @@ class Consumer:
     @property
     def _is_undone(self) -> bool:
         return self._undone is not None and self._undone is self.run.context
-
-    @property
-    def has_unused_item(self) -> bool:
-        """Whether a run with the item in hand is still to come."""
-        taken = self._taken
-        if taken is None or not self._consumers.is_current(taken) or self.place_run >= 0:
-            return False
-        return not self.was_left
 
     @property
     def was_left(self) -> bool:

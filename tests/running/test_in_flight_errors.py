@@ -33,7 +33,6 @@ from .service import (
     assert_nothing_left,
     feed,
     has_flights,
-    logged,
     logged_session,
     run_to_stop,
 )
@@ -307,33 +306,6 @@ async def test_a_loss_is_no_error_where_another_worker_has_made_the_last_step(
 
 
 @simulated
-async def test_results_that_have_come_before_another_worker_restores_the_model_are_void(
-    simulation: Simulation,
-) -> None:
-    service, steps, results = Lost(simulation), Steps(), list[int]()
-
-    creator = SharedSessionCreator(FunctionSessionCreator(service.step, in_flight=2))
-    hooks = [feed(), steps, StopAtStepHook(last_step=4)]
-    async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
-        while not session.should_stop():
-            results.append(await session.run("items"))
-            if results == [0, 1]:
-                task = simulation.start(session.run, "items")
-                await task.wait(simulation.now + 0.5)
-                task.cancel()  # two more steps are submitted by now
-                await simulation.sleep(9.0)  # the first of them is lost, the other one is made
-                assert service.updates == [0, 1, 3]
-                assert session.global_step.value == 3
-                async with MonitoredSession([Restores(service.updates)], creator) as other:
-                    assert other.global_step.epoch == 1
-    assert results[:2] == [0, 1]
-    assert 3 not in results
-    assert len(service.updates) == 4
-    assert steps.seen == [1, 2, 1, 2, 3, 4]
-    assert_nothing_left(session.global_step)
-
-
-@simulated
 async def test_a_preemption_that_a_side_task_reports_submits_them_again(
     simulation: Simulation,
 ) -> None:
@@ -434,42 +406,6 @@ async def test_a_run_that_was_cancelled_leaves_its_steps_in_flight_for_the_next(
         await run_to_stop(session, results)
     assert results == [0, 1, 2, 3]
     assert_nothing_left(session.global_step)
-
-
-@simulated
-async def test_a_worker_that_restores_the_model_late_has_prepared_runs_begin_again(
-    simulation: Simulation,
-) -> None:
-    log: list[Any] = []
-    service = Service(simulation)
-
-    class RestoresLate(SessionRunHook):
-        async def restore_model(self, session: Any) -> int:
-            assert session.global_step.statistics().tickets == 0
-            log.append(("restored", list(service.updates)))
-            service.updates.clear()
-            return 0
-
-    async def before(number: int, run_context: Any) -> None:
-        if number == 3:
-            await simulation.sleep(4 * CYCLE_SECS)
-
-    creator = SharedSessionCreator(FunctionSessionCreator(logged(service, log), in_flight=2))
-
-    async def train() -> None:
-        hooks = [feed(), Log(log), Doing(before)]
-        async with MonitoredSession(hooks, creator) as session:
-            for _ in range(3):
-                await session.run("items")
-
-    task = simulation.start(train)
-    await simulation.sleep(1.5 * CYCLE_SECS)
-    async with MonitoredSession([RestoresLate()], creator) as late:
-        await task.wait()
-        assert late.global_step.epoch == 1
-    start = log.index(("restored", [0, 1]))
-    assert log[start + 1 :] == ["B4", "S3", "B5", "S4", "R3", "A3", "R4", "A4"]
-    assert service.updates == [2, 3]  # the item of the third run was kept
 
 
 @pytest.mark.anyio

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..._engine.base import Engine, Sentinel
@@ -10,7 +10,7 @@ from ..._engine.sync import CallLock
 from ..._errors import PreemptionError
 from ..._step.gate import After, Kept
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
-from ...backends._creator import Restore, RestoredStep, SessionHandle
+from ...backends._creator import Restore, SessionHandle
 from ...backends._function import FunctionSession, FunctionSessionCreator, StepFunction
 from ...backends._raw_session import RawSession
 from ._source import Action, Begun, DaskSource
@@ -57,7 +57,7 @@ class DaskSessionCreator(FunctionSessionCreator):
 class DaskHandle(SessionHandle):
     """A session's hold on a step that the scheduler keeps."""
 
-    __slots__ = ("_find_source", "_first_step", "_last", "_restored")
+    __slots__ = ("_find_source", "_first_step", "_last")
 
     def __init__(
         self,
@@ -67,7 +67,6 @@ class DaskHandle(SessionHandle):
     ) -> None:
         super().__init__(creator, global_step)
         self._find_source = find_source
-        self._restored: int | None = None
         self._last: DaskSession | None = None
         self._first_step = 0
 
@@ -76,24 +75,16 @@ class DaskHandle(SessionHandle):
         engine: Engine,
         grace_secs: float,
         lost: RawSession | None = None,
-        restore: Restore | None = None,
+        restores: Sequence[Restore] = (),
     ) -> RawSession:
-        self._restored = None
-
-        async def restored(raw: RawSession) -> RestoredStep:
-            assert restore is not None
-            step = await restore(raw)
-            self._restored = step if isinstance(step, int) else None
-            return step
-
-        raw = await super().acquire(engine, grace_secs, lost, None if restore is None else restored)
+        raw = await super().acquire(engine, grace_secs, lost, restores)
         assert isinstance(raw, DaskSession)
         before, self._last = self._last, raw
-        if self._restored is not None and before is not None:
+        if isinstance(raw.restored_step, int) and before is not None:
             # steps that were lost with the raw session are run again by all processes; the epoch
             # begins once, however many sessions lost theirs at the same time
             await self._find_source().do(
-                Action(restart_at=self._restored, restart_of=before.lost_epoch())
+                Action(restart_at=raw.restored_step, restart_of=before.lost_epoch())
             )
         elif self._first_step > self.global_step.value:
             await self._find_source().do(Action(published=self._first_step))

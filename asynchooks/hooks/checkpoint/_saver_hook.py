@@ -119,7 +119,8 @@ class CheckpointSaverHook(SessionRunHook):
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
         CheckpointError: the directory cannot be used, a checkpoint cannot be written, none there is
-            intact, or which of several hooks' is the newest is not known.
+            intact, or which of several hooks' is the newest is not known; when opening: other
+            workers have begun to train the model.
         MetricError: from `run`: the metric is not a number.
         tf.errors.OpError: TensorFlow's own files cannot be read or written.
 

@@ -352,8 +352,6 @@ class GraphHandle(SessionHandle):
         finally:
             if has_turn:
                 self._turn.release()
-        if getattr(raw.exposed, "asynchooks_restored", None) is not None:
-            raw.restored_step = step
         return raw, step
 
     def _join_members(self, server: Server) -> None:
