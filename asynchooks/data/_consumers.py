@@ -323,7 +323,7 @@ class Consumers:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there: at once where nothing was taken yet, else from the next take on."""
-        if self.stage._phase is Phase.NEW:
+        if self.stage._phase is Phase.NEW and not self._generation:  # else it is just rewound
             self._load(self.stage, state)
             self._saved.clear()
         elif fingerprint(state) != fingerprint(self.state_dict()):

@@ -124,6 +124,45 @@ async def test_a_loop_goes_back_with_its_rollouts(tmp_path: Path, lost_at: tuple
 
 
 @pytest.mark.anyio
+async def test_a_model_goes_back_again_while_its_rollouts_are_just_going_back(
+    tmp_path: Path,
+) -> None:
+    closing, may_close, hangs = anyio.Event(), anyio.Event(), [7]
+
+    async def answer(item: int) -> int:
+        if item in hangs:
+            hangs.remove(item)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                closing.set()
+                with anyio.CancelScope(shield=True):
+                    await may_close.wait()
+        return item
+
+    async def lose_again(other: MonitoredSession) -> None:
+        await closing.wait()
+        model.lost_at = [1]
+        await other.run("loss", {"groups": []})
+        may_close.set()
+
+    model = Model((1,), is_fed=False)
+    stage = rollouts(answer, range(8), 1, concurrency=9, max_staleness=9)
+    creator = SharedSessionCreator(model.creator)
+    hooks = [InputPositionHook(stage), saving(tmp_path, model)]
+    with anyio.fail_after(SHORT_SECS):
+        async with (
+            MonitoredSession(hooks, creator) as session,
+            MonitoredSession([], creator) as other,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(lose_again, other)
+            async for groups in session.batches(stage):
+                await session.run("loss", {"groups": groups})
+    assert sorted(model.places) == [*range(8)]
+
+
+@pytest.mark.anyio
 async def test_a_resumed_session_goes_on_with_what_was_not_trained_with(tmp_path: Path) -> None:
     seen: list[int] = []
     for last_step in (4, 11, 13, None):
