@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from enum import Enum
 from itertools import groupby
 from types import TracebackType
@@ -42,13 +42,6 @@ class StepSourceLostError(ConnectionError):
     """The network's or another machine's fault: no news of other processes' steps arrives.
 
     Raised by waits for the global step that asked for it; the others wait on.
-    """
-
-
-class ModelRestored(Exception):  # noqa: N818 - a signal within the package
-    """No fault: a checkpoint was restored after a run had called its hooks; the run starts over.
-
-    It never leaves a session.
     """
 
 
@@ -90,6 +83,7 @@ class FetchError(ValueError):
     def __init__(self, message: str, fetch: Any = None) -> None:
         super().__init__(message)
         self.fetch = fetch
+        self.made: tuple[Any, ...] = ()  # of a step that was made all the same, for the gate
 
 
 class FeedError(ValueError):
@@ -341,6 +335,17 @@ def is_thrown_away(error: BaseException) -> bool:
     """
     traceback = error.__traceback__
     return isinstance(error, GeneratorExit) and (traceback is None or traceback.tb_next is None)
+
+
+async def raised_by(awaitable: Awaitable[object]) -> BaseException | None:
+    """Await it; returns what it raised, unless nothing can be awaited any more."""
+    try:
+        await awaitable
+    except BaseException as error:
+        if is_thrown_away(error):
+            raise
+        return error
+    return None
 
 
 class InputError(RuntimeError):

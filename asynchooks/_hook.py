@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from enum import IntEnum
 from operator import itemgetter
@@ -36,59 +36,58 @@ class SessionHooks:
 
     Args:
         hooks: as they were given to the session: wrappers, where there are any.
-        stops: what stops the session; None where no session calls the hook.
+        stop: of the session, with what else hooks may know of it; None where no session calls
+            the hook.
         live: the session's metrics.
         record: begins to record the session.
     """
 
-    __slots__ = ("_checks", "_record", "begun", "hooks", "leave", "live", "stops")
-
     def __init__(
         self,
         hooks: Sequence[Any],
-        stops: SessionStop | None,
+        stop: SessionStop | None,
         live: LiveMetrics,
-        record: Callable[[Recorder, str], SessionRecord] | None = None,
+        record: Callable[[Recorder, str], SessionRecord | None] = lambda recorder, name: None,
     ) -> None:
         self.hooks = hooks
-        self.stops = stops
+        self.stop = stop
         self.live = live
-        self._record = record
+        self.record = record
+        """Have the session recorded from now on, under this name; None by hand."""
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
         self.leave: list[Callable[[BaseException | None], Awaitable[BaseException | None]]] = []
         """Called in reverse order, after every hook's `after_close`; each is given what leaves the
         session, and returns what leaves it instead. It raises nothing."""
-        self._checks: list[Callable[[], None]] = []
+        self.checks: list[Callable[[], None]] = []
+        """Called when every hook has begun; what one raises is an error of this begin."""
 
     @property
     def is_by_hand(self) -> bool:
         """Whether no session calls the hook."""
-        return self.stops is None
+        return self.stop is None
 
     @classmethod
     def of(cls, hook: SessionRunHook) -> SessionHooks:
         """In a hook's begin: those of its session, or of the hook alone where none calls it."""
         begin = begin_session.get()
-        session = None if begin is None else begin.session
-        return cls((hook,), None, LiveMetrics()) if session is None else session.join(hook)
-
-    def record(self, recorder: Recorder, name: str) -> SessionRecord | None:
-        """Have the session recorded from now on, under this name; None by hand."""
-        return None if self._record is None else self._record(recorder, name)
-
-    def check(self, fn: Callable[[], None]) -> None:
-        """Have `fn` called when every hook has begun; what it raises is an error of this begin."""
-        self._checks.append(fn)
-
-    def take_checks(self) -> list[Callable[[], None]]:
-        """Those that were asked for since the last call."""
-        checks, self._checks = self._checks, []
-        return checks
+        hooks = None if begin is None else begin.hooks
+        return cls((hook,), None, LiveMetrics()) if hooks is None else hooks.join(hook)
 
 
-class Joins(Protocol):
-    """The session that calls a hook's begin."""
+class CalledBy(Protocol):
+    """The session's list of hooks, as one of its hooks or runs sees it."""
+
+    current: Any
+    """The call of a hook that is under way."""
+    stop: SessionStop
+    call_plain: Callable[[Callable[[], Any], Any, bool], Awaitable[Any]]
+
+    def culprit(self) -> str: ...
+
+    def recorded(
+        self, fn: Callable[[], Awaitable[None]], what: str
+    ) -> Callable[[], Awaitable[None]]: ...
 
     def join(self, hook: SessionRunHook) -> SessionHooks: ...
 
@@ -96,10 +95,10 @@ class Joins(Protocol):
 class Begin:
     """One call of a hook's begin: a task that it starts inherits this, but not for longer."""
 
-    __slots__ = ("session",)
+    __slots__ = ("hooks",)
 
-    def __init__(self, session: Joins) -> None:
-        self.session: Joins | None = session  # that calls it, until it returns
+    def __init__(self, hooks: CalledBy) -> None:
+        self.hooks: CalledBy | None = hooks  # of the session that calls it, until it returns
 
 
 begin_session: ContextVar[Begin | None] = ContextVar("asynchooks_session", default=None)
@@ -166,60 +165,10 @@ class FinishPhase(IntEnum):
     """Then what saves the model, and with it what the others have found out."""
 
 
-_RELEASE = 3
-"""The phase in which the exclusive access ends that evaluations and saves shared."""
-
-
-class Pending:
-    """What hooks ask of a run's end; few runs have any."""
-
-    __slots__ = ("last", "release", "stop_reason", "stops_all")
-
-    def __init__(self) -> None:
-        self.stop_reason: StopReason | None = None
-        self.stops_all = False  # all workers, not just this one
-        self.last: list[tuple[int, Any, Callable[[], Awaitable[None]]]] = []
-        """The last things to do, by phase, each with the call that asked for it."""
-        self.release: Callable[[], None] | None = None
-        """Ends the exclusive access that is held since an evaluation; a save may take it over."""
-
-    def add(self, phase: int, call: Any, fn: Callable[[], Awaitable[None]]) -> None:
-        insort(self.last, (phase, call, fn), key=itemgetter(0))
-
-    def take(self) -> tuple[Any, Callable[[], Awaitable[None]]]:
-        """The next of the last things to do, and which call asked for it."""
-        return self.last.pop(0)[1:]
-
-    def take_release(self) -> Callable[[], None] | None:
-        release, self.release = self.release, None
-        return release
-
-    def end_exclusive(self) -> None:
-        """End what is held since an evaluation; also where the run fails."""
-        if (release := self.take_release()) is not None:
-            release()
-
-
 def worker_of(run_context: SessionRunContext) -> int | None:
     """The number of the session's worker, for the log; None where no hook of it says one."""
     hooks = run_context.called_by
-    return None if hooks is None else hooks.stops.worker_number
-
-
-class CalledBy(Protocol):
-    """The list of hooks that are being called."""
-
-    current: Any
-    call_plain: Callable[[Callable[[], Any], Hashable, bool], Awaitable[Any] | None]
-
-    @property
-    def stops(self) -> SessionStop: ...
-
-    def culprit(self) -> str: ...
-
-    def recorded(
-        self, fn: Callable[[], Awaitable[None]], what: str
-    ) -> Callable[[], Awaitable[None]]: ...
+    return None if hooks is None else hooks.stop.worker_number
 
 
 class SessionRunContext:
@@ -241,26 +190,24 @@ class SessionRunContext:
         await run_context.finish()
     """
 
-    __slots__ = (
-        "_is_made",
-        "_made",
-        "_original_args",
-        "_pending",
-        "_session",
-        "_step",
-        "called_by",
-    )
+    # of few runs
+    called_by: CalledBy | None = None  # the session's list of hooks; None by hand
+    stop_reason: StopReason | None = None
+    """Of the stop that a hook asked for in this run; None: no hook did."""
+    stops_all = False
+    """Whether that is for all workers."""
+    _made: int | None = None
+    _is_made = False
+    # the last things to do, by phase, each with the call that asked for it
+    _last: list[tuple[int, Any, Callable[[], Awaitable[None]]]] | None = None
+    _release: Callable[[], None] | None = None  # ends access that is held since an evaluation
 
     def __init__(
         self, original_args: tuple[Any, ...], session: Any, global_step: GlobalStep | None = None
     ) -> None:
-        self._original_args: tuple[Any, ...] = original_args
+        self._original_args = original_args
         self._session = session
         self._step: GlobalStep = session.global_step if global_step is None else global_step
-        self.called_by: CalledBy | None = None  # the session's list of hooks; None by hand
-        self._pending: Pending | None = None
-        self._is_made = False
-        self._made: int | None = None
 
     @property
     def original_args(self) -> SessionRunArgs:
@@ -297,10 +244,14 @@ class SessionRunContext:
         """
         return self._is_made
 
+    def say_made(self, step: int | None) -> None:
+        """The step of this run is made; None where the run cannot know which one that is."""
+        self._made, self._is_made = step, True
+
     @property
     def stop_requested(self) -> bool:
         """Whether a hook asked, during this run, to stop."""
-        return self._pending is not None and self._pending.stop_reason is not None
+        return self.stop_reason is not None
 
     def request_stop(
         self, reason: StopReason | str | None = None, *, all_workers: bool = False
@@ -317,9 +268,8 @@ class SessionRunContext:
         """
         culprit = "a hook" if self.called_by is None else self.called_by.culprit()
         why = reason_for(None, reason, culprit)
-        pending = self._pending = self._pending or Pending()
-        pending.stop_reason = pending.stop_reason or why
-        pending.stops_all = pending.stops_all or all_workers
+        self.stop_reason = self.stop_reason or why
+        self.stops_all = self.stops_all or all_workers
 
     def finish_with(
         self,
@@ -345,48 +295,35 @@ class SessionRunContext:
         Raises:
             StopTraining: out of `run`: a stop came while other workers' steps were waited for.
         """
-        pending = self._pending = self._pending or Pending()
-        call = None if self.called_by is None else self.called_by.current
-        fn = self._exclusively(fn, pending) if exclusive else fn
-        if self.called_by is not None:
-            fn = self.called_by.recorded(fn, phase.name.lower())
-        pending.add(phase, call, fn)
-
-    @property
-    def has_last_calls(self) -> bool:
-        """Whether `finish` has anything to await, or to end."""
-        return self._pending is not None
+        hooks, call = self.called_by, None
+        fn = self._exclusively(fn) if exclusive else fn
+        if hooks is not None:
+            call, fn = hooks.current, hooks.recorded(fn, phase.name.lower())
+        self._last = self._last or []
+        insort(self._last, (phase, call, fn), key=itemgetter(0))
 
     async def finish(self) -> None:
         """Await what hooks asked for through `finish_with`, in order; `MonitoredSession.run` does.
 
         Call it once, and only where you call hooks by hand.
         """
-        if self._pending is not None:
-            try:
-                while self._pending.last:
-                    call, fn = self._pending.take()
-                    if self.called_by is not None:
-                        self.called_by.current = call
-                    await fn()
-            finally:
-                self._pending.end_exclusive()
-
-    def _exclusively(
-        self, fn: Callable[[], Awaitable[None]], pending: Pending
-    ) -> Callable[[], Awaitable[None]]:
-        async def alone() -> None:
-            if pending.release is None:
-                pending.release = await self._step.take_exclusive(ends_at_stop=True)
-            with self._step.admission.held_here("global_step.exclusive()"):
+        try:
+            while self._last:
+                _, call, fn = self._last.pop(0)
+                if self.called_by is not None:
+                    self.called_by.current = call
                 await fn()
-            if pending.last and pending.last[0][0] == FinishPhase.EVALUATE:
-                pending.end_exclusive()
-            else:
-                pending.add(_RELEASE, None, end)
+        finally:
+            self.end_exclusive()
 
-        async def end() -> None:
-            pending.end_exclusive()
+    def _exclusively(self, fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def alone() -> None:
+            if self._release is None:
+                self._release = await self._step.take_exclusive(ends_at_stop=True)
+            with self._step.gate.held_here("global_step.exclusive()"):
+                await fn()
+            if self._last and self._last[0][0] == FinishPhase.EVALUATE:
+                self.end_exclusive()
 
         return alone
 
@@ -395,7 +332,13 @@ class SessionRunContext:
 
         None if it holds none. The caller ends it, from any thread, once the model is copied.
         """
-        return None if self._pending is None else self._pending.take_release()
+        release, self._release = self._release, None
+        return release
+
+    def end_exclusive(self) -> None:
+        """End the access that is held since an evaluation; also where the run fails."""
+        if (release := self.take_over_exclusive()) is not None:
+            release()
 
 
 def may_be_plain(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Awaitable[T] | T]:
@@ -523,7 +466,8 @@ class SessionRunHook:
         Called for each raw session before `after_create_session` of all hooks, while no worker that
         shares the model runs a step. Of several hooks the first one decides that returns something
         else than NotImplemented; the others are not asked. Workers that share a model restore it
-        once, by the hook of one of them.
+        once, by the hook of one of them. A worker that has such a hook, and opens when the others
+        have begun to train a model that no hook has restored, gets a CheckpointError instead.
 
         Args:
             session: the raw session; its step is what this returns.

@@ -5,7 +5,7 @@ The fakes are a hook that records and a session that plays a script.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ._hook import AnyHook, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -30,22 +30,24 @@ class HookDriver(MonitoredSession):
 
     Args:
         hook: the hook, of asynchooks or TensorFlow, or a wrapper around one.
-        session_creator: as for `MonitoredSession`: makes what runs the steps.
+        session_creator: as for `MonitoredSession`: a step function, or what makes the raw session.
 
     Raises:
         TypeError: `hook` is no hook, or `session_creator` no session creator.
         ImportError: no creator was given and TensorFlow is not installed.
 
     Example:
-        creator = FunctionSessionCreator(lambda: {"loss": 0.5})
-        async with HookDriver(EarlyStoppingHook("loss", patience=1), creator) as driver:
+        hook = EarlyStoppingHook("loss", patience=1)
+        async with HookDriver(hook, lambda: {"loss": 0.5}) as driver:
             run_context = await driver.make_step()
             assert not run_context.stop_requested
             run_context = await driver.make_step()
             assert run_context.stop_requested
     """
 
-    def __init__(self, hook: AnyHook, session_creator: SessionCreator | None = None) -> None:
+    def __init__(
+        self, hook: AnyHook, session_creator: SessionCreator | Callable[..., Any] | None = None
+    ) -> None:
         self._seen = _Seen()
         super().__init__([hook, self._seen], session_creator)
 

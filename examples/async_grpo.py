@@ -106,8 +106,8 @@ async def main(args: argparse.Namespace) -> None:
         ah.EvaluationHook(evaluate, every_n_steps=100),
         ah.CheckpointSaverHook(args.directory, save_steps=50, saver=saver, background=True),
     ]
-    creator = ah.FunctionSessionCreator(learn)  # inline: answers need the weights between steps
-    async with ah.MonitoredSession(hooks, creator, step_runner="inline") as session:
+    # inline: answers need the weights between steps
+    async with ah.MonitoredSession(hooks, learn, step_runner="inline") as session:
         print(f"training begins at step {session.global_step.value}", flush=True)
         while not session.should_stop():
             await session.run("reward")

@@ -98,7 +98,7 @@ async def main(directory: str, last_step: int) -> None:
         ),
     ]
     print(f"checkpoints are kept in {directory!r}; interrupt it, and start it again", flush=True)
-    async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(model.step)) as session:
+    async with ah.MonitoredSession(hooks, model.step) as session:
         print(f"training begins at step {session.global_step.value}", flush=True)
         while not session.should_stop():
             await session.run("loss")

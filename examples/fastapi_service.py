@@ -96,7 +96,7 @@ class Trainer:
             self.history,
             ah.CheckpointSaverHook(self.directory, save_secs=60, saver=saver, background=True),
         ]
-        return ah.MonitoredSession(hooks, ah.FunctionSessionCreator(self.model.step))
+        return ah.MonitoredSession(hooks, self.model.step)
 
     async def start(self, group: TaskGroup) -> bool:
         """Returns once the session is open; False: one is open already."""

@@ -123,7 +123,7 @@ async def main(directory: str, last_step: int) -> None:
         ah.StopAtStepHook(last_step=last_step),
     ]
     print(f"checkpoints are kept in {directory!r}; interrupt it, and start it again", flush=True)
-    async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(training.step)) as session:
+    async with ah.MonitoredSession(hooks, training.step) as session:
         print(f"training begins at step {session.global_step.value}", flush=True)
         while not session.should_stop():
             await session.run("loss")

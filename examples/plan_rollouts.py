@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import numpy as np
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, TimeLimitHook
+from asynchooks import FeedHook, MonitoredSession, TimeLimitHook
 from asynchooks.data import rollouts
 from asynchooks.planning import Plan, Trace, record, timed
 
@@ -61,7 +61,7 @@ async def main(concurrency: int = 8, batch_size: int = 4, secs: float = 3.0) -> 
 
     groups = rollouts(rollout, range(10**9), batch_size, concurrency=concurrency, max_staleness=4)
     hooks = [FeedHook(groups, "groups"), TimeLimitHook(secs)]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+    async with MonitoredSession(hooks, step) as session:
         while not session.should_stop():
             await session.run([])
 

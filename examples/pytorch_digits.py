@@ -105,7 +105,7 @@ async def main(directory: str, last_step: int) -> None:
         retention=ah.Retention(max_to_keep=2, keep_best=1, mode=ah.Mode.MAX),
         metric=accuracy,
     )
-    creator = ah.SharedSessionCreator(ah.FunctionSessionCreator(training.step), NUM_WORKERS)
+    creator = ah.SharedSessionCreator(training.step, NUM_WORKERS)
     num_steps = [0] * NUM_WORKERS
 
     async def worker(i: int) -> None:

@@ -196,7 +196,7 @@ async def train(service: Service, depth: int, last_step: int, directory: str | N
         listeners = [DrainFirst(learner)]
         saving = ah.CheckpointSaverHook(place, save_steps=20, saver=saver, listeners=listeners)
         hooks += [ah.PreemptionHook(deadline_secs=20), saving]
-    async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(learner.step)) as session:
+    async with ah.MonitoredSession(hooks, learner.step) as session:
         first, begun = session.global_step.value, None
         while not session.should_stop():
             await session.run("loss")

@@ -92,7 +92,7 @@ async def main(last_step: int, crash: bool) -> None:
     ]
     outputs: dict[str, float] = {}
     print(f"{NUM_ACTORS} actors play while one learner makes {last_step} steps", flush=True)
-    async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(policy.learn)) as session:
+    async with ah.MonitoredSession(hooks, policy.learn) as session:
         for seed in range(NUM_ACTORS):
             actor = Actor(policy, seed, 40 if crash and seed == 3 else None)
             session.start_soon(actor.act, send, name=f"actor {seed}", cancel_at_end=True)

@@ -165,8 +165,7 @@ async def search(
 
     async def train(trial: Trial) -> None:
         hooks = [Halving(trial, rungs), ah.StopAtStepHook(last_step=plan.last_step)]
-        creator = ah.FunctionSessionCreator(step_of(trial))
-        async with ah.MonitoredSession(hooks, creator) as session:
+        async with ah.MonitoredSession(hooks, step_of(trial)) as session:
             while not session.should_stop():
                 await session.run("loss")
         trial.num_steps, trial.ended_at = session.global_step.value, anyio.current_time()

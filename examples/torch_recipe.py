@@ -137,8 +137,7 @@ async def train(
         history,
         ah.CheckpointSaverHook(directory, save_steps=save_steps, saver=saver, background=True),
     ]
-    creator = ah.FunctionSessionCreator(training.step)
-    async with ah.MonitoredSession(hooks, creator) as session:
+    async with ah.MonitoredSession(hooks, training.step) as session:
         print(f"training begins at step {session.global_step.value}", flush=True)
         while not session.should_stop():
             await session.run("loss")

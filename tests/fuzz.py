@@ -70,9 +70,6 @@ def draw_life(rng: random.Random, saves_by_feeding: bool, *, is_last: bool) -> L
         workers[place] = replace(workers[place], savers=savers, feeds=saves_by_feeding)
     # one opens at once and waits for no step: else the first to open may wait for ever, alone
     workers[0] = replace(workers[0], starts_at=0, waits_for=0)
-    if any(each.savers and each.starts_at for each in workers):
-        # one that comes late waits, 30 s at most, for loops that have an item and wait for a step
-        workers = [each if each.feeds else replace(each, waits_for=0) for each in workers]
     life = LifePlan(
         tuple(workers),
         buffer_size=rng.randrange(1, 6),

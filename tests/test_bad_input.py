@@ -105,13 +105,6 @@ def test_a_misspelt_method_of_two_hooks_of_one_class_is_warned_of_once() -> None
     assert len(warned) == 1
 
 
-def test_a_moment_that_is_gone_is_warned_of_once_with_what_to_do() -> None:
-    hook = hook_with("on_cancelled_run", "before_run", "after_run")
-    with pytest.warns(UserWarning, match="'on_cancelled_run'.* any more; .*step_is_made") as warned:
-        MonitoredSession([hook, type(hook)()], counting_creator())
-    assert [Path(each.filename) for each in warned] == [Path(__file__)]
-
-
 def test_helper_methods_of_hooks_are_not_warned_of() -> None:
     helpers = [
         *("send", "bend", "ends", "ended", "begins", "begun", "run", "runs", "error", "errors"),
@@ -158,7 +151,6 @@ def test_the_methods_of_another_librarys_callback_are_its_own() -> None:
     ("arguments", "error", "message"),
     [
         ({"session_creator": 3}, TypeError, "give an asynchooks.SessionCreator"),
-        ({"session_creator": dict}, TypeError, "give FunctionSessionCreator(step) to run"),
         ({"session_creator": FunctionSessionCreator}, TypeError, "that is the class; give an"),
         ({"recovery": 3}, TypeError, "recovery is 3; give a Recovery"),
         ({"stop_grace_period_secs": "thread"}, ValueError, "are given by keyword"),
@@ -175,7 +167,8 @@ def test_bad_arguments_are_refused(
 
 
 def test_a_shared_creator_of_a_shared_creator_is_refused() -> None:
-    with pytest.raises(TypeError, match="give it the creator of the session to share"):
+    what = "give it what the workers are to share, such as a step function"
+    with pytest.raises(TypeError, match=what):
         SharedSessionCreator(SharedSessionCreator(counting_creator()))
     with pytest.raises(ValueError, match="num_workers is 0"):
         SharedSessionCreator(counting_creator(), num_workers=0)

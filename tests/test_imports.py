@@ -33,7 +33,8 @@ FOREIGN = {
     ],
     "time": [
         "_engine/real_time.py", "_engine/current.py", "simulation/kernel/_interpreter.py",
-        "_tracing/_opentelemetry.py", "metrics/_event_files.py", "metrics/_outlet.py",
+        "_tracing/_opentelemetry.py", "_tracing/_recorder.py",  # processor time
+        "metrics/_event_files.py", "metrics/_outlet.py",
         "metrics/_tensorboard.py", "planning/_outside.py", "planning/_record.py",
         "distributed/parameter_server/_host.py",  # processor time
     ],

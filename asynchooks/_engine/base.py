@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .._errors import is_thrown_away
@@ -153,7 +153,8 @@ class Engine(ABC):
     turn_due_at: float = -math.inf
     """When, by `tick`, `turn` would let others run; a busy task need not call it before."""
 
-    _num_recorders: int = 0
+    event_loop: Any = None
+    """asyncio's event loop, where it runs on one: for what concerns that alone."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -179,22 +180,6 @@ class Engine(ABC):
         caller looks at `slot.is_woken` to see whether a value was lost.
         """
 
-    def begin_recording(self, park: Callable[..., Awaitable[Any]]) -> None:
-        """Have `park(engine, slot, until)` called in place of `park`, until `end_recording`.
-
-        So waits are recorded, and cost nothing where they are not. All callers give one function.
-        """
-        self._num_recorders += 1
-        if self._num_recorders == 1:
-            recorded: Any = partial(park, self)
-            self.park = recorded  # type: ignore[method-assign]
-
-    def end_recording(self) -> None:
-        """Once for each `begin_recording`."""
-        self._num_recorders -= 1
-        if self._num_recorders == 0:
-            del self.park
-
     @abstractmethod
     def wake(self, slot: Slot, value: Any = None) -> None:
         """Give the slot its value, unless it has one; from any thread, never blocking."""
@@ -202,14 +187,6 @@ class Engine(ABC):
     def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
         """As `wake`, in a signal handler, which may have interrupted anything."""
         self.wake(slot, value)
-
-    def wake_on_signals(self) -> Callable[[], None]:
-        """Let a signal that any thread of the process gets wake the loop; returns what ends that.
-
-        Without it the loop may sleep on until its next timer, and Python's handler waits for that.
-        Only in the main thread.
-        """
-        return lambda: None
 
     @abstractmethod
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
@@ -258,14 +235,6 @@ class Engine(ABC):
     def current_task(self) -> object | None:
         """The running task, compared by identity; None where the engine does not know it."""
         return None
-
-    def is_running(self, task: object) -> bool:
-        """Whether it is the running task, in this thread."""
-        return not self.is_elsewhere and self.current_task() is task
-
-    def expect_exit(self, error: BaseException) -> BaseException:
-        """The exit, which may then pass through tasks of the loop without a report of a bug."""
-        return error
 
     def is_alone(self) -> bool:
         """Whether the running task is the only one of its event loop; False where not known.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import anyio.lowlevel
@@ -56,23 +54,6 @@ def use_engine(engine: Engine) -> Iterator[None]:
         engine_in_use.reset(token)
 
 
-def cpu_clock() -> Callable[[], float | None] | None:
-    """Of this thread, for others to read: its processor seconds, None once it has ended.
-
-    None on systems that have no such clock.
-    """
-    if sys.platform == "win32" or not hasattr(time, "pthread_getcpuclockid"):
-        return None
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-
-    def read() -> float | None:
-        with suppress(OSError):
-            return time.clock_gettime(clock)
-        return None
-
-    return read
-
-
 def system_now() -> float:
     """Seconds on the system's clock, alike in all threads: trio's begins anywhere."""
     return time.monotonic()
@@ -80,7 +61,5 @@ def system_now() -> float:
 
 def now() -> float:
     """Seconds on the current engine's clock; on the system's where no engine is running."""
-    try:
-        return current_engine().now()
-    except RuntimeError:
-        return time.monotonic()
+    engine = engine_if_any()
+    return system_now() if engine is None else engine.now()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
-import signal
-import socket
 import threading
 import time
 from abc import abstractmethod
@@ -14,8 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import MethodType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import anyio
@@ -45,7 +41,12 @@ class RealTimeEngine(Engine):
     to that would keep both for ever (259 KB for each loop of uvloop).
     """
 
-    def __init__(self) -> None:
+    _resume: Callable[[Any], None]
+    """Resume a task, given its slot's waiter."""
+
+    def __init__(self, home: Any, call_soon: Callable[..., Any]) -> None:
+        self._home: Callable[[], Any] = ref(home)  # the event loop, and how a thread has it call
+        self._call_soon = call_soon
         self._thread = threading.get_ident()
         self._thread_wakes: deque[tuple[Slot, Any]] = deque()  # of other threads
         self._is_scheduled = False
@@ -74,20 +75,12 @@ class RealTimeEngine(Engine):
     def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
         self._thread_wakes.append((slot, value))
         self.turn_due_at = -math.inf
-        if not self._is_scheduled:  # else `_deliver` has not begun, and clears this first
+        home = self._home()
+        # where it is scheduled, `_deliver` has not begun, and clears this first
+        if home is not None and not self._is_scheduled:
             self._is_scheduled = True
-            self._schedule()
-
-    async def park(self, slot: Slot, until: float = math.inf) -> Any:
-        if not slot.is_woken:
-            try:
-                await self._suspend(slot, until)
-            finally:
-                slot.waiter = None
-                if slot in self._resuming:
-                    self._resuming.remove(slot)
-                    self._find_due()
-        return slot.value
+            with suppress(RuntimeError):  # the loop is closed: no task is left to be woken
+                self._call_soon(home, self._deliver)
 
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
         task = _RealTimeTask(self)
@@ -107,16 +100,13 @@ class RealTimeEngine(Engine):
             is_due = False
             seen = self._pass
             self._yields += 1
-            await self._checkpoint()
+            await self.checkpoint()
             if seen == self._pass:  # the first to come back: a new pass over the ready tasks begins
                 self._pass += 1
                 num, self._yields = self._yields, 0
                 self._share = max(PASS_SECS / num, min(WORTH_SECS, LONGEST_PASS_SECS / num))
             self._resumed_at = self.tick()
         self._find_due()
-
-    async def checkpoint(self) -> None:
-        await self._checkpoint()
 
     def _find_due(self) -> None:
         """Find when the next turn is due; at once, if a task was woken, also by another thread."""
@@ -125,38 +115,26 @@ class RealTimeEngine(Engine):
             self.turn_due_at = -math.inf
 
     def _wake_here(self, slot: Slot, value: Any) -> None:
-        if slot.is_woken:
-            return
-        slot.is_woken = True
-        slot.value = value
+        if not slot.is_woken:
+            slot.is_woken, slot.value = True, value
+            self._resume_parked(slot)
+
+    def _resume_parked(self, slot: Slot) -> None:
         if slot.waiter is not None:
             self._resuming.add(slot)
             self.turn_due_at = -math.inf
             self._resume(slot.waiter)
 
+    def _has_resumed(self, slot: Slot) -> None:
+        slot.waiter = None
+        if slot in self._resuming:
+            self._resuming.remove(slot)
+            self._find_due()
+
     def _deliver(self) -> None:
         self._is_scheduled = False
         while self._thread_wakes:
             self._wake_here(*self._thread_wakes.popleft())
-
-    def _drop_wakes(self) -> None:
-        self._is_scheduled = False
-        self._thread_wakes.clear()
-
-    @abstractmethod
-    def _schedule(self) -> None:
-        """Have the event loop call `_deliver` soon; drop the wakes if the loop is closed."""
-
-    @abstractmethod
-    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
-        """Set `slot.waiter`; awaiting this suspends until it is resumed or the time has come."""
-
-    @abstractmethod
-    def _checkpoint(self) -> Awaitable[Any]:
-        """Let all that are ready run once."""
-
-    @abstractmethod
-    def _resume(self, waiter: Any) -> None: ...
 
     @abstractmethod
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None: ...
@@ -207,24 +185,24 @@ class AsyncioEngine(RealTimeEngine):
     def __init__(self) -> None:
         import asyncio
 
-        super().__init__()
-        self._sleep = asyncio.sleep
+        loop = asyncio.get_running_loop()
+        super().__init__(loop, type(loop).call_soon_threadsafe)
+        self.checkpoint = partial(asyncio.sleep, 0)  # type: ignore[method-assign]
         self._all_tasks = asyncio.all_tasks
         self.current_task: Any = asyncio.current_task
         self._cancelled_error = asyncio.CancelledError
-        loop = asyncio.get_running_loop()
-        # `get_running_loop` would ask the system for the process each time, on Python 3.11
-        self._loop: Callable[[], Any] = ref(loop)
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
         # stands still within a callback
+        self.now = time.monotonic
         own = asyncio.BaseEventLoop
-        has_clock = isinstance(loop, own) and type(loop).time is not own.time
-        self.now = partial(_time_of, self._loop) if has_clock else time.monotonic
+        if isinstance(loop, own) and type(loop).time is not own.time:
+            self.now = lambda: float(self._home().time())
 
-    def is_running(self, task: object) -> bool:
-        # to ask for the task of a given loop takes a third of the time on Python 3.11
-        return threading.get_ident() == self._thread and self.current_task(self._loop()) is task
+    @property
+    def event_loop(self) -> Any:
+        # `get_running_loop` would ask the system for the process each time, on Python 3.11
+        return self._home()
 
     def _is_cancellation(self, error: BaseException) -> bool:
         if not isinstance(error, self._cancelled_error):
@@ -235,81 +213,37 @@ class AsyncioEngine(RealTimeEngine):
     def cancellation_probe(self) -> Callable[[BaseException], bool]:
         return is_of_task_on_asyncio
 
-    def wake_on_signals(self) -> Callable[[], None]:
-        return wake_on_signals(self._loop())
-
-    def expect_exit(self, error: BaseException) -> BaseException:
-        # asyncio's loop is left by an exit at once, so that none asks the tasks it has passed
-        # through for their errors; each task would be reported when it is freed
-        loop = self._loop()
-        report = loop.get_exception_handler()
-
-        def handle(loop: Any, context: dict[str, Any]) -> None:
-            found = context.get("exception")
-            if isinstance(found, BaseExceptionGroup):
-                found = error if found.split(lambda each: each is error)[1] is None else found
-            if found is error:
-                return
-            if report is None:
-                loop.default_exception_handler(context)
-            else:
-                report(loop, context)
-
-        loop.set_exception_handler(handle)
-        return error
-
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
-        loop = self._loop()
-        tasks = set() if loop is None else self._all_tasks(loop)
-        named = [(task.get_name(), task.get_coro()) for task in tasks]
+        named = [(task.get_name(), task.get_coro()) for task in self._all_tasks(self._home())]
         return sorted(named, key=lambda each: (len(each[0]), each[0]))  # "Task-9", "Task-10"
 
     def is_alone(self) -> bool:
-        return len(self._all_tasks(self._loop())) == 1
+        return len(self._all_tasks(self._home())) == 1
 
-    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
-        waiter: Awaitable[Any] = self._loop().create_future()
-        slot.waiter = waiter
-        return waiter if until == math.inf else self._suspend_until(slot, until)
-
-    async def _suspend_until(self, slot: Slot, until: float) -> None:
-        call_later = self._loop().call_later
-        timer: asyncio.TimerHandle | None = None
-
-        def expire() -> None:
-            nonlocal timer
-            left = until - self.now()
-            if timer is None or left > 0:  # uvloop's timers count whole milliseconds, rounded
-                timer = call_later(max(0.0, left), expire)
-            else:
+    async def park(self, slot: Slot, until: float = math.inf) -> Any:
+        while not slot.is_woken:  # again where a timer was early: uvloop's count milliseconds
+            loop, timer = self._home(), None
+            slot.waiter = waiter = loop.create_future()
+            if until < math.inf:
+                delay = max(0.0, until - self.now())
+                timer = loop.call_later(delay, self._resume_parked, slot)
+            try:
+                await waiter
+            finally:
+                self._has_resumed(slot)
+                if timer is not None:
+                    timer.cancel()
+            if self.now() >= until:
                 self._wake_here(slot, TIMED_OUT)
-
-        expire()
-        try:
-            await slot.waiter
-        finally:
-            timer.cancel()  # type: ignore[union-attr]
-
-    def _checkpoint(self) -> Awaitable[Any]:
-        return self._sleep(0)
+        return slot.value
 
     def _resume(self, waiter: Any) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    def _schedule(self) -> None:
-        loop = self._loop()
-        try:
-            if loop is None:
-                self._drop_wakes()
-            else:
-                loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed: no task is left to be woken
-            self._drop_wakes()
-
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
-        task: Any = self._loop().create_task(fn(*args))
+        task: Any = self._home().create_task(fn(*args))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
 
@@ -325,46 +259,46 @@ class TrioEngine(RealTimeEngine):
     def __init__(self) -> None:
         import trio
 
-        super().__init__()
+        lowlevel = trio.lowlevel
+        super().__init__(lowlevel.current_trio_token(), lowlevel.TrioToken.run_sync_soon)
         self._trio = trio
-        self._cancelled = trio.Cancelled
-        self.current_task = trio.lowlevel.current_task  # type: ignore[method-assign]
-        self._reschedule = trio.lowlevel.reschedule
-        self._wait = trio.lowlevel.wait_task_rescheduled
-        succeeded = trio.lowlevel.Abort.SUCCEEDED
-
-        def abort(slot: Slot, _: object) -> Any:
-            slot.waiter = None
-            return succeeded
-
-        self._abort = abort  # bound to each slot: one object less to collect than a closure is
-        root = trio.lowlevel.current_root_task()
-        assert root is not None
-        self._root = ref(root)
-        self._token = ref(trio.lowlevel.current_trio_token())
-        self.now = trio.lowlevel.current_clock().current_time
+        self.checkpoint = lowlevel.checkpoint  # type: ignore[method-assign]
+        self.current_task = lowlevel.current_task  # type: ignore[method-assign]
+        self._resume = lowlevel.reschedule
+        self._wait = lowlevel.wait_task_rescheduled
+        self._aborted = lowlevel.Abort.SUCCEEDED
+        self._root: Callable[[], Any] = ref(lowlevel.current_root_task())
+        self.now = lowlevel.current_clock().current_time
 
     def _is_cancellation(self, error: BaseException) -> bool:
-        return isinstance(error, self._cancelled)
+        return isinstance(error, self._trio.Cancelled)
 
     def cancellation_probe(self) -> Callable[[BaseException], bool]:
         return probe_on_trio(self._trio)
 
-    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
-        slot.waiter = self.current_task()
-        waiter: Awaitable[Any] = self._wait(MethodType(self._abort, slot))
-        return waiter if until == math.inf else self._suspend_until(slot, until, waiter)
+    async def park(self, slot: Slot, until: float = math.inf) -> Any:
+        if not slot.is_woken:
 
-    async def _suspend_until(self, slot: Slot, until: float, waiter: Awaitable[Any]) -> None:
-        with self._trio.CancelScope(deadline=until) as scope:
-            await waiter
-        if scope.cancelled_caught:
-            self._wake_here(slot, TIMED_OUT)
+            def abort(_: object) -> Any:
+                slot.waiter = None
+                return self._aborted
+
+            slot.waiter = self.current_task()
+            try:
+                if until == math.inf:
+                    await self._wait(abort)
+                else:
+                    with self._trio.CancelScope(deadline=until) as scope:
+                        await self._wait(abort)
+                    if scope.cancelled_caught:
+                        self._wake_here(slot, TIMED_OUT)
+            finally:
+                self._has_resumed(slot)
+        return slot.value
 
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
-        root = self._root()
-        tasks = [] if root is None else [root]
+        tasks = [self._root()]
         for task in tasks:  # grows meanwhile
             for nursery in task.child_nurseries:
                 tasks.extend(nursery.child_tasks)
@@ -373,22 +307,6 @@ class TrioEngine(RealTimeEngine):
     def is_alone(self) -> bool:
         # trio itself has two: one is the parent of all, one calls what threads hand to the loop
         return bool(self._trio.lowlevel.current_statistics().tasks_living == 3)
-
-    def _checkpoint(self) -> Awaitable[Any]:
-        return self._trio.lowlevel.checkpoint()
-
-    def _resume(self, waiter: Any) -> None:
-        self._reschedule(waiter)
-
-    def _schedule(self) -> None:
-        token = self._token()
-        try:
-            if token is None:
-                self._drop_wakes()
-            else:
-                token.run_sync_soon(self._deliver)
-        except self._trio.RunFinishedError:
-            self._drop_wakes()
 
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
         from contextvars import copy_context
@@ -424,77 +342,9 @@ def probe_on_trio(trio: Any) -> Callable[[BaseException], bool]:
     return is_of_task
 
 
-def _time_of(get_loop: Callable[[], Any]) -> float:
-    loop = get_loop()
-    return time.monotonic() if loop is None else float(loop.time())
-
-
 def new_engine() -> Engine:
     """The engine of the event loop that runs in this thread."""
     import asyncio
 
     loop = anyio.lowlevel.current_token().native_token
     return AsyncioEngine() if isinstance(loop, asyncio.AbstractEventLoop) else TrioEngine()
-
-
-def wake_on_signals(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """Let Python's signals wake the loop, unless they wake one already; returns what ends that.
-
-    Only in the main thread. A loop that cannot watch a socket (Windows' proactor, which looks at
-    signals by itself) is left alone.
-    """
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
-
-    def stop() -> None:
-        with suppress(NotImplementedError, RuntimeError):  # RuntimeError: the loop is closed
-            loop.remove_reader(ours)
-        current = signal.set_wakeup_fd(-1)
-        if current != theirs.fileno():  # replaced meanwhile
-            signal.set_wakeup_fd(current)
-        ours.close()
-        theirs.close()
-
-    try:
-        loop.add_reader(ours, ours.recv, 4096)
-    except NotImplementedError:
-        stop()
-        return lambda: None
-    found = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    if found != -1:  # uvloop, or asyncio after add_signal_handler
-        signal.set_wakeup_fd(found)
-        stop()
-        return lambda: None
-    return stop
-
-
-class OldObjects:
-    """Leaves out of garbage collections the objects from before training, while it goes on.
-
-    A full collection looks at every object of the modules, 170 ms with TensorFlow, in which no task
-    of the process runs. What is not part of a cycle is freed as ever.
-    """
-
-    # of the process, as garbage collection is
-    _num_callers: ClassVar[int] = 0
-    _is_ours: ClassVar[bool] = False
-    _guard = threading.Lock()
-
-    @classmethod
-    def leave_out(cls) -> None:
-        """From now on, unless the program has frozen objects itself; costs nothing."""
-        with cls._guard:
-            cls._num_callers += 1
-            if cls._num_callers == 1 and gc.get_freeze_count() == 0:
-                gc.freeze()
-                cls._is_ours = True
-
-    @classmethod
-    def take_back(cls) -> None:
-        """Once for each `leave_out`; after the last one, collections look at all objects again."""
-        with cls._guard:
-            cls._num_callers -= 1
-            if cls._num_callers == 0 and cls._is_ours:
-                gc.unfreeze()
-                cls._is_ours = False

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from enum import Enum
 from typing import Any
 
 from .base import Engine, Slot
-from .current import engine_if_any
 
 
 class Kind(Enum):
@@ -61,7 +60,7 @@ class SessionRecord(ABC):
     def around_runs(
         self, before_runs: tuple[Any, ...], after_runs: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The groups of calls as `HookList` has them, so that runs are recorded."""
+        """The calls as `HookList` has them, so that runs are recorded."""
 
     @abstractmethod
     def cut_run(self, error: BaseException) -> None:
@@ -83,42 +82,8 @@ class SessionRecord(ABC):
         """The session was dropped; called by the garbage collector, so it takes no lock."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimedWork:
-    """A function that `timed` decorates, and what is known of it.
-
-    Args:
-        name: of this kind of work.
-        returns: in a plan: a function of the call's arguments and `drawn`, or the value itself.
-        output_size: of the function's result; what it gives is drawn together with the seconds.
-        input_size: of the call's arguments; the seconds depend on what it gives.
-        worker: of the call's arguments: whose machine does it; None: a shared service does.
-    """
-
-    name: str
-    returns: Any = None
-    output_size: Callable[[Any], float] | None = None
-    input_size: Callable[..., float] | None = None
-    worker: Callable[..., int] | None = None
-
-
 class StandIn(ABC):
-    """Performs timed work in place of the program, in virtual time."""
-
-    @abstractmethod
-    async def perform(
-        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """What an async function returns, after as many seconds as are drawn."""
-
-    @abstractmethod
-    def perform_inline(
-        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """What a plain function returns; the seconds pass for all tasks of the event loop.
-
-        In what `call_apart` calls they pass for that call alone.
-        """
+    """Stands in for timed work of the program, and for its threads, in virtual time."""
 
     @abstractmethod
     def call_apart(self, engine: Engine, fn: Callable[[], Any], slot: Slot) -> None:
@@ -134,21 +99,18 @@ class StandIn(ABC):
 class Recorder(ABC):
     """Records what tasks do, of all sessions that it is given."""
 
-    _num_makers: int = 0
-
     stand_in: StandIn | None = None
     """What performs timed work in place of the program; None: the program does."""
+    is_of_program: bool = False
+    """Whether it records a whole program: sessions in it may have recorders of their own, too."""
+    is_closed: bool = False
+    """Whether it records nothing any more."""
+    _num_makers: int = 0
 
     def first_ident(self) -> int:
         """The first of 2**32 idents for what one maker makes; below 2**44."""
         self._num_makers += 1
         return self._num_makers % 4096 << 32
-
-    is_of_program: bool = False
-    """Whether it records a whole program: sessions in it may have recorders of their own, too."""
-
-    is_closed: bool = False
-    """Whether it records nothing any more."""
 
     @abstractmethod
     def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
@@ -186,28 +148,27 @@ class Recorder(ABC):
         What `Span.end` gets as value is its size.
         """
 
-    def timed_span(self, place: Place, name: str, worker: int | None, *, is_inline: bool) -> Span:
-        """`work_span` of timed work, at `recorded_in`; one that knows the running task need not
-        look for its engine, which takes 1 us. `is_inline`: a plain function does it."""
-        return self.work_span(engine_if_any(), Kind.WORK, name, worker)
+    # What follows, not every recorder records.
 
-    @abstractmethod
+    def note_inline(self, engine: Engine | None, name: str) -> None:  # noqa: B027
+        """The running code computes timed work of this name itself, in whichever thread."""
+
     def wait(self, engine: Engine, what: str) -> Span | None:
         """A wait of the running task; None if that has no track."""
+        return None
 
-    @abstractmethod
-    def use(self, engine: Engine, ident: int, staleness: float) -> None:
+    def use(self, engine: Engine, ident: int, staleness: float) -> None:  # noqa: B027
         """The running task takes what a span has made, so many steps after that began."""
 
-    @abstractmethod
-    def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None:
+    def mark(  # noqa: B027
+        self, engine: Engine, name: str, value: float, worker: int | None = None
+    ) -> None:
         """A moment of the running task, with a number, such as a push and its staleness."""
 
-    def describe(self, key: str, value: Any) -> None:  # noqa: B027 - most record no such thing
+    def describe(self, key: str, value: Any) -> None:  # noqa: B027
         """Something about the run that a reader of the record may want, as JSON can hold it."""
 
-    @abstractmethod
-    def watch(self, name: str, read: Callable[[], float | None]) -> None:
+    def watch(self, name: str, read: Callable[[], float | None]) -> None:  # noqa: B027
         """A counter: `read` is called now and then, from a thread, until it returns None."""
 
 
@@ -219,7 +180,6 @@ class Place:
     track: Any = None  # the recorder's own
     task: object = None  # whose track it is
     is_session: bool = False  # whether that task has opened a session
-    engine: Engine | None = None  # of that task
     _outer: Place | None = None
     _is_left: bool = False
 
@@ -227,12 +187,6 @@ class Place:
         """The running task, and those that it starts from now on, are recorded here."""
         self._outer = _not_left(recorded_in.get())
         recorded_in.set(self)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether its task is known, and is the running one."""
-        engine, task = self.engine, self.task
-        return engine is not None and task is not None and engine.is_running(task)
 
     def leave(self) -> None:
         """Nothing more is recorded here; sessions of one task may end in any order."""
@@ -254,13 +208,9 @@ def _not_left(place: Place | None) -> Place | None:
     return place
 
 
-def _forget() -> None:
-    """In a forked process: the thread that writes, which may hold locks, is the parent's."""
-    recorded_in.set(None)
-
-
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget)
+    # In a forked process the thread that writes, which may hold locks, is the parent's.
+    os.register_at_fork(after_in_child=lambda: recorded_in.set(None))
 
 
 def current_recorder() -> Recorder | None:
@@ -289,27 +239,24 @@ def blocks_inline(engine: Engine) -> bool:
 @contextmanager
 def ended(span: Span | None) -> Iterator[None]:
     """End the span, if there is one, with the block."""
-    if span is None:
-        yield
-        return
     try:
         yield
     except BaseException as error:
-        span.end(error)
+        if span is not None:
+            span.end(error)
         raise
-    span.end()
+    if span is not None:
+        span.end()
 
 
-async def recorded_park(engine: Engine, slot: Slot, until: float = math.inf) -> Any:
-    """What `Engine.park` is while waits are recorded."""
-    place = recorded_in.get()
-    if place is None or slot.is_woken or place.recorder.is_closed:
-        return await type(engine).park(engine, slot, until)
-    with ended(place.recorder.wait(engine, slot.what)):
-        return await type(engine).park(engine, slot, until)
+def record_waits(engine: Engine) -> None:
+    """Have the waits of recorded tasks recorded from now on; unrecorded engines pay nothing."""
 
+    async def park(slot: Slot, until: float = math.inf) -> Any:
+        place, wait = recorded_in.get(), type(engine).park
+        if place is None or slot.is_woken or place.recorder.is_closed:
+            return await wait(engine, slot, until)
+        with ended(place.recorder.wait(engine, slot.what)):
+            return await wait(engine, slot, until)
 
-async def awaited(span: Span, pending: Awaitable[Any]) -> Any:
-    """Await it, and end the span; `pending` is closed where this is closed unrun."""
-    with ended(span):
-        return await pending
+    engine.park = park  # type: ignore[method-assign]

@@ -12,21 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 from .._errors import OverlappingCallError, StopTraining
-from .base import STOPPED, Engine, Sentinel, Slot
-from .current import current_engine, system_now
+from .base import STOPPED, Engine, Slot
+from .current import current_engine, engine_if_any, system_now
 from .stop import EndsAtStop, LostPeer, Stop
 
 logger = logging.getLogger("asynchooks")
 
 _PATIENCE_SECS = 30.0
 """How long a call may take until the log says that others wait for it."""
-_SHORT_SECS = 5e-4
-"""Between two looks whether a step on another thread's event loop has ended."""
-_LOOK = Sentinel("LOOK")
-"""What a waiting call is woken with: it has the lock, or the call under way was abandoned."""
 
 
 class Lock:
@@ -75,8 +71,6 @@ class Lock:
 class Condition:
     """Tasks that wait for another task's run or close to end."""
 
-    __slots__ = ("slots",)
-
     def __init__(self) -> None:
         self.slots: tuple[Slot, ...] = ()
 
@@ -97,72 +91,53 @@ class Condition:
             slot.wake()
 
 
-class Counter(Protocol):
-    """A step on which sessions run: a `GlobalStep`."""
-
-    @property
-    def is_running_here(self) -> bool: ...
-
-
 _under_way: ContextVar[tuple[Hold, ...]] = ContextVar("asynchooks_calls_under_way", default=())
 """Of the calls that the running code is part of, in its thread or in tasks that it started."""
 
 
 class Hold:
-    """One call's place in the queue, then its lock on the model until `end`. `CallLock` makes it.
+    """One call's place in the queue, then its lock until `end`. `CallLock` makes it.
 
     The task that asked for it ends it, or gives it to the thread that makes the call. One that is
     abandoned keeps the lock until that thread ends it.
     """
 
-    __slots__ = ("_lock", "abandoned_at", "is_over", "thread", "wake")
-
-    def __init__(self, lock: CallLock | None, wake: Callable[[], None] | None = None) -> None:
-        self._lock = lock
-        self.wake = wake
-        self.thread = 0  # that makes the call, once it has begun
-        self.abandoned_at: float | None = None  # on the system's clock
-        self.is_over = False
+    def __init__(self, lock: CallLock) -> None:
+        self.lock = lock
+        self.wake: Callable[[], object] = lambda: None  # its task or thread looks again
+        self.has_begun = self.is_over = False
+        self.abandoned_at = math.inf  # on the system's clock
 
     def begin(self) -> None:
         """The call begins, in this thread; OverlappingCallError if it was abandoned before."""
-        lock = self._lock
-        if lock is None:
-            return
-        with lock.mutex:
-            if self.is_over:
-                raise OverlappingCallError(f"a call was abandoned before it began: {lock.what}")
-            self.thread = threading.get_ident()
-
-    def is_of(self, lock: CallLock) -> bool:
-        """Whether it keeps others from this lock."""
-        return self._lock is lock and not self.is_over
+        with self.lock.mutex:
+            if self.abandoned_at < math.inf:
+                what = self.lock.what
+                raise OverlappingCallError(f"a call was abandoned before it began: {what}")
+            self.has_begun, self.lock.thread = True, threading.get_ident()
 
     def end(self) -> None:
         """The call has returned, or is not made; from any thread, and more than once."""
-        if self._lock is not None and not self.is_over:
-            self._lock.release(self)
+        self.lock.release(self)
 
     def abandon(self) -> bool:
         """Its task waits for the call no more: others wait for its end for a while only.
 
         Returns whether it has begun; else it will not, and is over.
         """
-        lock = self._lock
-        if lock is None or self.is_over:
+        if self.is_over:
             return True
-        with lock.mutex:
-            if not self.thread:
-                lock.let_go(self)
-                return False
-            self.abandoned_at = system_now()
-            lock.wake_queue()
-        return True
+        with self.lock.mutex:
+            self.abandoned_at, has_begun = system_now(), self.has_begun
+            waiting = list(self.lock.queue)
+        if not has_begun:
+            self.end()
+        for each in waiting:
+            each.wake()
+        return has_begun
 
     def around(self, fn: Callable[[], Any]) -> Callable[[], Any]:
         """`fn` as the call of this hold, for the thread that makes it."""
-        if self._lock is None:
-            return fn
 
         def call() -> Any:
             self.begin()
@@ -177,116 +152,55 @@ class Hold:
 
 
 class CallLock:
-    """First come, first served. Cancellation safe. Creators of one function have one: see `Callee`.
+    """First come, first served, for tasks and threads of all event loops. Cancellation safe.
 
-    A call within a call, such as a run of a session that a step function itself opens, takes no
-    turn: it would wait for its own end.
-
-    A step on the one event loop of all users takes no hold, as no task there can ask meanwhile:
-    once it counts as running, it looks at `is_free`. A call from another thread unsets that first,
-    and then waits for the end of such a step by looking again and again, which is rare and short.
-    (A plain hook there sets `here`, and passes the lock on.) All that is so under the GIL.
+    Creators of one function have one: see `Callee`. A call within a call, such as a run of a
+    session that a step function itself opens, takes no turn: it would wait for its own end.
 
     Args:
         what: what must not overlap, for people.
     """
 
-    __slots__ = (
-        "_has_warned", "_holder", "_one_loop", "_queue", "_users", "here", "is_free", "mutex",
-        "what",
-    )  # fmt: skip
-
     def __init__(self, what: str) -> None:
         self.what = what
-        self.mutex = threading.Lock()  # guards all below; `here` and `is_free` are read without it
-        self._holder: Hold | None = None
-        self._queue: deque[Hold] = deque()
-        # by the thread of each event loop: how many sessions there are on a step of it
-        self._users: dict[int, dict[Counter, int]] = {}
-        self._one_loop = 0  # the thread of the event loop of all users, if there is one
+        self._busy = threading.Lock()  # locked while a call is under way, in whichever thread
+        self.mutex = threading.Lock()  # guards what follows; nobody is woken under it
+        self.thread = 0  # that makes the call under way, once it has begun
+        self.queue: deque[Hold] = deque()
+        self._holder: Hold | None = None  # of the call under way, unless `take_here` began it
         self._has_warned = False
-        self.is_free = True  # no hold is taken or waited for, and all users are of one event loop
-        self.here = 0  # the thread of that event loop, while it calls plain hooks
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether calls must not overlap at all."""
-        return True
 
     @property
     def is_taken(self) -> bool:
-        """Whether a call has a hold, so that it may be under way in a thread."""
-        return self._holder is not None
+        """Whether a call is under way."""
+        return self._busy.locked()
+
+    def take_here(self) -> CallLock | None:
+        """As `take_nowait`, for a call that begins at once in this thread; `end` ends it."""
+        if self.queue or not self._busy.acquire(blocking=False):
+            return NO_LOCK if self._is_mine else None
+        self.thread = threading.get_ident()
+        return self
+
+    def end(self) -> None:
+        """The call that `take_here` began has ended."""
+        self.thread = 0
+        self._busy.release()
+        if self.queue:
+            self._pass_on()
+
+    def take_nowait(self) -> Hold | None:
+        """A hold, if no call is under way and none waits, or the running code is part of it."""
+        if self.queue or not self._busy.acquire(blocking=False):
+            return Hold(NO_LOCK) if self._is_mine else None
+        hold = self._holder = Hold(self)
+        return hold
 
     @property
     def _is_mine(self) -> bool:
         """Whether the running code is part of the call that is under way."""
-        ident, holder = threading.get_ident(), self._holder
-        return (
-            self.here == ident
-            or (holder is not None and holder.thread == ident)
-            or any(hold.is_of(self) for hold in _under_way.get())
-        )
-
-    @property
-    def _is_here_elsewhere(self) -> bool:
-        """Whether a step without a hold is under way on another thread's event loop."""
-        ident = threading.get_ident()
-        if ident == self._one_loop:
-            return False
-        users = list(self._users.items())  # in one piece, as the steps of each
-        steps = [step for thread, each in users if thread != ident for step in list(each)]
-        return any(step.is_running_here for step in steps)
-
-    def join(self, step: Counter) -> int:
-        """A session on this step uses it from now on, in this thread; what to give to `leave`."""
-        thread = threading.get_ident()
-        with self.mutex:
-            steps = self._users.setdefault(thread, {})
-            steps[step] = steps.get(step, 0) + 1
-            self._find_free()
-        return thread
-
-    def leave(self, step: Counter, thread: int) -> None:
-        """It uses it no more."""
-        with self.mutex:
-            steps = self._users.get(thread, {})
-            num_others = steps.pop(step, 1) - 1
-            if num_others:
-                steps[step] = num_others
-            elif not steps:
-                self._users.pop(thread, None)
-            self._find_free()
-
-    def pass_on(self) -> None:
-        """A call `here` has ended, and another one has asked meanwhile."""
-        with self.mutex:
-            if self._holder is None and self._queue:
-                self._grant(self._queue.popleft())
-            self._find_free()
-
-    def take_nowait(self) -> Hold | None:
-        """A hold, if no call is under way and none waits, or the running code is part of it."""
-        if not self.is_free and self._is_mine:
-            return NO_HOLD
-        with self.mutex:
-            if self._holder is not None or self._queue:
-                return None
-            self.is_free = False
-            if self.here or self._is_here_elsewhere:
-                self._find_free()
-                return None
-            hold = self._holder = Hold(self)
-            return hold
-
-    def _enter(self, hold: Hold) -> None:
-        """Take the lock now, or else stand in the queue."""
-        with self.mutex:
-            self.is_free = False
-            if self._holder is None and not self._queue and not self.here:
-                self._holder = hold
-            else:
-                self._queue.append(hold)
+        outer = [each for each in _under_way.get() if each.lock is self and not each.is_over]
+        return self.thread == threading.get_ident() or bool(outer)
 
     async def take(
         self,
@@ -307,60 +221,38 @@ class CallLock:
             OverlappingCallError: a call that was abandoned has not returned.
             StopTraining: the stop came.
         """
-        slot: Slot | None = None
-
-        def wake() -> None:
-            if slot is not None:
-                slot.wake(_LOOK)
-
-        hold = Hold(self, wake)
-        self._enter(hold)
-        begun = system_now()
-        warn_at = begun + _PATIENCE_SECS
+        hold = self.take_nowait()
+        if hold is not None:
+            return hold
+        hold, begun = self._enter(), system_now()
         try:
             while True:
                 slot = Slot(engine, f"the end of another call of {self.what}")
-                has_it = self._holder is hold
-                if has_it and not self._is_here_elsewhere:
+                hold.wake = slot.wake
+                secs = self._secs_to_wait(hold, begun, grace_secs)
+                if secs is None:
                     return hold
-                until = self._until(begun, grace_secs)  # not before the slot can be woken
-                now = system_now()
-                if now >= until:
-                    self._refuse(grace_secs)
-                if now >= warn_at:
-                    self._warn(now - begun)
-                    warn_at = math.inf
-                pause = _SHORT_SECS if has_it else min(until, warn_at) - now
-                if lost_peer is not None:
-                    lost_peer.add(slot)
-                try:
-                    with EndsAtStop(slot, stop):
-                        value = await engine.park(slot, engine.now() + pause)
-                finally:
-                    if lost_peer is not None:
-                        lost_peer.discard(slot)
+                with EndsAtStop(slot, stop, lost_peer):
+                    value = await engine.park(slot, engine.now() + secs)
                 if value is STOPPED and self._holder is not hold:
                     if lost_peer is not None and lost_peer.is_set:
-                        raise lost_peer.error()
+                        raise lost_peer.error_now()
                     raise StopTraining(f"a stop was requested while waiting for {slot.what}")
         except BaseException:
-            self.release(hold)
+            hold.end()
             raise
 
     @contextmanager
     def held(self, grace_secs: float) -> Iterator[None]:
-        """In a thread: block until no other call is under way, and keep others out of the block.
+        """Block this thread until no other call is under way, and keep others out of the block.
 
         Within a call that this thread makes already it does nothing.
 
         Raises:
-            OverlappingCallError: in a thread whose event loop other users need: it cannot wait
-                there. Elsewhere: a call that was abandoned has not returned.
+            OverlappingCallError: an event loop runs in this thread, and cannot wait here; or a
+                call that was abandoned has not returned.
         """
-        if self._is_mine:
-            yield
-            return
-        hold = self._take_blocking(grace_secs)
+        hold = self.take_nowait() or self._take_blocking(grace_secs)
         hold.begin()
         try:
             yield
@@ -368,10 +260,8 @@ class CallLock:
             hold.end()
 
     def _take_blocking(self, grace_secs: float) -> Hold:
-        ident = threading.get_ident()
-        if ident in self._users:
-            if (hold := self.take_nowait()) is not None:
-                return hold
+        engine = engine_if_any()
+        if engine is not None and not engine.is_elsewhere:
             raise OverlappingCallError(
                 f"another call of {self.what} is under way in a thread, and the event loop cannot "
                 "wait for it here. Run it through `await session.run(...)` or `await "
@@ -379,103 +269,88 @@ class CallLock:
                 "may overlap, write FunctionSessionCreator(step, thread_safe=True)"
             )
         event = threading.Event()
-        hold = Hold(self, event.set)
-        self._enter(hold)
-        begun = system_now()
-        while not (has_it := self._holder is hold) or self._is_here_elsewhere:
-            until = self._until(begun, grace_secs)
-            if system_now() >= until:
-                self.release(hold)
-                self._refuse(grace_secs)
-            event.wait(_SHORT_SECS if has_it else min(until - system_now(), _PATIENCE_SECS))
-            event.clear()  # before the next look
+        hold, begun = self._enter(), system_now()
+        hold.wake = event.set
+        try:
+            while (secs := self._secs_to_wait(hold, begun, grace_secs)) is not None:
+                event.wait(secs)
+                event.clear()  # before the next look
+        except BaseException:
+            hold.end()
+            raise
         return hold
 
-    def release(self, hold: Hold) -> None:
-        """End a hold, or leave the queue."""
+    def _enter(self) -> Hold:
+        hold = Hold(self)
         with self.mutex:
-            self.let_go(hold)
+            self.queue.append(hold)
+        self._pass_on()
+        return hold
 
-    def let_go(self, hold: Hold) -> None:
-        """As `release`, with the mutex held."""
-        if hold.is_over:
-            return
-        hold.is_over = True
-        if self._holder is hold:
-            self._holder = None
-            if self._queue and not self.here:
-                self._grant(self._queue.popleft())
+    def _pass_on(self) -> None:
+        """Give the lock to the first in the queue, if it is free."""
+        with self.mutex:
+            if not self.queue or not self._busy.acquire(blocking=False):
                 return
-        elif hold in self._queue:
-            self._queue.remove(hold)
-        self.is_free = bool(self._one_loop) and self._holder is None and not self._queue
+            hold = self._holder = self.queue.popleft()
+        hold.wake()
 
-    def wake_queue(self) -> None:
-        """Have all waiting calls look again; with the mutex held."""
-        for each in self._queue:
-            if each.wake is not None:
-                each.wake()
-
-    def _grant(self, hold: Hold) -> None:
-        self._holder = hold
-        if hold.wake is not None:
-            hold.wake()
-
-    def _find_free(self) -> None:
-        self._one_loop = next(iter(self._users)) if len(self._users) == 1 else 0
-        self.is_free = bool(self._one_loop) and self._holder is None and not self._queue
-
-    def _until(self, begun: float, grace_secs: float) -> float:
-        """When to give up waiting, which began then: never, for a call that is waited for."""
+    def release(self, hold: Hold) -> None:
+        """End a hold, or leave the queue; from any thread."""
         with self.mutex:
-            holder = self._holder
-            abandoned_at = None if holder is None else holder.abandoned_at
-        return math.inf if abandoned_at is None else max(begun, abandoned_at) + grace_secs
+            if hold.is_over:
+                return
+            hold.is_over = True
+            if self._holder is not hold:
+                self.queue.remove(hold)
+                return
+            self._holder = None
+        self.end()
 
-    def _refuse(self, grace_secs: float) -> NoReturn:
-        raise OverlappingCallError(
-            f"a call of {self.what} that was cancelled or given up still runs in its thread, "
-            f"{grace_secs:g} s later, and calls must not overlap. Find out why it does not return, "
-            "or give the session a longer stop_grace_period_secs; if calls may overlap, write "
-            "FunctionSessionCreator(step, thread_safe=True)"
-        )
+    def _secs_to_wait(self, hold: Hold, begun: float, grace_secs: float) -> float | None:
+        """For how long to wait until the next look; None: it has the lock. Given up, it raises.
 
-    def _warn(self, seconds: float) -> None:
+        Looked at once the hold can be woken.
+        """
         with self.mutex:
-            is_first, self._has_warned = not self._has_warned, True
-            num_waiting = len(self._queue)
-        if is_first:
+            holder, now = self._holder, system_now()
+        if holder is hold:
+            return None
+        until = math.inf if holder is None else max(begun, holder.abandoned_at) + grace_secs
+        if now >= until:
+            raise OverlappingCallError(
+                f"a call of {self.what} that was cancelled or given up still runs in its thread, "
+                f"{grace_secs:g} s later, and calls must not overlap. Find out why it does not "
+                "return, or give the session a longer stop_grace_period_secs; if calls may "
+                "overlap, write FunctionSessionCreator(step, thread_safe=True)"
+            )
+        if now - begun >= _PATIENCE_SECS and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "Calls of %s run one at a time, and %d wait, for %.3g s by now. If the one under "
                 "way waits for another worker, it never returns: then write "
                 "FunctionSessionCreator(step, thread_safe=True), if calls may overlap",
-                self.what, num_waiting, seconds,
-            )  # fmt: skip
+                self.what,
+                len(self.queue),
+                now - begun,
+            )
+        return min(until - now, _PATIENCE_SECS)
 
 
 class _NoLock(CallLock):
     """For calls that may overlap."""
 
-    __slots__ = ()
+    def take_here(self) -> CallLock:
+        return self
 
-    @property
-    def is_needed(self) -> bool:
-        return False
-
-    def join(self, step: Counter) -> int:
-        """It is free for all."""
-        return 0
-
-    def leave(self, step: Counter, thread: int) -> None:
-        """It stays so."""
+    def end(self) -> None:
+        """No other call waits."""
 
     def take_nowait(self) -> Hold:
-        return NO_HOLD
+        return Hold(self)
 
-    @contextmanager
-    def held(self, grace_secs: float) -> Iterator[None]:
-        yield
+    def release(self, hold: Hold) -> None:
+        hold.is_over = True
 
 
 NO_LOCK = _NoLock("nothing")
-NO_HOLD = Hold(None)

@@ -13,8 +13,7 @@ import math
 import queue
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable
 from contextvars import copy_context
 from typing import Any, ClassVar, Literal, get_args
 from weakref import WeakSet
@@ -34,7 +33,8 @@ ALONE_SECS = 0.1
 """A step slower than this leaves the event loop even if no other task could run meanwhile."""
 FIRST_CALL_SECS = 0.05
 """How long the first call of a kind may take before its siblings get threads of their own."""
-_FIRST_PROBE, _LAST_PROBE = 16, 1024
+_FIRST_LOOK, _LAST_LOOK = 16, 1024
+"""Calls until the next look whether a slow kind has become fast."""
 _MAX_KEYS = 256
 
 
@@ -86,18 +86,15 @@ class WorkThread:
     Daemon, so that a step that never ends cannot hold the process's exit.
     """
 
-    __slots__ = ("_engine", "_is_busy", "_jobs", "_name", "_thread", "_what")
-
     # Those that were abandoned, for the end of the process: the process's, not an owner's.
     left_alone: ClassVar[WeakSet[threading.Thread]] = WeakSet()
 
     def __init__(self, engine: Engine, name: str) -> None:
-        self._engine = engine
-        self._name = name
+        self._engine, self._name = engine, name
         self._what = f"a call in the thread {name}"
         self._thread: threading.Thread | None = None
+        self._jobs: queue.SimpleQueue[_Job | None]  # of the present thread
         self._is_busy = False
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     async def run(
         self,
@@ -126,43 +123,41 @@ class WorkThread:
         if engine.is_virtual and (stand_in := current_stand_in()) is not None:
             stand_in.call_apart(engine, functools.partial(job.run, engine), slot)
         else:
-            self._begin(engine)
-            self._jobs.put(job)
-        self._is_busy = True
+            self._put(job)
+        self._is_busy, is_waited_for = True, False
         if lost_peer is not None:
             lost_peer.add(slot)
         try:
-            outcome = await engine.park(slot, until)
-        except BaseException:
-            # opened only now: before the cancellation came, a scope would cost each step
             try:
+                await engine.park(slot, until)
+                is_waited_for = True
+            except BaseException:
+                # opened only now: before the cancellation came, a scope would cost each step
                 with engine.shielded(max(0.0, min(grace_secs, until - engine.now()))):
                     await engine.park(slot)
-            finally:
-                if not slot.is_woken or slot.value is STOPPED:
-                    self._abandon(job)
-                else:
-                    if slot.value.error is not None:
-                        logger.warning("A cancelled call failed: %r", slot.value.error)
-                    when_late(slot.value)
-            raise
+                raise
         finally:
             self._is_busy = False
             if lost_peer is not None:
                 lost_peer.discard(slot)
-        if outcome is TIMED_OUT:
-            return self._abandon(job)
-        if outcome is STOPPED:
-            assert lost_peer is not None
-            self._abandon(job)
-            raise lost_peer.error()
-        return outcome.unwrap()
+            outcome = slot.value
+            if not isinstance(outcome, Outcome):  # lost, out of time, or out of patience
+                self._abandon(job)
+            elif not is_waited_for:
+                if outcome.error is not None:
+                    logger.warning("A cancelled call failed: %r", outcome.error)
+                when_late(outcome)
+        if outcome is STOPPED and lost_peer is not None:
+            raise lost_peer.error_now()
+        return None if outcome is TIMED_OUT else outcome.unwrap()
 
-    def _begin(self, engine: Engine) -> None:
+    def _put(self, job: _Job) -> None:
         if self._thread is None:
-            args = (self._jobs, engine)
+            self._jobs = queue.SimpleQueue()
+            args = (self._jobs, self._engine)
             self._thread = threading.Thread(target=_serve, args=args, name=self._name, daemon=True)
             self._thread.start()
+        self._jobs.put(job)
 
     def _abandon(self, job: _Job) -> None:
         thread = self.drop()
@@ -176,8 +171,8 @@ class WorkThread:
 
         A call that another task has under way goes on, and is the thread's last.
         """
-        is_busy, thread = self._is_busy, self.drop()
-        if thread is not None and not is_busy:
+        thread = self.drop()
+        if thread is not None and not self._is_busy:
             # it has nothing left to do; a thread that the end of the process meets within a
             # library's code makes the process abort
             thread.join()
@@ -190,39 +185,32 @@ class WorkThread:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)
-            self._jobs = queue.SimpleQueue()
         return thread
 
 
 class _Job:
     """One call; its outcome goes to the task that waits, or to `when_late` if none does."""
 
-    __slots__ = ("_context", "_fn", "_late", "_outcome", "is_abandoned", "slot")
-
     def __init__(self, fn: Callable[[], Any], when_late: WhenLate, slot: Slot) -> None:
-        self._fn = fn
+        self._fn, self._when_late, self.slot = fn, when_late, slot
         self._context = copy_context()
-        self._late = [when_late]  # the thread that pops it calls it: a lock would cost each call
+        self._lock = threading.Lock()  # decides which comes first, of these two:
         self._outcome: Outcome | None = None
-        self.slot = slot
-        self.is_abandoned = False
+        self._is_abandoned = False
 
     def run(self, engine: Engine) -> Outcome:
-        outcome = self._outcome = self._context.run(_call_in, engine, self._fn)
-        if self.is_abandoned:  # looked at after the outcome is there, which `abandon` looks for
-            self._pass_on(outcome)
+        outcome: Outcome = self._context.run(_call_in, engine, self._fn)
+        with self._lock:
+            self._outcome, is_late = outcome, self._is_abandoned
+        if is_late:
+            self._when_late(outcome)
         return outcome
 
     def abandon(self) -> None:
-        self.is_abandoned = True
-        if self._outcome is not None:
-            self._pass_on(self._outcome)
-
-    def _pass_on(self, outcome: Outcome) -> None:
-        when_late: WhenLate = drop
-        with suppress(IndexError):  # passed on already
-            when_late = self._late.pop()
-        when_late(outcome)
+        with self._lock:
+            self._is_abandoned, outcome = True, self._outcome
+        if outcome is not None:
+            self._when_late(outcome)
 
 
 def _serve(jobs: queue.SimpleQueue[_Job | None], engine: Engine) -> None:
@@ -261,57 +249,50 @@ async def run_blocking(
         thread.close()
 
 
-class Probe:
-    """What "auto" knows of one kind of step: `in_thread` says where it is run."""
+class Kind:
+    """What "auto" knows of one kind of call: `in_thread` says where the next one is made."""
 
-    __slots__ = (
-        "fastest", "forgives", "in_thread", "is_called", "is_timed", "is_warm", "last_secs",
-        "next_probe", "num_slow", "since_probe", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, forgives: bool = True, *, is_timed: bool = True) -> None:
-        self.forgives = forgives
-        self.is_timed = is_timed  # whether the next place depends on how long calls take
-        # the first call is slow, as it compiles; until it has returned the others wait a while
-        self.is_called = False
-        self.is_warm = False
-        self.waiting: list[Slot] = []
-        self.in_thread = True
+    def __init__(self, *, in_thread: bool = True, forgives: bool = True, is_fixed: bool = False):
+        self.in_thread, self.forgives = in_thread, forgives
+        self.is_fixed = is_fixed  # whatever calls take
+        # the first call is slow, as it compiles; while it is made the others wait a while
+        self.waiting: list[Slot] | None = None
+        self.last_secs = math.inf  # of the last call, wherever it was made
         self.num_slow = 0  # slow calls in a row on the event loop
-        self.fastest = 0.0  # smallest threaded time: wall time in a thread overestimates
-        self.last_secs = 0.0  # of the last call, wherever it ran
-        self.since_probe = 0
-        self.next_probe = 0  # threaded calls until the next probe
+        # calls in the thread until one that is fast there is made on the event loop again
+        self.num_until_look = self.patience = 0
 
-    def learn(self, inline_secs: float) -> None:
+    def learn(self, secs: float) -> None:
         """Take note of a call on the event loop."""
-        if not self.is_timed:
+        self.last_secs = secs
+        if secs <= INLINE_SECS or self.is_fixed:
+            if self.forgives:
+                self.num_slow = 0
             return
-        self.last_secs = inline_secs
-        was_in_thread = self.in_thread
-        if inline_secs > INLINE_SECS:
-            self.num_slow += 1
-        elif self.forgives:
-            self.num_slow = 0
-        # a step that was fast so far may have been held up by another process, once
-        self.in_thread = self.num_slow >= (1 if was_in_thread else 2)
-        if not self.in_thread:
+        self.num_slow += 1
+        if self.num_slow >= 2:  # one alone may have been held up by another process
+            self.in_thread, self.num_slow = True, 0
+            self.patience = min(max(2 * self.patience, _FIRST_LOOK), _LAST_LOOK)
+            self.num_until_look = self.patience if self.forgives else sys.maxsize
+
+    def learn_in_thread(self, secs: float) -> None:
+        """Take note of a call in the thread, where others make it take longer."""
+        if self.is_fixed:
             return
-        again = was_in_thread and self.next_probe > 0  # it looked fast in the thread, and was not
-        self.next_probe = min(2 * self.next_probe, _LAST_PROBE) if again else _FIRST_PROBE
-        if not self.forgives:
-            self.next_probe = sys.maxsize
-        self.since_probe = 0
-        self.fastest = math.inf
+        self.last_secs = secs
+        self.num_until_look -= 1
+        if secs <= INLINE_SECS and self.num_until_look <= 0:
+            self.in_thread = False
+        waiting, self.waiting = self.waiting, None
+        for slot in waiting or ():
+            slot.wake()
 
 
-_INLINE, _IN_THREAD = Probe(is_timed=False), Probe()
-_INLINE.is_warm = _IN_THREAD.is_warm = True
-_INLINE.in_thread = False
+_INLINE, _IN_THREAD = Kind(is_fixed=True, in_thread=False), Kind(is_fixed=True)
 
 
 class StepTimes:
-    """What "auto" knows of the steps of one raw session; all workers on it share it.
+    """What "auto" knows of the calls on one raw session; all workers on it share it.
 
     Args:
         always_in_thread: whether no call may hold the event loop, as it may never return.
@@ -322,143 +303,110 @@ class StepTimes:
     def __init__(self, *, always_in_thread: bool = False, forgives: bool = True) -> None:
         self.always_in_thread = always_in_thread
         self._forgives = forgives
-        self._probes: dict[Hashable, Probe] = {}
+        self._kinds: dict[Hashable, Kind] = {}
 
-    def of(self, key: Hashable) -> Probe:
-        probe = self._probes.get(key)
-        if probe is None:
-            if len(self._probes) >= _MAX_KEYS:
-                self._probes.clear()
-            probe = self._probes[key] = Probe(self._forgives)
-        return probe
+    def of(self, key: Hashable) -> Kind:
+        if self.always_in_thread:
+            return _IN_THREAD
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _MAX_KEYS:
+                self._kinds.clear()
+            kind = self._kinds[key] = Kind(forgives=self._forgives)
+        return kind
 
 
 class StepRunner:
-    """Runs a session's blocking steps where they are best run. The session makes and closes it.
+    """Makes a session's blocking calls where they are best made. The session makes and closes it.
 
     Args:
-        engine: the session's engine; a virtual one runs everything inline, except in a plan.
-        name: "inline" runs on the event loop, "thread" in a thread of the session's own, "auto"
-            chooses for each kind of step: the first call in a thread, the second inline, then in
-            a thread if that took more than 2 ms, unless no other task could run meanwhile. No step
-            can be bounded beforehand, so the inline call may hold the loop once.
-        grace_secs: seconds that a cancellation waits for a step in a thread.
+        engine: the session's engine; a virtual one makes all on the event loop, except in a plan.
+        name: "inline" calls on the event loop, "thread" in a thread of the session's own, "auto"
+            chooses for each kind: in the thread until a call there took at most 2 ms, then on the
+            event loop until two in a row took longer; slow ones also there while no other task
+            could run meanwhile.
+        grace_secs: seconds that a cancellation waits for a call in the thread.
     """
-
-    __slots__ = ("_engine", "_name", "_num_until_look", "_thread", "grace_secs", "last_in_thread")
 
     def __init__(self, engine: Engine, name: StepRunnerName, grace_secs: float) -> None:
         self._engine = engine
         self._name = "inline" if blocks_inline(engine) else name
         self.grace_secs = grace_secs
-        self._thread: WorkThread | None = None
+        self._thread = WorkThread(engine, "asynchooks-step")
         self._num_until_look = 0  # slow calls until the next look at whether others could run
-        self.last_in_thread: Probe | None = None  # the kind that ran last in the thread, if open
 
-    def probe(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> Probe:
-        """What is known of this kind of step: where the next one is to run."""
+    def kind(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> Kind:
+        """What is known of this kind of call: whether the next one is made in a thread."""
         if self._name == "inline" or not blocks:
             return _INLINE
-        if self._name == "thread" or times.always_in_thread:
-            return _IN_THREAD
-        return times.of(key)
+        return _IN_THREAD if self._name == "thread" else times.of(key)
 
-    async def wait_for_first(self, probe: Probe) -> None:
-        """If the first call of this kind is under way elsewhere, wait for it, but not long.
+    def call_here(self, fn: Callable[[], Any], kind: Kind) -> Any:
+        """Call `fn` on the event loop."""
+        now = self._engine.now
+        begun = now()
+        try:
+            return fn()
+        finally:
+            kind.learn(now() - begun)
 
-        It may wait for this one. Unlike a thread for each of a thousand workers that begin
-        together, this costs nothing.
-        """
-        if probe.is_called and not probe.is_warm:
-            slot = Slot(self._engine, "the first step of its kind")
-            probe.waiting.append(slot)
-            await self._engine.park(slot, self._engine.now() + FIRST_CALL_SECS)
-
-    def learn(self, probe: Probe, inline_secs: float) -> None:
-        """Take note of a call on the event loop."""
-        probe.learn(inline_secs)
-        if not probe.in_thread and probe is self.last_in_thread:
-            self.close()  # a thousand workers need not keep a thousand threads
-
-    def run_probed(
+    async def call(
         self,
         fn: Callable[[], Any],
-        probe: Probe,
+        kind: Kind,
         lost_peer: LostPeer | None = None,
         when_late: WhenLate = drop,
-    ) -> Awaitable[Any]:
-        """Call `fn` where steps of its kind are best run, and return its value.
+    ) -> Any:
+        """Call `fn` where calls of its kind are best made, and return its value.
 
         Args:
-            probe: what is known of the kind; steps of one kind take about the same time.
+            kind: what is known of calls that take about the same time.
             lost_peer: ends the wait for a call in a thread that will never return.
             when_late: gets the outcome of a call in a thread after a cancellation.
         """
-        if probe is _IN_THREAD:
-            return self._call_in_thread(fn, probe, lost_peer, when_late)
-        return self._run_probed(fn, probe, lost_peer, when_late)
-
-    async def _run_probed(
-        self, fn: Callable[[], Any], probe: Probe, lost_peer: LostPeer | None, when_late: WhenLate
-    ) -> Any:
-        if probe is _INLINE:
-            return fn()
-        probe.is_called = True
-        is_probe = probe.since_probe >= probe.next_probe and probe.fastest < INLINE_SECS
-        if probe.is_warm and probe.in_thread and not is_probe and self._may_hold_loop(probe):
-            await self._engine.turn()  # for signals, timers and a cancellation
-            is_probe = True
-        begun = self._engine.now()
-        if probe.is_warm and (is_probe or not probe.in_thread):
-            try:
-                return fn()
-            finally:
-                self.learn(probe, self._engine.now() - begun)
+        engine = self._engine
+        if kind.waiting is not None:
+            # not long, as the first call may wait for this one; a thread for each of a thousand
+            # workers that begin together would cost more
+            slot = Slot(engine, "the first step of its kind")
+            kind.waiting.append(slot)
+            await engine.park(slot, engine.now() + FIRST_CALL_SECS)
+        if not kind.in_thread:
+            return self.call_here(fn, kind)
+        stays = kind.forgives and kind.last_secs <= ALONE_SECS and self._is_alone()
+        if stays:
+            await engine.turn()  # for signals, timers and a cancellation
+        if kind.last_secs == math.inf and not (kind.is_fixed or kind.waiting):
+            kind.waiting = []
+        begun = engine.now()
         try:
-            return await self._call_in_thread(fn, probe, lost_peer, when_late)
+            if stays:
+                return fn()
+            return await self._thread.run(fn, self.grace_secs, when_late, lost_peer=lost_peer)
         finally:
-            if probe.is_warm:
-                probe.since_probe += 1
-                probe.last_secs = self._engine.now() - begun
-                probe.fastest = min(probe.fastest, probe.last_secs)
-            probe.is_warm = True
-            waiting, probe.waiting = probe.waiting, []
-            for slot in waiting:
-                slot.wake()
+            kind.learn_in_thread(engine.now() - begun)
+            if not kind.in_thread:
+                self.close()  # a thousand workers need not keep a thousand threads
 
-    def _may_hold_loop(self, probe: Probe) -> bool:
-        """Whether a slow step may run on the event loop: no other task could run meanwhile.
+    def _is_alone(self) -> bool:
+        """Whether no other task could run while a slow call holds the event loop.
 
         Then a thread would only cost: the hand-over, and caches that hold other things.
         """
-        if not probe.forgives or probe.last_secs > ALONE_SECS:
-            return False
         if self._num_until_look:
             self._num_until_look -= 1
-        elif self._engine.is_alone():
-            return True
-        else:
-            self._num_until_look = _FIRST_PROBE
-        return False
-
-    def _call_in_thread(
-        self, fn: Callable[[], Any], probe: Probe, lost_peer: LostPeer | None, when_late: WhenLate
-    ) -> Awaitable[Any]:
-        self.last_in_thread = probe
-        if self._thread is None:
-            self._thread = WorkThread(self._engine, "asynchooks-step")
-        return self._thread.run(fn, self.grace_secs, when_late, lost_peer=lost_peer)
+            return False
+        is_alone = self._engine.is_alone()
+        self._num_until_look = 0 if is_alone else _FIRST_LOOK
+        return is_alone
 
     def close(self) -> None:
-        """Let the thread end; a step that still runs there is not waited for."""
-        self.last_in_thread = None
-        if self._thread is not None:
-            self._thread.close()
+        """Let the thread end; a call that is still made there is not waited for."""
+        self._thread.close()
 
     def drop(self) -> None:
         """Let the thread end, from any thread, and wait for nothing."""
-        if self._thread is not None:
-            self._thread.drop()
+        self._thread.drop()
 
 
 def check_runner(name: object) -> StepRunnerName:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from .._engine.threads import is_async
@@ -17,7 +19,6 @@ MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end", "o
 FURTHER_MOMENTS = ("restore_model", "before_end", "after_close", "on_drop")
 """Moments that TensorFlow's hooks do not have: a method of that name there is no moment."""
 _METHODS = (*MOMENTS, *FURTHER_MOMENTS, "state_dict", "load_state_dict")
-_LETTERS = tuple((method.replace("_", ""), method) for method in _METHODS)
 _ELSEWHERE = {
     name: moment
     for moment, names in {
@@ -34,10 +35,21 @@ _ELSEWHERE = {
     for name in names.split()
 }
 """What other libraries (Keras, Lightning, Hugging Face) call such methods."""
-_GONE = {
-    "on_cancelled_run": "look at step_is_made of the last run_context in the next before_run",
-}
-"""Moments of earlier versions, and what to do in their place."""
+
+
+_LETTERS = {method.replace("_", ""): method for method in _METHODS}
+
+
+@cache
+def _looks_like(name: str) -> str | None:
+    """The method of which a slip of the hand makes this name, underscores and capitals aside.
+
+    Of words as short as "end" that is another word ("send"): there only the capitals may differ.
+    """
+    given = name.replace("_", "").lower()
+    words = [letters for letters in _LETTERS if len(letters) > 5 or letters == given]
+    close = get_close_matches(given, words, 1, cutoff=0.85)  # one other letter of seven: 0.857
+    return _LETTERS[close[0]] if close else None
 
 
 def _hook_types() -> tuple[type, ...]:
@@ -82,106 +94,61 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
                 f"{which} is {hook!r} of type {type(hook).__name__}; expected an instance of "
                 "asynchooks.SessionRunHook or of TensorFlow's"
             )
-        if not _is_ours(hook):
-            _check_methods(hook, which)
-        if not isinstance(hook, SessionRunHook):
-            _check_listeners(hook, which)
+        _check_methods(hook, which)
     return listed
 
 
-def _check_methods(hook: Any, name: str) -> None:
-    """A method with a `yield` in it would run nothing when it is called, silently."""
-    for moment in (*MOMENTS, *(FURTHER_MOMENTS if isinstance(hook, SessionRunHook) else ())):
-        method = getattr(hook, moment, None)
+def _check_methods(hook: Any, which: str) -> None:
+    """Refuse methods that do nothing when they are called, or not what they should."""
+    kind = type(hook).__name__
+    for moment in (*MOMENTS, *FURTHER_MOMENTS):
+        if not overrides(hook, moment):
+            continue
+        method = getattr(hook, moment)
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
             raise TypeError(
-                f"{moment} of {name}, a {type(hook).__name__}, holds a `yield`, so that a call of "
-                "it would run nothing of its body; write a coroutine (`async def`) or a plain "
-                "method without it"
+                f"{moment} of {which}, a {kind}, holds a `yield`, so that a call of it would run "
+                "nothing of its body; write a coroutine (`async def`) or a plain method without it"
             )
-        if moment == "on_drop" and method is not None and is_async(method):
+        if moment == "on_drop" and is_async(method):
             raise TypeError(
-                f"{name} is {hook!r}, whose {moment} is a coroutine function; give a plain method: "
-                "nothing can be awaited there"
+                f"{which} is {hook!r}, whose {moment} is a coroutine function; give a plain "
+                "method: nothing can be awaited there"
             )
-
-
-def _check_listeners(hook: Any, name: str) -> None:
-    """TensorFlow's CheckpointSaverHook would take a coroutine, which is true, for a stop."""
-    for listener in getattr(hook, "_listeners", ()):
-        if is_async(getattr(listener, "after_save", _check_listeners)):
+    # TensorFlow's CheckpointSaverHook would take a coroutine, which is true, for a stop
+    for listener in () if isinstance(hook, SessionRunHook) else getattr(hook, "_listeners", ()):
+        if is_async(getattr(listener, "after_save", overrides)):
             raise TypeError(
-                f"{name}, TensorFlow's {type(hook).__name__}, has the coroutine listener "
-                f"{listener!r}; give both to asynchooks.CheckpointSaverHook"
+                f"{which}, TensorFlow's {kind}, has the coroutine listener {listener!r}; give both "
+                "to asynchooks.CheckpointSaverHook"
             )
 
 
 def warn_of_misspelt(hooks: Iterable[Any]) -> None:
-    """Warn of methods that look like those which sessions call, or called, and never would be."""
-    listed = [each for each in hooks if not _is_ours(each)]
-    meant = {(type(each), *pair) for each in listed for pair in _misspelt(each)}
-    for kind, name, moment in sorted(meant, key=lambda each: each[1:]):
-        warnings.warn(
-            f"{kind.__name__} has a method {name!r}, which no session calls; if {moment!r} is "
-            "meant, call it that",
-            stacklevel=_depth_of_caller(),
-        )
-    for kind in dict.fromkeys(type(each) for each in listed if isinstance(each, SessionRunHook)):
-        for name, instead in _GONE.items():
-            if inspect.isroutine(getattr(kind, name, None)):
-                warnings.warn(
-                    f"{kind.__name__} has a method {name!r}, which no session calls any more; "
-                    f"{instead}",
-                    stacklevel=_depth_of_caller(),
-                )
-
-
-def _is_ours(hook: Any) -> bool:
-    return type(hook).__module__.startswith("asynchooks.")
-
-
-def _misspelt(hook: Any) -> Iterator[tuple[str, str]]:
-    """(the name of a method, what it was probably to be), for those in users' classes."""
-    kinds = [
-        kind
-        for kind in type(hook).__mro__
-        if not kind.__module__.startswith(("asynchooks.", "tensorflow.", "builtins"))
-    ]
-    # a hook that is another library's callback, too, has that one's methods
-    others = {name for kind in kinds if not issubclass(kind, _hook_types()) for name in vars(kind)}
-    for kind in kinds:
-        for name, value in vars(kind).items():
-            if name.startswith("_") or name in _METHODS:
+    """Warn of methods in users' classes that look like moments, and never would be called."""
+    meant = set()
+    for hook in hooks:
+        kinds = [
+            kind
+            for kind in type(hook).__mro__
+            if not kind.__module__.startswith(("asynchooks.", "tensorflow.", "builtins"))
+        ]
+        # a hook that is another library's callback, too, has that one's methods
+        callbacks = [kind for kind in kinds if not issubclass(kind, _hook_types())]
+        others = {name for kind in callbacks for name in vars(kind)}
+        for name, value in [item for kind in kinds for item in vars(kind).items()]:
+            if name.startswith("_") or not inspect.isroutine(value):
                 continue
             method = _looks_like(name) or (None if name in others else _ELSEWHERE.get(name))
-            if method is None or not inspect.isroutine(value) or overrides(hook, method):
-                continue
-            if method in MOMENTS or isinstance(hook, SessionRunHook):
-                yield name, method
-
-
-def _looks_like(name: str) -> str | None:
-    """The method of which one slip of the hand makes this name, underscores and capitals aside.
-
-    One letter more, less, other, or two exchanged. For words as short as "end" that is another
-    word ("send"): there only the capitals may differ.
-    """
-    given = name.replace("_", "").lower()
-    for meant, moment in _LETTERS:
-        if given == meant or (len(meant) > 5 and _slip(given, meant)):
-            return moment
-    return None
-
-
-def _slip(given: str, meant: str) -> bool:
-    """Whether a letter was added, left out or changed, or two were exchanged."""
-    if given[0] != meant[0] and given[-1] != meant[-1]:  # one slip leaves one end as it is
-        return False
-    pairs = zip(given, meant, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(given), len(meant)))
-    given, meant = given[place:], meant[place:]
-    is_exchanged = given[:2] == meant[1::-1] and given[2:] == meant[2:]
-    return is_exchanged or given[1:] == meant or given == meant[1:] or given[1:] == meant[1:]
+            is_moment = method in MOMENTS or isinstance(hook, SessionRunHook)
+            if method is not None and is_moment and not overrides(hook, method):
+                meant.add((type(hook).__name__, name, method))
+    for owner, name, method in sorted(meant):
+        warnings.warn(
+            f"{owner} has a method {name!r}, which no session calls; if {method!r} is meant, call "
+            "it that",
+            stacklevel=_depth_of_caller(),
+        )
 
 
 def _depth_of_caller() -> int:

@@ -10,20 +10,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, Protocol, Self
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
 from weakref import ref
 
 from .. import _check
-from .._engine.base import STOPPED, Engine, Slot
+from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
-from .._engine.stop import EndsAtStop, Stop, StopReason
-from .._step.global_step import GlobalStep
-from .._stopping.session_stop import SessionStop
-from ..metrics._live import LiveMetrics
-from .phase import Phase
+from .._engine.stop import EndsAtStop, StopReason
+from .._step.gate import Gate
+from .hooks import HookList
 
 _RATE_SECS = 10.0
 """The rate is that of the last seconds: of this many at most,"""
@@ -79,46 +75,19 @@ class Status:
 
         Numbers that are not finite become None.
         """
-        metrics = {name: _finite(value) for name, value in self.metrics.items()}
         reason = self.stop_reason
         error = None if reason is None else reason.error
         return {
-            "phase": self.phase,
-            "step": self.step,
-            "limit": self.limit,
-            "steps_per_sec": self.steps_per_sec,
+            **{each.name: getattr(self, each.name) for each in fields(self)},
             "secs_left": self.secs_left,
-            "should_stop": self.should_stop,
             "stop_reason": None if reason is None else str(reason),
             "error": None if error is None else repr(error),
             "side_tasks": list(self.side_tasks),
-            "metrics": metrics,
-            "metrics_step": self.metrics_step,
+            "metrics": {
+                name: value if math.isfinite(value) else None
+                for name, value in self.metrics.items()
+            },
         }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-class HasStatus(Protocol):
-    """A session, as its subscriptions see it."""
-
-    @property
-    def stop_reason(self) -> StopReason | None: ...
-
-    def should_stop(self) -> bool: ...
-
-    def status(self) -> Status: ...
-
-
-class HasMetrics(Protocol):
-    """The hooks of a session, as its statuses see them."""
-
-    stops: SessionStop
-
-    @property
-    def live(self) -> LiveMetrics: ...
 
 
 class Rate:
@@ -146,93 +115,50 @@ class Rate:
 
 
 class StatusBoard:
-    """Makes the statuses of one session, and gives them to its subscriptions."""
+    """Makes the statuses of one session, and gives them to its subscriptions.
 
-    __slots__ = ("_limit", "_live", "_rate", "_session", "_stops", "_subscriptions")
+    It holds nothing that may hold the session: subscriptions hold it.
+    """
 
-    def __init__(self, session: HasStatus, hooks: HasMetrics) -> None:
-        self._subscriptions: list[ref[Subscription]] = []
-        dropped = partial(_wake_all, self._subscriptions)
-        self._session = ref(session, dropped)
-        self._stops, self._live = hooks.stops, hooks.live
+    __slots__ = ("_limit", "_rate", "session", "stop", "subscriptions")
+
+    def __init__(self, session: Any, hooks: HookList) -> None:
+        subscriptions: list[ref[Subscription]] = []
+        self.session: ref[Any] = ref(session, lambda _: _give(subscriptions, None))
+        self.stop = hooks.stop
+        self.subscriptions = subscriptions
         self._limit: int | None = None  # as it was known last
         self._rate = Rate()
+        hooks.live.watchers += (self.notify,)
 
-    @classmethod
-    def of(cls, session: HasStatus, hooks: HasMetrics, boards: list[StatusBoard]) -> StatusBoard:
-        """The one of the session, the first in the list; made at the first use, by any thread."""
-        if not boards:
-            board = cls(session, hooks)
-            boards.append(board)
-            if boards[0] is board:  # else another thread's was there before
-                give = partial(_give_status, board._session, board._subscriptions)
-                board._live.watchers += (give,)
-        return boards[0]
-
-    def status(self, session: HasStatus, phase: Phase, step: GlobalStep, now: float) -> Status:
+    def status(self, session: Any, hooks: HookList, gate: Gate, now: float) -> Status:
         """The status now, in seconds on the session's engine; called by the session."""
-        live, value = self._live, step.last_known
+        phase = session.phase  # first: the step of a session that is closed moves no more
+        live, value = hooks.live, gate.value
         # the last session on a step takes its limit with it
-        self._limit = limit = self._limit if step.limit is None else step.limit
+        self._limit = limit = self._limit if gate.limit is None else gate.limit
         return Status(
-            phase.name.lower(),  # type: ignore[arg-type]
+            phase,
             value,
             limit,
-            self._rate.look(now, value) if phase is Phase.OPEN else None,
+            self._rate.look(now, value) if phase == "open" else None,
             session.should_stop(),
             session.stop_reason,
-            self._stops.names_of_tasks(),
+            self.stop.names_of_tasks(),
             live.latest,
             live.step,
         )
 
-    def newest(self) -> Status | None:
-        """The status now; None if the session was dropped."""
-        session = self._session()
-        return None if session is None else session.status()
-
-    def stop_of_task(self, engine: Engine) -> Stop | None:
-        """The session's stop, if the running task is the one that opened it, and has it open."""
-        worker = self._stops.worker
-        if worker is None or worker.task is None or worker.task is not engine.current_task():
-            return None
-        return self._stops.stop
-
-    def add(self, subscription: Subscription) -> None:
-        self._subscriptions.append(ref(subscription, partial(_forget, self._subscriptions)))
-
-    def discard(self, subscription: Subscription) -> None:
-        for each in list(self._subscriptions):
-            if each() is subscription:
-                self._subscriptions.remove(each)
-
-    def notify(self) -> None:
-        """The phase has changed."""
-        _give_status(self._session, self._subscriptions)
+    def notify(self, *_of_metrics: object) -> None:
+        """Something has changed: the phase, or a metric."""
+        if self.subscriptions and (session := self.session()) is not None:
+            _give(self.subscriptions, session.status())
 
 
-def _forget(subscriptions: list[ref[Subscription]], gone: ref[Subscription]) -> None:
-    """A subscription was dropped, perhaps after `discard`: by a thread that gave it a status."""
-    with suppress(ValueError):
-        subscriptions.remove(gone)
-
-
-def _give_status(
-    session: ref[HasStatus], subscriptions: list[ref[Subscription]], *_of_metrics: object
-) -> None:
-    """Something has changed."""
-    if subscriptions and (now := session()) is not None:
-        status = now.status()
-        for each in list(subscriptions):
-            if (subscription := each()) is not None:
-                subscription.put(status)
-
-
-def _wake_all(subscriptions: list[ref[Subscription]], _session: object) -> None:
-    """The session was dropped."""
+def _give(subscriptions: list[ref[Subscription]], status: Status | None) -> None:
     for each in list(subscriptions):
         if (subscription := each()) is not None:
-            subscription.wake()
+            subscription.put(status)
 
 
 class Subscription(AsyncIterator[Status]):
@@ -256,64 +182,61 @@ class Subscription(AsyncIterator[Status]):
         self._every_secs = _check.seconds("every_secs", every_secs)
         self._statuses: deque[Status] = deque(maxlen=_MAX_STATUSES)
         self._slot: Slot | None = None  # while a task waits
-        self._is_over = False
-        board.add(self)
-        if (status := board.newest()) is not None:
-            self.put(status)
+        self._is_over = False  # no further status is taken
+        board.subscriptions.append(ref(self, board.subscriptions.remove))
+        self._put_newest()
 
-    def put(self, status: Status) -> None:
-        self.num_dropped += len(self._statuses) == _MAX_STATUSES
-        self._statuses.append(status)
-        self.wake()
-
-    def wake(self) -> None:
-        """Let the task that waits look again."""
+    def put(self, status: Status | None) -> None:
+        """Take a status, and let the task that waits look; None where the session was dropped."""
+        if status is not None and not self._is_over:
+            self.num_dropped += len(self._statuses) == _MAX_STATUSES
+            self._statuses.append(status)
         slot = self._slot
         if slot is not None:
             slot.wake()
+
+    def _put_newest(self) -> None:
+        session = self._board.session()
+        if session is not None:
+            self.put(session.status())
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Status:
-        engine = current_engine()
-        stop = self._board.stop_of_task(engine)
-        if self._statuses or self._is_over:
-            await engine.turn()  # a thread that logs without a pause must not hold the loop
-        else:
-            await self._wait(engine, stop)
-        if self._statuses:
-            status: Status | None = self._statuses.popleft()
-        else:
-            status = None if self._is_over else self._board.newest()
-        if status is None:
-            await self.aclose()
-            raise StopAsyncIteration
-        if status.phase == "closed":
-            await self.aclose()
-        elif stop is not None and status.should_stop:
-            self._is_over = True  # the session's end waits for this task
-        return status
-
-    async def _wait(self, engine: Engine, stop: Stop | None) -> None:
-        """Wait for the next status, or until one is due."""
         if self._slot is not None:
             raise RuntimeError(
                 "two tasks wait for the next status of one subscription; make one for each: "
                 "session.subscribe()"
             )
+        engine, worker = current_engine(), self._board.stop.worker
+        task = None if worker is None else worker.task
+        # the session's end waits for the task that opened it
+        stop = self._board.stop if task is not None and task is engine.current_task() else None
         slot = self._slot = Slot(engine, "the next status")
         try:
-            with EndsAtStop(slot, stop):  # in a side task the session's, in any case
-                if not self._statuses and not self._is_over:
-                    outcome = await engine.park(slot, engine.now() + self._every_secs)
-                    self._is_over = self._is_over or outcome is STOPPED
+            if self._statuses or self._is_over:
+                await engine.turn()  # a thread that logs without a pause must not hold the loop
+            else:
+                with EndsAtStop(slot, stop):  # in a side task the session's, in any case
+                    if await engine.park(slot, engine.now() + self._every_secs) is STOPPED:
+                        self._is_over = True
         finally:
             self._slot = None
+        if not self._statuses and not self._is_over:
+            self._put_newest()
+        if not self._statuses:
+            await self.aclose()
+            raise StopAsyncIteration
+        status = self._statuses.popleft()
+        if status.phase == "closed":
+            await self.aclose()
+        elif stop is not None and status.should_stop:
+            self._is_over = True
+        return status
 
     async def aclose(self) -> None:
         """End it: a task that waits for the next status gets none; cancellation safe."""
         self._is_over = True
         self._statuses.clear()
-        self._board.discard(self)
-        self.wake()
+        self.put(None)

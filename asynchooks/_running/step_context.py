@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 
 from .._errors import StopTraining
 
-RunWithHooks = Callable[[Any, Any, Any, Any], Awaitable[Any]]
-
 
 class StepContext:
     """One execution of a step_fn. The session makes it and drops it afterwards.
@@ -33,7 +31,7 @@ class StepContext:
 
     __slots__ = ("_run_with_hooks", "_session")
 
-    def __init__(self, session: Any, run_with_hooks: RunWithHooks) -> None:
+    def __init__(self, session: Any, run_with_hooks: Callable[..., Awaitable[Any]]) -> None:
         self._session = session
         self._run_with_hooks = run_with_hooks
 

@@ -1,13 +1,10 @@
-"""Coordinator: one stop for threads and side tasks; the first error wins.
-
-It decides nothing about sessions: what a session does with a stop stands in `_session.py`.
-"""
+"""Coordinator: TensorFlow's face of one stop for threads and side tasks; the first error wins."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,37 +12,21 @@ from typing import Any, TypeVar
 from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, LostPeer, Stop, StopReason, reason_for
-from .._errors import add_note, leaves_of, out_of_range_types
+from .._errors import leaves_of, out_of_range_types
 from .._log import fields
 from .backoff import Restart
-from .tasks import OnFailure, SideTask, SideTasks, or_stop
+from .tasks import InContext, OnFailure, SideTask, TaskGroup
 
 logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+OnStop = Callable[[BaseException | None, StopReason, bool], None]
+"""Called for each request to stop: with its error, its reason, and whether it is for all workers.
 
-
-class CoordinatorOwner:
-    """The session that a coordinator belongs to; this one does nothing of its own."""
-
-    __slots__ = ()
-
-    def stop_changed(self, is_set: bool) -> None:
-        """A stop was requested, or cleared; in any thread."""
-
-    def stop_all(self, reason: StopReason) -> None:
-        """All workers that share the model are to stop; in any thread."""
-
-    def in_session_context(
-        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
-    ) -> Awaitable[Any]:
-        """The coroutine of a side task, in what surrounds the session; its name is for errors."""
-        return coroutine
-
-
-_NO_OWNER = CoordinatorOwner()
+In any thread.
+"""
 
 
 class Coordinator:
@@ -69,43 +50,33 @@ class Coordinator:
         coord.join(threads)              # raises the first error
     """
 
-    __slots__ = (
-        "_changed", "_clean_types", "_error", "_is_detached", "_joined", "_lock", "_lost_step",
-        "_owner", "_reason", "_tasks", "_threads", "stop",
-    )  # fmt: skip
-
     def __init__(
         self, clean_stop_exception_types: Iterable[type[BaseException]] | None = None
     ) -> None:
         given = clean_stop_exception_types
         self._clean_types = None if given is None else tuple(given)
-        self._lock = threading.RLock()  # guards all that follows
-        self._changed: threading.Condition | None = None  # what threads wait for, once some do
-        self._error: BaseException | None = None
-        self._reason: StopReason | None = None
-        self._threads: tuple[threading.Thread, ...] = ()  # each once
+        self._threads: tuple[threading.Thread, ...] = ()
         self._joined = False
-        # what waits beside this coordinator ends with it; side tasks are born with it
-        self.stop = Stop()
-        self._lost_step: LostPeer | None = None  # once it is asked for
-        self._tasks: SideTasks | None = None  # once there are any
-        self._owner = _NO_OWNER  # one object: a thousand sessions have a coordinator each
+        self._on_stop: OnStop = lambda *_: None
+        self._session_stop: Stop | None = None
         self._is_detached = False
+        self.stop = Stop()
+        self.tasks = TaskGroup(self.stop, lambda error, why: self.request_stop(error, reason=why))
+        self.lost_step = LostPeer()
+        """Where a guard says that the step which a session runs in a thread will never return."""
 
-    def attach(self, owner: CoordinatorOwner) -> None:
-        """Belong to a session, which is notified of each stop, and runs the side tasks."""
-        self._owner = owner
+    def attach(
+        self, stop: Stop | None, on_stop: OnStop, in_context: InContext | None = None
+    ) -> None:
+        """Belong to a session: be stopped with it, and notify it of each request to stop."""
+        self._session_stop, self._on_stop = stop, on_stop
+        self.tasks.in_context = in_context or self.tasks.in_context
+        if stop is not None:
+            self.stop.join(stop)
 
     def detach(self) -> None:
         """The session has moved on: of this coordinator's stops only those of all concern it."""
-        self._is_detached = True
-
-    @property
-    def lost_step(self) -> LostPeer:
-        """Where a guard says that the step which a session runs in a thread will never return."""
-        with self._lock:
-            self._lost_step = self._lost_step or LostPeer()
-            return self._lost_step
+        self._is_detached, self._session_stop = True, None
 
     @property
     def joined(self) -> bool:
@@ -115,16 +86,12 @@ class Coordinator:
     @property
     def error(self) -> BaseException | None:
         """The first error reported, unless it was of a clean type."""
-        return self._error
+        return self.stop.error
 
     @property
     def stop_reason(self) -> StopReason | None:
         """The first request to stop; None before that."""
-        return self._reason
-
-    def names_of_tasks(self) -> tuple[str, ...]:
-        """Of the side tasks that are running; from any thread."""
-        return () if self._tasks is None else self._tasks.names()
+        return self.stop.reason
 
     def should_stop(self) -> bool:
         """Whether a stop was requested."""
@@ -159,44 +126,26 @@ class Coordinator:
         if error is not None and all(isinstance(each, clean_types) for each in leaves_of(error)):
             error = None
         why = reason_for(error, reason, "the coordinator")
-        with self._lock:
-            if self._joined and error is not None:
-                raise error
-            if error is not None and self._error is None:
-                logger.info(
-                    "Error reported to Coordinator: %s, %s", type(error).__name__, error,
-                    extra=fields(reason=why),
-                )  # fmt: skip
-            elif error is not None and error is not self._error:
-                assert self._error is not None
-                add_note(self._error, f"then, reported to the coordinator too: {error!r}")
-            self.record(error, why)
-        if not self._is_detached:
-            self._owner.stop_changed(True)
-        if all_workers:
-            self._owner.stop_all(why)
-
-    def record(self, error: BaseException | None, reason: StopReason | None) -> None:
-        """Stop, without notifying the session; the first error and the first reason stand."""
-        with self._lock:
-            self._reason = self._reason or reason
-            self._error = self._error or error
-            self.stop.set()
-            self._notify()
+        if self._joined and error is not None:
+            raise error
+        if error is not None and self.error is None:
+            text = "Error reported to Coordinator: %s, %s"
+            logger.info(text, type(error).__name__, error, extra=fields(reason=why))
+        self.stop.set(why, error)
+        if all_workers or not self._is_detached:
+            self._on_stop(error, why, all_workers)
 
     def clear_stop(self) -> None:
         """Forget the stop and its error, so that the coordinator can be used again."""
-        with self._lock:
-            self._joined = False
-            self._error = self._reason = None
-            self.stop.clear()
-        if not self._is_detached:
-            self._owner.stop_changed(False)
+        self._joined = False
+        self.stop.clear()
+        if self._session_stop is not None and not self._session_stop.is_for_good:
+            self._session_stop.clear()
 
     def raise_requested_exception(self) -> None:
         """Raise the error that was reported, if there is one."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     @contextmanager
     def stop_on_exception(self) -> Iterator[None]:
@@ -214,7 +163,10 @@ class Coordinator:
 
         Unlike `wait_stopped`, this is for threads: it would block an event loop.
         """
-        return self._wait_until(self.should_stop, timeout)
+        slot: Any = _ThreadSlot()
+        with EndsAtStop(slot, self.stop):
+            slot.wait(timeout)
+        return self.should_stop()
 
     async def wait_stopped(self, timeout: float | None = None) -> bool:
         """Suspend until a stop, `timeout` seconds at most; returns whether it came.
@@ -236,14 +188,11 @@ class Coordinator:
             StopTraining: a stop was requested; `fn` was cancelled.
             BaseException: what `fn` raised.
         """
-        in_context = self._owner.in_session_context
-        return await or_stop(current_engine(), self.stop, in_context, fn, *args)
+        return await self.tasks.or_stop(fn, *args)
 
     def register_thread(self, thread: threading.Thread) -> None:
         """Have `join` wait for this thread, too."""
-        with self._lock:
-            if thread not in self._threads:
-                self._threads += (thread,)
+        self._threads += (thread,)
 
     def join(
         self,
@@ -262,17 +211,18 @@ class Coordinator:
             BaseException: the error that was reported.
             RuntimeError: threads live on (names them).
         """
-        with self._lock:
-            waited = [t for t in {*self._threads, *(threads or ())} if t.is_alive()]
-        ended = when_ended(waited, self._notify)
-        self._wait_until(lambda: self.should_stop() or ended.is_set())
+        self._threads += tuple(threads or ())
+        slot: Any = _ThreadSlot()
+        ended, waited = _ThreadSlot(), self._running_threads()
+        _wake_when_ended(waited, slot, ended)
+        with EndsAtStop(slot, self.stop):
+            slot.wait()
         ended.wait(max(0.0, stop_grace_period_secs))
-        self.finish_join(waited)
+        stragglers = self._finish_join(waited)
         self.raise_requested_exception()
-        stragglers = [t.name for t in waited if t.is_alive()]
         if stragglers and not ignore_live_threads:
             raise RuntimeError(
-                f"Coordinator stopped with threads still running: {' '.join(stragglers)} "
+                f"Coordinator stopped with threads still running: {stragglers} "
                 f"({stop_grace_period_secs} s after the stop; let them look at should_stop())"
             )
 
@@ -282,35 +232,34 @@ class Coordinator:
         """Stop, then wait for threads and side tasks on the engine's clock, until then at most.
 
         Side tasks that live on are cancelled then; at once with `cancel_tasks`, or if they were
-        started so. Threads are waited
-        for until `lost_peer` is set at most: they block on what will never answer. Cancellation
-        leaves at once; call it again, shielded, to finish.
+        started so. Threads are waited for until `lost_peer` is set at most: they block on what
+        will never answer. Cancellation leaves at once; call it again, shielded, to finish.
         """
-        self.request_stop(reason=StopReason("the session", "it ends, or replaces what was lost"))
-        if self._tasks is not None:
-            await self._tasks.end(engine, until, cancel=cancel_tasks)
-        with self._lock:
-            waited = [t for t in self._threads if t.is_alive()]
-        if waited and engine.is_virtual:
-            when_ended(waited, lambda: None).wait(max(0.0, until - engine.now()))
+        self.stop.set(StopReason("the session", "it ends, or replaces what was lost"))
+        await self.tasks.end(engine, until, cancel=cancel_tasks)
+        waited = self._running_threads()
+        if engine.is_virtual:
+            for thread in waited:
+                thread.join(max(0.0, until - engine.now()))
         elif waited:
-            slot = Slot(engine, f"the threads {', '.join(t.name for t in waited)}")
-            when_ended(waited, slot.wake)
+            slot = Slot(engine, f"the threads {', '.join(thread.name for thread in waited)}")
+            _wake_when_ended(waited, slot)
             if lost_peer is not None:
                 lost_peer.add(slot)
             await engine.park(slot, until)
-        if self._tasks is not None:  # those that were started meanwhile
-            await self._tasks.end(engine, until, cancel=cancel_tasks)
-        self.finish_join(waited)
+        await self.tasks.end(engine, until, cancel=cancel_tasks)  # those started meanwhile
+        self._finish_join(waited)
 
-    def finish_join(self, waited: Iterable[threading.Thread]) -> None:
-        """Take note that the threads were waited for; errors are raised at the reporter now."""
-        with self._lock:
-            self._joined = True
-            self._threads = ()
-        stragglers = [t.name for t in waited if t.is_alive()]
+    def _running_threads(self) -> list[threading.Thread]:
+        return [thread for thread in dict.fromkeys(self._threads) if thread.is_alive()]
+
+    def _finish_join(self, waited: Iterable[threading.Thread]) -> str:
+        """Raise errors at their reporter from now on; returns the names of threads that live on."""
+        self._joined, self._threads = True, ()
+        stragglers = " ".join(thread.name for thread in waited if thread.is_alive())
         if stragglers:
-            logger.info("Coordinator stopped with threads still running: %s", " ".join(stragglers))
+            logger.info("Coordinator stopped with threads still running: %s", stragglers)
+        return stragglers
 
     def start_soon(
         self,
@@ -342,35 +291,23 @@ class Coordinator:
                 f"start_soon({fn!r}) after the coordinator was joined; "
                 "start side tasks while the session is open"
             )
-        if self._tasks is None:
-            in_context = self._owner.in_session_context
-            fail = lambda error, reason: self.request_stop(error, reason=reason)  # noqa: E731
-            self._tasks = SideTasks(self.stop, in_context, fail, lambda: self._joined)
-        self._tasks.start(fn, args, on_failure, name, cancel_at_end)
-
-    def _notify(self) -> None:
-        with self._lock:
-            if self._changed is not None:
-                self._changed.notify_all()
-
-    def _wait_until(self, is_so: Callable[[], bool], timeout: float | None = None) -> bool:
-        with self._lock:
-            self._changed = self._changed or threading.Condition(self._lock)
-            return self._changed.wait_for(is_so, timeout)
+        self.tasks.start(fn, args, on_failure, name, cancel_at_end)
 
 
-def when_ended(threads: list[threading.Thread], callback: Callable[[], object]) -> threading.Event:
-    """An event that is set, and a callback called, when the threads have ended: no polling."""
-    ended = threading.Event()
+class _ThreadSlot(threading.Event):
+    """Where a thread waits, in place of a task's slot."""
+
+    def wake(self, value: object = None) -> None:
+        self.set()
+
+
+def _wake_when_ended(threads: list[threading.Thread], *slots: Slot | _ThreadSlot) -> None:
+    """Wake the slots when all threads have ended, without polling."""
 
     def watch() -> None:
         for thread in threads:
             thread.join()
-        ended.set()
-        callback()
+        for slot in slots:
+            slot.wake()
 
-    if threads:
-        threading.Thread(target=watch, name="asynchooks-join", daemon=True).start()
-    else:
-        ended.set()
-    return ended
+    threading.Thread(target=watch, name="asynchooks-join", daemon=True).start()

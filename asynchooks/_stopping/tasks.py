@@ -1,28 +1,30 @@
 """Side tasks run beside a session, are supervised, and never outlive it.
 
-What a failure does to the session is decided in `session_stop.py`.
+What a failure does to the session is decided by whoever made their group.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeVar
 
 from .._check import async_function, instance
 from .._engine.base import STOPPED, Engine, EngineTask, Slot
 from .._engine.current import current_engine
-from .._engine.recording import Kind, Recorder, current_recorder, ended
+from .._engine.recording import Kind, current_recorder, ended
 from .._engine.stacks import holds_loop
 from .._engine.stop import EndsAtStop, Stop, StopReason, surrounding_stop
 from .._engine.threads import Outcome
-from .._errors import StopTraining, add_note, is_input_end, no_input_end
+from .._errors import StopTraining, add_note, is_input_end, leaves_of, no_input_end
 from .._log import fields
 from .backoff import Restart
 
 logger = logging.getLogger("asynchooks")
+
+T = TypeVar("T")
 
 _CANCEL_SECS = 1.0
 """How long a cancelled side task is waited for: one that shields a long call is left behind."""
@@ -30,6 +32,7 @@ _CANCEL_SECS = 1.0
 _PATIENCE_SECS = 1.0
 """How long the end of a session waits for side tasks without a warning."""
 
+_FN_IS = "an async function, then its arguments"
 SideTask = Callable[..., Awaitable[Any]]
 InContext = Callable[[Coroutine[Any, Any, Any], Callable[[], str]], Awaitable[Any]]
 """Gives what to await for a coroutine, in what surrounds a session; the name is for errors."""
@@ -55,16 +58,27 @@ class OnFailure(Enum):
     """The error is logged, and training goes on without the task."""
 
 
-@dataclass(slots=True, eq=False)
-class SideTasks:
-    """The side tasks of one session, or of one coordinator, which makes it and ends it."""
+class TaskGroup:
+    """The side tasks of one session, or of one coordinator. Unlike a nursery, no block holds them.
 
-    stop: Stop  # ends every wait of asynchooks in them
-    in_context: InContext
-    fail: Callable[[BaseException, StopReason], None]  # stops the session by an error
-    is_over: Callable[[], bool]  # the session has ended: an error can only be logged
-    is_ending: Callable[[], bool] = lambda: False  # a task may leave by StopTraining
-    running: dict[_Task, None] = field(default_factory=dict)  # in order of their starts
+    Args:
+        stop: ends every wait of asynchooks in them.
+        fail: the one way that an error of a task goes, with the reason for a stop.
+        in_context: gives what to await for a task, in what surrounds the session.
+    """
+
+    def __init__(
+        self,
+        stop: Stop,
+        fail: Callable[[BaseException, StopReason], None],
+        in_context: InContext = lambda coroutine, culprit: coroutine,
+    ) -> None:
+        self.stop = stop
+        self.fail = fail
+        self.in_context = in_context
+        self.is_ending = False  # a task may leave by StopTraining
+        self.is_over = False  # the session has ended: an error can only be logged
+        self.running: dict[_Task, None] = {}  # in order of their starts
 
     def start(
         self,
@@ -79,25 +93,23 @@ class SideTasks:
         Raises:
             TypeError: `fn` cannot be called, `on_failure` is no policy, or `cancel_at_end` no bool.
         """
-        _check_async_function(fn)
-        instance(
-            "on_failure", on_failure, (OnFailure, Restart),
-            "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)",
-        )  # fmt: skip
+        async_function("fn", fn, _FN_IS, arguments=True)
+        expected = "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)"
+        instance("on_failure", on_failure, (OnFailure, Restart), expected)
         instance("cancel_at_end", cancel_at_end, bool, "True or False")
-        task = _Task(self, current_engine(), name or name_of(fn), cancel_at_end)
+        task = _Task(self, current_engine(), name or name_of(fn), cancel_at_end, on_failure)
         self.running[task] = None
-        task.engine_task = task.engine.start(task.run, fn, args, on_failure)
+        task.engine_task = task.engine.start(task.run, fn, args)
 
     def names(self) -> tuple[str, ...]:
         """Of those that are running, in the order of their starts; from any thread."""
-        return tuple([task.name for task in list(self.running)]) if self.running else ()
+        return tuple([task.name for task in list(self.running)])
 
     def cancel(self, *, all_tasks: bool) -> None:
         """Cancel those with `cancel_at_end`, or all; does not wait for them."""
         for task in self.running:
             if all_tasks or task.cancel_at_end:
-                task.cancel()
+                task.engine_task.cancel()
 
     async def end(self, engine: Engine, until: float, *, cancel: bool) -> None:
         """Wait for all until then, on the engine's clock, and cancel them; at once if `cancel`.
@@ -105,113 +117,121 @@ class SideTasks:
         Those with `cancel_at_end` are cancelled at once in any case, and have until then to clean
         up. A stop was requested before. Cancellation leaves at once; call it again, shielded.
         """
+        soon = min(until, engine.now() + _PATIENCE_SECS)
         self.cancel(all_tasks=cancel)
-        await self._warn_of_late_tasks(engine, until, is_cancelled=cancel)
+        for task in list(self.running):
+            if task.cancel_at_end or not cancel:
+                await task.engine_task.wait(soon)
+        for is_cancelled, text in _LATE.items():
+            late = [task.name for task in self.running if task.cancel_at_end is is_cancelled]
+            if late and soon < until and (is_cancelled or not cancel):
+                logger.warning(text, until - soon, ", ".join(late))
         left: set[_Task] = set()
         while waited := [task for task in self.running if task not in left]:
             self.cancel(all_tasks=cancel)  # also those that others have started meanwhile
             for task in waited:
-                if not (cancel or task.cancel_at_end or await task.wait(until)):
-                    task.cancel()
+                if not (cancel or task.cancel_at_end):
+                    await task.engine_task.wait(until)
+                    task.engine_task.cancel()
             last = engine.now() + _CANCEL_SECS
             for task in waited:
-                if not await task.wait(max(last, until) if task.cancel_at_end else last):
+                patience = max(last, until) if task.cancel_at_end else last
+                if not await task.engine_task.wait(patience):
                     left.add(task)
                     logger.error(
                         "The side task %s did not end when it was cancelled: left alone", task.name
                     )
         self.running.clear()
 
-    async def _warn_of_late_tasks(
-        self, engine: Engine, until: float, *, is_cancelled: bool
-    ) -> None:
-        waited = [task for task in self.running if task.cancel_at_end or not is_cancelled]
-        soon = min(until, engine.now() + _PATIENCE_SECS)
-        late = [task for task in waited if not await task.wait(soon)]
-        if soon == until:
-            return
-        if names := [task.name for task in late if task.cancel_at_end]:
-            logger.warning(
-                "Waiting up to %g s more for side tasks that were cancelled to clean up: %s",
-                until - soon, ", ".join(names),
-            )  # fmt: skip
-        if names := [task.name for task in late if not task.cancel_at_end]:
-            logger.warning(
-                "Waiting up to %g s more for side tasks to stop before they are cancelled: %s. "
-                "Their waits end at once through session.or_stop(fn, *args) or "
-                "coord.or_stop(fn, *args), or by start_soon(fn, *args, cancel_at_end=True)",
-                until - soon, ", ".join(names),
-            )  # fmt: skip
+    async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run `fn(*args)` in a task of its own; StopTraining at a stop, which cancels it.
+
+        Cancellation cancels it, too; in both cases it has ended when this returns.
+        """
+        async_function("fn", fn, _FN_IS, arguments=True)
+        name = name_of(fn)
+        if self.stop.is_set:
+            raise StopTraining(f"a stop was requested before {name} was called")
+        slot = Slot(current_engine(), f"{name} or a stop")
+        with EndsAtStop(slot, self.stop):
+            outcome = await run_beside(slot, lambda: self.in_context(_call(fn, args), lambda: name))
+        if outcome is None:
+            raise StopTraining(f"a stop was requested while waiting for {name}")
+        value: T = outcome.unwrap()
+        return value
 
 
-@dataclass(slots=True, eq=False)
+_LATE = {
+    True: "Waiting up to %g s more for side tasks that were cancelled to clean up: %s",
+    False: (
+        "Waiting up to %g s more for side tasks to stop before they are cancelled: %s. Their waits "
+        "end at once through session.or_stop(fn, *args) or coord.or_stop(fn, *args), or by "
+        "start_soon(fn, *args, cancel_at_end=True)"
+    ),
+}
+"""What is said of side tasks that are waited for: whether they were cancelled, and the text."""
+
+
+@dataclass(eq=False)
 class _Task:
     """One side task; there from its start to its end."""
 
-    tasks: SideTasks
+    group: TaskGroup
     engine: Engine
     name: str
     cancel_at_end: bool
-    engine_task: EngineTask | None = None
+    on_failure: OnFailure | Restart
+    engine_task: EngineTask = None  # type: ignore[assignment]  # set at once
 
     def __str__(self) -> str:
         return f"the side task {self.name!r}"
 
-    async def wait(self, until: float) -> bool:
-        return self.engine_task is None or await self.engine_task.wait(until)
-
-    def cancel(self) -> None:
-        if self.engine_task is not None:
-            self.engine_task.cancel()
-
     @holds_loop(str)
-    async def run(
-        self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart
-    ) -> None:
+    async def run(self, fn: SideTask, args: tuple[Any, ...]) -> None:
         """Run it, again after a failure that allows it; no error goes to the event loop."""
-        surrounding_stop.set(self.tasks.stop)
-        num_failures = 0
-        recorder = current_recorder()
+        surrounding_stop.set(self.group.stop)
+        num_failures, policy = 0, self.on_failure
         try:
-            while (error := await self._failure_of(fn, args, recorder)) is not None:
+            while (error := await self._failure_of(fn, args)) is not None:
                 num_failures += 1
-                if isinstance(error, Exception) and on_failure is OnFailure.LOG:
-                    logger.error(
-                        "The side task %s failed; training goes on without it",
-                        self.name, exc_info=error, extra=fields(reason=repr(error)),
-                    )  # fmt: skip
-                elif isinstance(error, Exception) and isinstance(on_failure, Restart):
-                    if await self._may_restart(error, num_failures, on_failure):
-                        continue
-                else:
-                    text = "The side task %s failed, so training stops: %r"
-                    logger.error(text, self.name, error, extra=fields(reason=repr(error)))
-                    self._fail(error)
+                if not isinstance(error, Exception) or policy is OnFailure.STOP:
+                    self._fail(error, "failed, so training stops")
+                elif isinstance(policy, OnFailure):
+                    text = "The side task %s failed; training goes on without it"
+                    self._log(logging.ERROR, error, text, exc_info=error)
+                elif num_failures > policy.max_attempts:
+                    add_note(error, f"it was restarted {policy.max_attempts} times before")
+                    self._fail(error, "failed again, so training stops")
+                elif await self._pause(error, num_failures, policy):
+                    continue
                 return
         finally:
-            self.tasks.running.pop(self, None)
+            self.group.running.pop(self, None)
 
-    async def _failure_of(
-        self, fn: SideTask, args: tuple[Any, ...], recorder: Recorder | None
-    ) -> BaseException | None:
-        """Run it once; returns what it raised, unless that was StopTraining at a stop.
+    async def _failure_of(self, fn: SideTask, args: tuple[Any, ...]) -> BaseException | None:
+        """Run it once; returns what it raised, unless that was StopTraining.
 
         Tasks in a group of its own may each have raised one.
         """
+        span, recorder = None, current_recorder()
+        if recorder is not None:
+            span = recorder.task_span(self.engine, Kind.SIDE_TASK, self.name)
         try:
-            span = None
-            if recorder is not None:
-                span = recorder.task_span(self.engine, Kind.SIDE_TASK, self.name)
             with ended(span):
-                await self.tasks.in_context(_call(fn, args), self.__str__)
-        except StopTraining as error:
-            self._note_end(error)
+                await self.group.in_context(_call(fn, args), self.__str__)
         except BaseException as error:
             failure = self.engine.failure_in(error)
             if failure is None:
                 raise
-            if isinstance(failure, BaseExceptionGroup) and failure.split(StopTraining)[1] is None:
-                self._note_end(failure)
+            if all(isinstance(each, StopTraining) for each in leaves_of(failure)):
+                if not (self.group.stop.is_set or self.group.is_ending):
+                    self._log(
+                        logging.WARNING,
+                        failure,
+                        "The side task %s has ended by %r, though no stop was requested; training "
+                        "goes on. To end it: session.request_stop()",
+                        failure,
+                    )
                 return None
             if is_input_end(failure):  # it could pass for the clean end of a session around this
                 failure = no_input_end(failure, str(self))
@@ -219,106 +239,65 @@ class _Task:
             return failure
         return None
 
-    def _note_end(self, error: BaseException) -> None:
-        if not (self.tasks.stop.is_set or self.tasks.is_ending()):
-            logger.warning(
-                "The side task %s has ended by %r, though no stop was requested; training "
-                "goes on. To end it: session.request_stop()", self.name, error,
-                extra=fields(reason=repr(error)),
-            )  # fmt: skip
+    def _log(
+        self, level: int, error: BaseException, text: str, *args: object, **options: Any
+    ) -> None:
+        logger.log(level, text, self.name, *args, extra=fields(reason=repr(error)), **options)
 
-    def _fail(self, error: BaseException) -> None:
-        if self.tasks.is_over():
-            text = "A side task failed after its session had ended"
-            logger.error(text, exc_info=error, extra=fields(reason=repr(error)))
-        else:
-            self.tasks.fail(error, StopReason(str(self), repr(error), error))
+    def _fail(self, error: BaseException, what: str) -> None:
+        if self.group.is_over:
+            text = "The side task %s failed after its session had ended"
+            self._log(logging.ERROR, error, text, exc_info=error)
+            return
+        self._log(logging.ERROR, error, "The side task %s %s: %r", what, error)
+        self.group.fail(error, StopReason(str(self), repr(error), error))
 
-    async def _may_restart(self, error: Exception, num_failures: int, restart: Restart) -> bool:
-        if num_failures > restart.max_attempts:
-            add_note(error, f"it was restarted {restart.max_attempts} times before")
-            text = "The side task %s failed again, so training stops: %r"
-            logger.error(text, self.name, error, extra=fields(reason=repr(error)))
-            self._fail(error)
-            return False
-        if self.tasks.stop.is_set:
-            logger.warning(
-                "The side task %s failed (%s: %s) after a stop was requested: not restarted",
-                self.name, type(error).__name__, error, extra=fields(reason=repr(error)),
-            )  # fmt: skip
-            return False
+    async def _pause(self, error: Exception, num_failures: int, restart: Restart) -> bool:
+        """Wait until the next attempt is due; returns whether it is made: not after a stop."""
         pause = restart.pause_before(num_failures)
-        logger.warning(
-            "The side task %s failed (%s: %s); restarting it, attempt %d of %d, in %g s",
-            self.name, type(error).__name__, error, num_failures, restart.max_attempts, pause,
-            extra=fields(reason=repr(error)),
-        )  # fmt: skip
+        then = f"; restarting it, attempt {num_failures} of {restart.max_attempts}, in {pause:g} s"
+        if self.group.stop.is_set:
+            then = " after a stop was requested: not restarted"
+        text = f"The side task %s failed (%s: %s){then}"
+        self._log(logging.WARNING, error, text, type(error).__name__, error)
         slot = Slot(self.engine, f"the next attempt of the side task {self.name}")
-        with EndsAtStop(slot, self.tasks.stop):
+        with EndsAtStop(slot, self.group.stop):
             return await self.engine.park(slot, self.engine.now() + pause) is not STOPPED
 
 
-T = TypeVar("T")
+async def run_beside(slot: Slot, fn: Callable[..., Awaitable[Any]], *args: Any) -> Outcome | None:
+    """Run `fn(*args)` in a task of its own, until it ends or the slot is woken.
 
-
-@dataclass(slots=True, eq=False)
-class SlotCall:
-    """A call in a task of its own, whose end wakes a slot, where the caller waits."""
-
-    _engine: Engine
-    _slot: Slot
-    outcome: Outcome | None = None
-    """None where its task was cancelled after the slot was woken."""
-
-    async def run(self, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """What the task runs."""
-        try:
-            self.outcome = Outcome(await fn(*args))
-        except BaseException as error:
-            failure = self._engine.failure_in(error)
-            if failure is not None:
-                self.outcome = Outcome(error=failure)
-                return
-            if not self._slot.is_woken:  # it is not ours: something else has cancelled this task
-                self.outcome = Outcome(error=error)
-            raise
-        finally:
-            self._slot.wake()
-
-
-async def or_stop(
-    engine: Engine,
-    stop: Stop,
-    in_context: InContext,
-    fn: Callable[..., Awaitable[T]],
-    *args: Any,
-) -> T:
-    """Run `fn(*args)` in a task of its own; StopTraining at a stop, which cancels it.
-
-    Cancellation cancels it, too; in both cases it has ended when this returns.
+    Returns how it ended; None where it was cancelled for what had woken the slot, which a
+    cancellation of the caller does as well. It has ended when this returns or raises.
     """
-    _check_async_function(fn)
-    if stop.is_set:
-        raise StopTraining(f"a stop was requested before {name_of(fn)} was called")
-    slot = Slot(engine, f"{name_of(fn)} or a stop")
-    call = SlotCall(engine, slot)
-    task = engine.start(call.run, lambda: in_context(_call(fn, args), lambda: name_of(fn)))
+    engine = slot.engine
+    outcome: Outcome | None = None
+
+    async def run() -> None:
+        nonlocal outcome
+        try:
+            outcome = Outcome(await fn(*args))
+        except BaseException as error:
+            failure = engine.failure_in(error)
+            if failure is not None or not slot.is_woken:  # or something else has cancelled it
+                outcome = Outcome(error=failure or error)
+            if failure is None:
+                raise
+        finally:
+            slot.wake()
+
+    task = engine.start(run)
     try:
-        with EndsAtStop(slot, stop):
-            await engine.park(slot)
+        await engine.park(slot)
     finally:
-        task.cancel()
+        slot.wake(STOPPED)
+        if outcome is None:
+            task.cancel()
         with engine.shielded(float("inf")):
             await task.wait()
-    outcome = call.outcome
-    if outcome is not None and (slot.value is not STOPPED or outcome.error is not None):
-        value: T = outcome.unwrap()
-        return value
-    raise StopTraining(f"a stop was requested while waiting for {name_of(fn)}")
-
-
-def _check_async_function(fn: object) -> None:
-    async_function("fn", fn, "an async function, then its arguments", arguments=True)
+    is_late = outcome is not None and slot.value is not None and outcome.error is None
+    return None if is_late else outcome
 
 
 async def _call(fn: SideTask, args: tuple[Any, ...]) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,7 +21,7 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from .._engine.base import Engine
 from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span
-from .._running.dispatch import Group, HookCall
+from .._running.hooks import HookCall
 from ._runs import DONE
 
 _SESSION = contexts.create_key("asynchooks-session")
@@ -160,15 +160,6 @@ class SpanRecorder(Recorder):
         title = f"{kind.value.replace('_', ' ')} {name}"
         return _OpenSpan(self.tracer, title, attributes, parent=parent)
 
-    def wait(self, engine: Engine, what: str) -> None:
-        return None
-
-    def use(self, engine: Engine, ident: int, staleness: float) -> None: ...
-
-    def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None: ...
-
-    def watch(self, name: str, read: Callable[[], float | None]) -> None: ...
-
 
 class _SpanSession(SessionRecord):
     """The spans of one session."""
@@ -179,20 +170,12 @@ class _SpanSession(SessionRecord):
         self._is_over = False
 
     def around_runs(
-        self, before_runs: tuple[Group, ...], after_runs: tuple[Group, ...]
-    ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-        begin, end = HookCall(-1, self, "before_run"), HookCall(-1, self, "after_run")
-        before = tuple(self._timed(each) for each in before_runs)
-        after = tuple(self._timed(each) for each in after_runs)
-        return (
-            ((begin, self._begin_run, ()), *before),
-            (*after, (end, self._end_run, ())),
-        )
-
-    async def before_run(self, run_context: Any) -> None:
-        """Stands in for a hook where its `HookCall` is asked for."""
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None: ...
+        self, before_runs: tuple[HookCall, ...], after_runs: tuple[HookCall, ...]
+    ) -> tuple[tuple[HookCall, ...], tuple[HookCall, ...]]:
+        begin = HookCall(-1, self, "before_run", self._begin_run)
+        end = HookCall(-1, self, "after_run", self._end_run)
+        before, after = map(self._timed, before_runs), map(self._timed, after_runs)
+        return (begin, *before), (*after, end)
 
     def _begin_run(self, run_context: Any) -> Awaitable[Any]:
         self.cut_run(None)
@@ -213,11 +196,11 @@ class _SpanSession(SessionRecord):
             self._run.end(error)
             self._run = None
 
-    def _timed(self, group: Group) -> Group:
+    def _timed(self, call: HookCall) -> HookCall:
         """A call of a hook; its span is made when it has taken long."""
-        call, method, plain = group
-        if plain or call.place < 0:
-            return group
+        if call.place < 0:
+            return call
+        method = call.fn
         name = f"{call.owner}.{call.moment}"
         clock, least_secs, recorder = (
             self._recorder.clock,
@@ -239,7 +222,7 @@ class _SpanSession(SessionRecord):
                 if error is not None or taken >= least_secs:
                     recorder.span_of_past(name, attributes, taken, error)
 
-        return call, recorded, ()
+        return call.calling(recorded)
 
     def span(self, kind: Kind, name: str) -> Span:
         attributes: dict[str, Any] = {"asynchooks.session.name": self._name}

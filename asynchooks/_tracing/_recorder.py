@@ -12,14 +12,15 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain, count
 from typing import Any
 
 import numpy as np
 
 from .._engine.base import Engine
-from .._engine.current import cpu_clock, engine_if_any
 from .._engine.recording import (
     Kind,
     Place,
@@ -50,6 +51,23 @@ MOST_EVENTS = 200_000
 CUT = Label("cut")
 """At the end of a span whose begin is in the file already, and which was cut."""
 _NUMBER = re.compile(r"\d+")
+
+
+def _cpu_clock() -> Callable[[], float | None] | None:
+    """Of this thread, for others to read: its processor seconds, None once it has ended.
+
+    None on systems that have no such clock.
+    """
+    if sys.platform == "win32" or not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def read() -> float | None:
+        with suppress(OSError):
+            return time.clock_gettime(clock)
+        return None
+
+    return read
 
 
 class FileSpan(Span):
@@ -149,7 +167,6 @@ class FileRecorder(TrackRecorder):
         # while this thread holds it
         self._lock = threading.RLock()
         self._tracks, self._labels = Tracks(), Labels()
-        self._timed_labels: dict[tuple[str, int | None, bool], tuple[Label, int]] = {}
         self._mark_tracks: dict[str, int] = {}
         self._open: dict[FileSpan, None] = {}
         self.work_under_way: dict[WorkSpan, None] = {}
@@ -161,7 +178,7 @@ class FileRecorder(TrackRecorder):
         self._steps: list[StepCounter] = []
         self._flushed_at = self.clock()
         self._inline: list[str] = []
-        self._cpu_secs = None if is_virtual else cpu_clock()
+        self._cpu_secs = None if is_virtual else _cpu_clock()
         self._has_warned = False
         program = os.path.basename(sys.argv[0]) if sys.argv else ""
         self._encoder = Encoder(name or program or "python")
@@ -212,9 +229,7 @@ class FileRecorder(TrackRecorder):
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
         track, outer = self.take_track(name), Place.current()
-        place = Place(
-            self if outer is None else outer.recorder, track, task_of(engine), engine=engine
-        )
+        place = Place(self if outer is None else outer.recorder, track, task_of(engine))
         place.enter()
         counter = f"{name} under way" if kind is Kind.CALL else ""
 
@@ -248,26 +263,10 @@ class FileRecorder(TrackRecorder):
             number = self._labels.number(label)
         return WorkSpan(self, (label, number), place.track)
 
-    def timed_span(self, place: Place, name: str, worker: int | None, *, is_inline: bool) -> Span:
-        if place.track is None or not place.is_here:
-            engine = engine_if_any()
-            if is_inline and engine is not None and not engine.is_elsewhere:
-                self._note_inline(name)
-            return self.work_span(engine, Kind.WORK, name, worker)
-        key = (name, worker, place.is_session)
-        work = self._timed_labels.get(key)
-        if work is None:
-            label = _work_label(Kind.WORK, *key)
-            if is_inline:
-                self._note_inline(name)
+    def note_inline(self, engine: Engine | None, name: str) -> None:
+        """The event loop's own thread computes this work, unless the thread is another."""
+        if engine is not None and not engine.is_elsewhere and name not in self._inline:
             with self._lock:
-                work = self._timed_labels[key] = label, self._labels.number(label)
-        return WorkSpan(self, work, place.track)
-
-    def _note_inline(self, name: str) -> None:
-        """The event loop's own thread computes this work."""
-        with self._lock:
-            if name not in self._inline:
                 self._inline = [*self._inline, name]
                 self._about["inline"] = self._inline
 
@@ -276,9 +275,7 @@ class FileRecorder(TrackRecorder):
     ) -> FileSpan:
         track = self.take_track(name if worker is None else f"worker {worker}")
         outer = Place.current()
-        place = Place(
-            self if outer is None else outer.recorder, track, task_of(engine), engine=engine
-        )
+        place = Place(self if outer is None else outer.recorder, track, task_of(engine))
         place.enter()
 
         def after() -> None:
@@ -416,8 +413,6 @@ class FileRecorder(TrackRecorder):
             points: list[dict[str, Points]] = [self._calls.take(), self._values]
             self._values = {}
             for each in sessions:
-                if each.is_dropped:
-                    each.end_waits()
                 if each.is_over or each.is_dropped:
                     self._sessions.remove(each)
                     self._tracks.give_back(each.track)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .._running.dispatch import Group, HookCall
+from .._running.hooks import HookCall
 
 MOST_TIMES = 1 << 19
 """Times that wait for a flush: 4 MB. What comes when the disk is stuck pushes out all of them."""
@@ -51,8 +51,8 @@ class RunTimes:
     def __init__(
         self,
         clock: Callable[[], float],
-        before: tuple[Group, ...],
-        after: tuple[Group, ...],
+        before: tuple[HookCall, ...],
+        after: tuple[HookCall, ...],
         *,
         is_in_run: bool,
     ) -> None:
@@ -62,9 +62,9 @@ class RunTimes:
         self._cuts: list[Cut] = []  # of failed runs
         self.num_lost = 0
         self.names = [
-            *(_name_of(call, group) for call, _, group in before),
+            *(f"{call.owner}.{call.moment}" for call in before),
             "step",
-            *(_name_of(call, group) for call, _, group in after),
+            *(f"{call.owner}.{call.moment}" for call in after),
         ]
         """Of the spans within a run, each from its time in a row to the next one."""
         self._width = len(self.names) + 1
@@ -73,31 +73,16 @@ class RunTimes:
         self.before_runs = self._around_before(before)
         self.after_runs = self._around_after(after)
 
-    def _around_before(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        pseudo = HookCall(-1, self, "before_run")
-        firsts: list[Group] = []
-        for call, method, group in groups:
-            if group:  # plain methods: called together, perhaps in a thread
-                firsts += [(pseudo, self._noting(_pass, is_first=not firsts), ()),
-                           (call, method, group)]  # fmt: skip
-            else:
-                firsts.append((call, self._noting(method, is_first=not firsts), ()))
-        return (*firsts, (pseudo, self._noting(_pass, is_first=not firsts), ()))
+    def _around_before(self, calls: tuple[HookCall, ...]) -> tuple[HookCall, ...]:
+        last = HookCall(-1, self, "before_run", _pass)
+        return tuple(
+            call.calling(self._noting(call.fn, is_first=place == 0))
+            for place, call in enumerate((*calls, last))
+        )
 
-    def _around_after(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        pseudo = HookCall(-1, self, "after_run")
-        noted: list[Group] = []
-        for call, method, group in groups:
-            if group:
-                noted += [(pseudo, self._noting_after(_pass), ()), (call, method, group)]
-            else:
-                noted.append((call, self._noting_after(method), ()))
-        return (*noted, (pseudo, self._noting_after(_pass), ()))
-
-    async def before_run(self, run_context: Any) -> None:
-        """Stands in for a hook where its `HookCall` is asked for."""
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None: ...
+    def _around_after(self, calls: tuple[HookCall, ...]) -> tuple[HookCall, ...]:
+        last = HookCall(-1, self, "after_run", _pass)
+        return tuple(call.calling(self._noting_after(call.fn)) for call in (*calls, last))
 
     def _noting(self, method: Callable[..., Any], *, is_first: bool) -> Callable[..., Any]:
         clock, times, width, add = self._clock, self._times, self._width, self._times.append
@@ -168,8 +153,3 @@ class RunTimes:
 
 def _pass(*_: object) -> Awaitable[Any]:
     return DONE
-
-
-def _name_of(call: HookCall, group: tuple[HookCall, ...]) -> str:
-    hooks = [each.owner for each in group or (call,)]
-    return f"{', '.join(hooks)}.{call.moment}"

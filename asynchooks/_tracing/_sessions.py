@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._engine.base import Engine
-from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span, ended, recorded_park
-from .._running.dispatch import Group, HookCall
+from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span, record_waits
+from .._running.hooks import HookCall
 from ._events import NO_IDENT, SPAN, Spans, Table, nanoseconds, table
 from ._runs import Cut, RunTimes
 from ._tracks import Label
@@ -46,40 +45,23 @@ class FileSession(SessionRecord):
         self._task = engine.current_task()
         self._place: Place | None = None
         if not _is_recorded_otherwise(recorder):
-            self._place = Place(recorder, self.track, self._task, is_session=True, engine=engine)
+            self._place = Place(recorder, self.track, self._task, is_session=True)
             self._place.enter()
         self._runs: list[RunTimes] = []
         self.ends = np.zeros(0)
         """When the runs of the last `take` ended."""
         self.is_over = self.is_dropped = False
-        self._records_waits = True
-        engine.begin_recording(recorded_park)
+        record_waits(engine)
         label = Label(name, Kind.SESSION)
         self._span: Span | None = recorder.span(label, self.track, is_live=True)
 
     def around_runs(
-        self, before_runs: tuple[Group, ...], after_runs: tuple[Group, ...]
-    ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-        before, after = (self._each_alone(groups) for groups in (before_runs, after_runs))
+        self, before_runs: tuple[HookCall, ...], after_runs: tuple[HookCall, ...]
+    ) -> tuple[tuple[HookCall, ...], tuple[HookCall, ...]]:
         is_in_run = self.last_time() is not None
-        runs = RunTimes(self._recorder.clock, before, after, is_in_run=is_in_run)
+        runs = RunTimes(self._recorder.clock, before_runs, after_runs, is_in_run=is_in_run)
         self._runs = [*self._runs[-1:], runs]  # of the one before rows may wait for a flush
         return runs.before_runs, runs.after_runs
-
-    def _each_alone(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        """Plain methods that are called together in a place get a span each."""
-        return tuple(
-            (call, method, tuple(_PlainCall.of(each, self) for each in group))
-            if len(group) > 1
-            else (call, method, group)
-            for call, method, group in groups
-        )
-
-    def plain_span(self, name: str, thread: int) -> Span:
-        """Of a plain method, which is called here or in the thread of the session's steps."""
-        if threading.get_ident() == thread:
-            return self.span(Kind.HOOK, name)
-        return self._recorder.span_on(f"{self._name}: thread", Label(name, Kind.HOOK))
 
     def cut_run(self, error: BaseException) -> None:
         for each in self._runs:
@@ -104,15 +86,8 @@ class FileSession(SessionRecord):
         self._span = None
         if self._place is not None:
             self._place.leave()
-        self.end_waits()
         self.is_over = True
         await self._recorder.session_ended(self._engine)
-
-    def end_waits(self) -> None:
-        """Record no further waits for it, once."""
-        if self._records_waits:
-            self._records_waits = False
-            self._engine.end_recording()
 
     def drop(self) -> None:
         self.is_dropped = True
@@ -164,34 +139,6 @@ class FileSession(SessionRecord):
     def num_lost(self) -> int:
         """Runs that were dropped, as the disk was stuck."""
         return sum(each.num_lost for each in self._runs)
-
-
-class _PlainCall(HookCall):
-    """A plain method that records itself, in whichever thread."""
-
-    __slots__ = ("_session", "_thread")
-
-    _session: FileSession
-    _thread: int
-
-    @classmethod
-    def of(cls, call: HookCall, session: FileSession) -> HookCall:
-        made = cls(call.place, call.hook, call.moment)
-        made._session, made._thread = session, threading.get_ident()
-        return made
-
-    @property
-    def method(self) -> Callable[..., Any]:
-        method = super().method
-        session: FileSession | None = getattr(self, "_session", None)
-        if session is None:  # while it is made
-            return method
-
-        def recorded(*args: Any) -> Any:
-            with ended(session.plain_span(f"{self.owner}.{self.moment}", self._thread)):
-                return method(*args)
-
-        return recorded
 
 
 def _is_recorded_otherwise(recorder: Recorder) -> bool:

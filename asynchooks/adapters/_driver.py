@@ -14,14 +14,13 @@ from typing import Any, Self
 from anyio.from_thread import BlockingPortal
 
 from .._engine.current import current_engine
-from .._engine.stop import Stop
+from .._engine.stop import StopReason
 from .._errors import DamagedCheckpointError, FetchError, StopTraining, add_note, shown
-from .._hook import AnyHook, SessionRunArgs, SessionRunContext
-from .._running.dispatch import HookList, values_of
+from .._hook import AnyHook, SessionRunContext, SessionRunValues
 from .._running.hook_state import load_hooks, save_hooks
-from .._running.merge import MergedRun
+from .._running.hooks import HookList, MergedRun, RunArguments
 from .._step.global_step import GlobalStep
-from .._stopping.coordinator import Coordinator, CoordinatorOwner
+from .._stopping.coordinator import Coordinator
 from ..backends._function import pick
 from ..backends._raw_session import RawSession
 from ._portal import GRACE_SECS, HookPortal, end_side_tasks
@@ -39,9 +38,8 @@ class HookDriver:
     def __init__(
         self, hooks: Iterable[AnyHook], portal: BlockingPortal | None, trainer: str
     ) -> None:
-        self._stop = Stop()  # of the present training
-        self._hooks = HookList(hooks, self._stop)
-        self._hooks.call_plain = _call_here
+        self._hooks = HookList(hooks, _call_here)
+        self._stop = self._hooks.stop  # of the present training
         self._portal = HookPortal(portal)
         self._trainer = trainer
         self._coord: Coordinator | None = None
@@ -133,56 +131,56 @@ class HookDriver:
     async def _begin(self, session: TrainerSession) -> None:
         self._stop.clear()
         self._session = session
-        session.stop = self._stop
         step = GlobalStep(session.read_step(), num_workers=1)
         session.attach(step)
-        self._step = step.bound(self._stop, step.open_worker())
+        self._step = step.bound(self._stop, step.gate.open())
         coord = self._coord = Coordinator(clean_stop_exception_types=())
-        coord.attach(session)
-        await self._hooks.begin(lambda: True)
+        coord.attach(None, self._coord_stopped)
+        await self._hooks.begin()
         saved, self._saved = self._saved, None
         if saved is not None:
             load_hooks(self._hooks.hooks, saved)
         await self._hooks.after_create_session(session, coord)
 
+    def _coord_stopped(
+        self, error: BaseException | None, reason: StopReason, all_workers: bool
+    ) -> None:
+        self._stop.set(reason)
+        self._session.request_stop()
+
     async def _before(self) -> None:
-        hooks, args = self._hooks, SessionRunArgs([])
+        hooks = self._hooks
+        args: RunArguments = ([], None, None, None)
         self._context = SessionRunContext(args, self._session, self._step)
         self._context.called_by = hooks
-        self._merged = MergedRun(self._session, args, None, hooks.hooks)
+        self._merged = MergedRun(self._session, args, hooks)
         with self._blaming():
-            for call, method, group in hooks.before_runs:
+            for call in hooks.before_runs:
                 hooks.current = call
-                if group:
-                    await hooks.before_run_of_group(
-                        group, self._context, self._session, self._merged
-                    )
-                elif (request := await method(self._context)) is not None:
-                    self._merged.add(call.place, call.hook, request)
-        self._merged.finish_options()
-        if self._merged.feed_dict:
+                request = await call.fn(self._context)
+                if request is not None:
+                    self._merged.add(call, request)
+        self._fetches, feed_dict, _, _ = self._merged.finish()
+        if feed_dict:
             raise ValueError(
-                f"a hook feeds {sorted(map(str, self._merged.feed_dict))}, but {self._trainer} "
-                "feeds its batches itself; give the data to it"
+                f"a hook feeds {sorted(map(str, feed_dict))}, but {self._trainer} feeds its "
+                "batches itself; give the data to it"
             )
 
     async def _after(self, outputs: dict[str, Any]) -> None:
         await self._session.take_up_step()
-        self._context._is_made = True
+        self._context.say_made(None)
         try:
-            picked = pick(outputs, self._merged.fetches)
+            picked = pick(outputs, self._fetches)
         except FetchError as error:
             self._merged.blame(error)
             raise
-        _, results = self._merged.split(picked)
-        hooks, values = self._hooks, self._merged.unasked()
+        hooks, nothing = self._hooks, SessionRunValues(None, None, None)
+        _, values, asked = self._merged.split(picked, nothing)
         with self._blaming():
-            for call, method, group in hooks.after_runs:
+            for call in hooks.after_runs:
                 hooks.current = call
-                if group:
-                    await hooks.after_run_of_group(group, self._context, values, results)
-                else:
-                    await method(self._context, values_of(call, values, results))
+                await call.fn(self._context, asked.get(call.place, values))
             await self._context.finish()
         if self._context.stop_requested:
             self._stop.set()
@@ -193,11 +191,12 @@ class HookDriver:
         try:
             yield
         except BaseException as error:
-            leaving = self._hooks.explained(error, self._merged, self._hooks.current)
+            leaving = self._hooks.explained(error, self._hooks.current, self._merged)
             if leaving is error:
                 raise
             raise leaving from error
-        self._hooks.current = None
+        finally:
+            self._hooks.current = None
 
     async def _save(self) -> bytes:
         return save_hooks(self._hooks.hooks)
@@ -244,8 +243,8 @@ class TrainingBlock:
             self._driver.fail(exc)
 
 
-class TrainerSession(RawSession, CoordinatorOwner):
-    """The session for hooks; to the coordinator, it is the session.
+class TrainerSession(RawSession):
+    """The session for hooks.
 
     Args:
         read_step: how many steps the other library has made.
@@ -254,7 +253,6 @@ class TrainerSession(RawSession, CoordinatorOwner):
         facts: attributes by which hooks reach its objects: `session.model`.
     """
 
-    stop: Stop
     begins_training = True
 
     def __init__(
@@ -266,7 +264,7 @@ class TrainerSession(RawSession, CoordinatorOwner):
         **facts: Any,
     ) -> None:
         super().__init__()
-        self._read_step, self._request_stop, self._library = read_step, request_stop, library
+        self._read_step, self.request_stop, self._library = read_step, request_stop, library
         for name, value in facts.items():
             setattr(self, name, value)
 
@@ -289,11 +287,6 @@ class TrainerSession(RawSession, CoordinatorOwner):
             self.global_step.restart(self.read_step())
         self.global_step.publish(self.read_step())
 
-    def stop_changed(self, is_set: bool) -> None:
-        if is_set:
-            self.stop.set()
-            self._request_stop()
 
-
-def _call_here(fn: Any, kind: Any, ends_at_stop: bool) -> None:
-    fn()
+async def _call_here(fn: Callable[[], Any], key: Any, ends_at_stop: bool) -> Any:
+    return fn()

@@ -53,7 +53,7 @@ class Callee:
                     del self._open[other]
                 elif called is function and not session.global_step.is_same(raw.global_step):
                     # something may still hold the raw session of one that was dropped
-                    is_first = bool(session.global_step.admission.waiters.workers)
+                    is_first = bool(session.global_step.gate.workers)
                     if is_first:
                         break
             if is_first:
@@ -66,7 +66,7 @@ class Callee:
                 "counts a global step of its own: a limit such as StopAtStepHook(last_step=100) "
                 "holds for each alone, so a model that they share is trained for more steps. If "
                 "they are workers of one model, give all of them one creator: creator = "
-                "SharedSessionCreator(FunctionSessionCreator(step)). If each has its own model, "
+                "SharedSessionCreator(step). If each has its own model, "
                 "give each its own function, such as a method of the model",
                 shown(step_function),
             )

@@ -11,18 +11,31 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import NotImplementedType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from .._engine.base import Engine
-from .._engine.stop import StopReason
+from .._engine.stop import Stop, StopReason
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import Outcome, is_async, run_blocking
 from .._step.global_step import GlobalStep, GlobalStepStatistics
 from .._stopping.coordinator import Coordinator
-from .._stopping.session_stop import SessionInput
 from ._raw_session import RawSession
 
 logger = logging.getLogger("asynchooks")
+
+PATIENCE_SECS = 30.0
+"""How long a model that is to be saved or restored waits for steps on it that are under way."""
+
+RestoredStep = int | NotImplementedType | None
+"""As of `SessionRunHook.restore_model`."""
+
+
+class Restore(NamedTuple):
+    """What brings back what was saved of a new raw session's model, and returns its step."""
+
+    hooks: str
+    """Whose it is, for people."""
+    call: Callable[[RawSession], Awaitable[RestoredStep]]
 
 
 class SessionCreator(ABC):
@@ -36,10 +49,8 @@ class SessionCreator(ABC):
                 return Echo()
     """
 
-    @property
-    def call_lock(self) -> CallLock:
-        """What keeps calls on its raw sessions' model from overlapping, where they may not."""
-        return NO_LOCK
+    call_lock: CallLock = NO_LOCK
+    """What keeps calls on its raw sessions' model from overlapping, where they may not."""
 
     @abstractmethod
     def create_session(self) -> Any:
@@ -50,8 +61,153 @@ class SessionCreator(ABC):
         return SessionHandle(self, GlobalStep(num_workers=num_workers))
 
 
-PATIENCE_SECS = 30.0
-"""How long a model that is to be saved or restored waits for steps on it that are under way."""
+class SessionHandle:
+    """One `MonitoredSession`'s hold on its creator, and what surrounds its hooks.
+
+    The session makes it in its constructor and closes it at its end.
+    """
+
+    graph: Any = None
+    """The TensorFlow graph that is run, if any."""
+
+    def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
+        self.creator = creator
+        self.global_step = global_step
+        self.savers: list[Any] = []
+        """What saves the model now, in all sessions that share it: hooks put themselves there."""
+        self._has_created = False
+
+    @property
+    def has_global_step(self) -> bool:
+        """Whether there is anything that counts steps."""
+        return True
+
+    def opening(self, engine: Engine, grace_secs: float) -> AbstractAsyncContextManager[None]:
+        """Around the hooks' begin: no other session changes the model, complete at its end."""
+        return _nothing()
+
+    async def acquire(
+        self,
+        engine: Engine,
+        grace_secs: float,
+        lost: RawSession | None = None,
+        restore: Restore | None = None,
+    ) -> RawSession:
+        """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
+        if lost is not None:
+            await close_raw(lost, engine, grace_secs)
+        known = self.global_step.statistics()
+        raw, value = await self._create(engine, grace_secs)
+        raw.replaces_lost, raw.grace_secs = self._has_created, grace_secs
+        if restore is None:
+            self._start_from(value, known, goes_on=raw.outlived_by_model)
+        else:
+            try:
+                await self._restore(raw, engine, restore, value, known)
+            except BaseException:
+                await close_raw(raw, engine, grace_secs)
+                raise
+        self._has_created = True
+        raw.attach(self.global_step)
+        return raw
+
+    async def _restore(
+        self,
+        raw: RawSession,
+        engine: Engine,
+        restore: Restore,
+        value: int,
+        known: GlobalStepStatistics,
+    ) -> None:
+        """Bring the model back while no worker runs a step; else it is at the value given."""
+        release = await take_alone(self.global_step, raw)
+
+        async def start() -> None:
+            try:
+                restored = await restore.call(raw)
+                goes_on = raw.outlived_by_model and not isinstance(restored, int)
+                first = restored if isinstance(restored, int) else value
+                self._start_from(first, known, goes_on=goes_on)
+            finally:
+                release()
+
+        # whole also where the caller is cancelled: others may go on with the model
+        await completed(engine, start)
+
+    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+        """Take up the step where a new raw session begins.
+
+        Args:
+            known: before it was made.
+            goes_on: whether it has the model of the one that it replaces: steps count on that are
+                under way on that one.
+        """
+        if self._has_created and not goes_on:
+            self.global_step.restart(value)
+        else:
+            self.global_step.publish(value)
+
+    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+        """A raw session and the global step that it begins with."""
+        raw = self.creator.create_session()
+        if inspect.isawaitable(raw):
+            raw = await raw
+        if not isinstance(raw, RawSession):
+            raise TypeError(
+                f"{type(self.creator).__name__}.create_session() returned {raw!r}; "
+                "expected an asynchooks.RawSession"
+            )
+        return raw, raw.first_step(self.global_step.value)
+
+    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
+        """The session is over: close its raw session, if it has one."""
+        if raw is not None:
+            await close_raw(raw, engine, grace_secs)
+
+    def drop(self) -> None:
+        """The session was dropped without `release`; the garbage collector may call this."""
+
+    def close(self) -> None:
+        """Undo what `opening` did to the model; called once for each `opening`, at the end."""
+
+    def in_session_context(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        """The coroutine, run in what surrounds this session; `culprit` names it in errors."""
+        return coroutine
+
+    def call(self, fn: Callable[[], Any]) -> Any:
+        """Call a plain function in what surrounds this session, in any thread."""
+        return fn()
+
+    def fail(self, reason: StopReason) -> None:
+        """The session has failed: stop the others that share its creator."""
+
+    async def before_item(self, stage: object, stop: Stop) -> None:
+        """The session is about to draw an item from a stage: its model is restored by now, or not.
+
+        A restore that is under way is waited for, until the stop is set.
+        """
+
+    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
+        """Call `close` with the end of the last session that shares the creator.
+
+        Returns:
+            False if no other is open: then it is for the caller to close.
+        """
+        return False
+
+    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
+        """Start the threads that belong to a new raw session (a graph's queue runners)."""
+
+    def new_coordinator(self) -> Coordinator:
+        """A coordinator for one raw session; it has no clean stop types."""
+        return Coordinator(clean_stop_exception_types=())
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    yield
 
 
 def not_alone() -> None:
@@ -113,167 +269,6 @@ async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
     outcome.unwrap()
 
 
-class Listener(Protocol):
-    """The session that has a handle, as the other sessions see it."""
-
-    def stop_for(self, reason: StopReason) -> None: ...
-
-    def model_restored(self) -> None: ...
-
-    @property
-    def input(self) -> SessionInput | None: ...
-
-
-RestoredStep = int | NotImplementedType | None
-"""As of `SessionRunHook.restore_model`."""
-Restore = Callable[[RawSession], Awaitable[RestoredStep]]
-"""Brings back what was saved of a new raw session's model; returns its step."""
-
-
-class SessionHandle:
-    """One `MonitoredSession`'s hold on its creator, and what surrounds its hooks.
-
-    The session makes it in its constructor and closes it at its end.
-    """
-
-    graph: Any = None
-    """The TensorFlow graph that is run, if any."""
-
-    __slots__ = ("_has_created", "_savers", "creator", "global_step", "listener")
-
-    def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
-        self.creator = creator
-        self.listener: Listener | None = None  # the session, from its making to its end
-        self.global_step = global_step
-        self._has_created = False
-        self._savers: list[Any] = []
-
-    @property
-    def savers(self) -> list[Any]:
-        """What saves the model now, in all sessions that share it: hooks put themselves there."""
-        return self._savers
-
-    @property
-    def has_global_step(self) -> bool:
-        """Whether there is anything that counts steps."""
-        return True
-
-    def opening(self, engine: Engine, grace_secs: float) -> AbstractAsyncContextManager[None]:
-        """Around the hooks' begin: no other session changes the model, complete at its end."""
-        return _nothing()
-
-    async def acquire(
-        self,
-        engine: Engine,
-        grace_secs: float,
-        lost: RawSession | None = None,
-        restore: Restore | None = None,
-    ) -> RawSession:
-        """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
-        if lost is not None:
-            await close_raw(lost, engine, grace_secs)
-        known = self.global_step.statistics()
-        raw, value = await self._create(engine, grace_secs)
-        raw.replaces_lost = self._has_created
-        if restore is None:
-            self._start_from(value, known, goes_on=raw.outlived_by_model)
-        else:
-            raw.grace_secs = grace_secs
-            try:
-                release = await take_alone(self.global_step, raw)
-
-                async def start() -> None:
-                    try:
-                        restored = await restore(raw)
-                        goes_on = raw.outlived_by_model and not isinstance(restored, int)
-                        first = restored if isinstance(restored, int) else value
-                        self._start_from(first, known, goes_on=goes_on)
-                    finally:
-                        release()
-
-                # whole also where the caller is cancelled: others may go on with the model
-                await completed(engine, start)
-            except BaseException:
-                await close_raw(raw, engine, grace_secs)
-                raise
-        self._has_created = True
-        raw.grace_secs = grace_secs
-        raw.attach(self.global_step)
-        return raw
-
-    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
-        """Take up the step where a new raw session begins.
-
-        Args:
-            known: before it was made.
-            goes_on: whether it has the model of the one that it replaces: steps count on that are
-                under way on that one.
-        """
-        if self._has_created and not goes_on:
-            self.global_step.restart(value)
-        else:
-            self.global_step.publish(value)
-
-    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
-        """A raw session and the global step that it begins with."""
-        raw = self.creator.create_session()
-        if inspect.isawaitable(raw):
-            raw = await raw
-        if not isinstance(raw, RawSession):
-            raise TypeError(
-                f"{type(self.creator).__name__}.create_session() returned {raw!r}; "
-                "expected an asynchooks.RawSession"
-            )
-        return raw, raw.first_step(self.global_step.value)
-
-    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
-        """The session is over: close its raw session, if it has one."""
-        if raw is not None:
-            await close_raw(raw, engine, grace_secs)
-
-    def drop(self) -> None:
-        """The session was dropped without `release`; the garbage collector may call this."""
-
-    def close(self) -> None:
-        """Undo what `opening` did to the model; called once for each `opening`, at the end."""
-
-    def in_session_context(
-        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
-    ) -> Awaitable[Any]:
-        """The coroutine, run in what surrounds this session; `culprit` names it in errors."""
-        return coroutine
-
-    def fail(self, reason: StopReason) -> None:
-        """The session has failed: stop the others that share its creator."""
-
-    def add_input(self, each: SessionInput) -> None:
-        """Loops in the block of the session begin to read."""
-
-    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
-        """Call `close` with the end of the last session that shares the creator.
-
-        Returns:
-            False if no other is open: then it is for the caller to close.
-        """
-        return False
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        """Call a plain function in what surrounds this session, in any thread."""
-        return fn()
-
-    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
-        """Start the threads that belong to a new raw session (a graph's queue runners)."""
-
-    def new_coordinator(self) -> Coordinator:
-        """A coordinator for one raw session; it has no clean stop types."""
-        return Coordinator(clean_stop_exception_types=())
-
-
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    yield
-
-
 async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
     """Close a raw session off the event loop, within the grace period; its errors are logged."""
 
@@ -281,43 +276,18 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
         if outcome.error is not None:
             logger.error("Closing %s failed: %r", type(raw).__name__, outcome.error)
 
-    def close() -> None:
-        try:
-            raw.close()
-        except Exception as error:
-            log_error(Outcome(error=error))
-
-    if is_async(raw.close):
-        with engine.shielded(grace_secs):
-            try:
+    try:
+        if is_async(raw.close):
+            with engine.shielded(grace_secs):
                 await raw.close()
-            except Exception as error:
-                log_error(Outcome(error=error))
-    elif raw.closes_at_once:
-        close()
-    else:
-        until = engine.now() + grace_secs
-        try:
-            await run_blocking(
-                engine, close, grace_secs, "asynchooks-close", log_error, until, raw.lost_peer
-            )
-        except Exception as error:
-            log_error(Outcome(error=error))
-
-
-def check_creator(creator: object, name: str) -> None:
-    """Raise TypeError, with the likely mistake, unless it is a session creator."""
-    if isinstance(creator, SessionCreator):
-        return
-    if isinstance(creator, type) and issubclass(creator, SessionCreator):
-        hint = f"that is the class; give an instance: {creator.__name__}(...)"
-    elif type(creator).__module__.startswith("tensorflow."):
-        hint = f"that is TensorFlow's own; give asynchooks.{type(creator).__name__}(...)"
-    elif callable(creator):
-        hint = "give FunctionSessionCreator(step) to run a step function"
-    else:
-        hint = "such as ChiefSessionCreator() or FunctionSessionCreator(step)"
-    raise TypeError(f"{name} is {creator!r}; give an asynchooks.SessionCreator: {hint}")
+        elif raw.closes_at_once:
+            raw.close()
+        else:
+            until, name = engine.now() + grace_secs, "asynchooks-close"
+            close, lost = raw.close, raw.lost_peer
+            await run_blocking(engine, close, grace_secs, name, log_error, until, lost)
+    except Exception as error:
+        log_error(Outcome(error=error))
 
 
 MakeCreator = Callable[[], SessionCreator]
@@ -342,7 +312,6 @@ def default_creator() -> SessionCreator:
     except ImportError as error:
         raise ImportError(
             "MonitoredSession got no session_creator. To train a step function, give it one: "
-            "MonitoredSession(hooks, FunctionSessionCreator(step)). To train a TensorFlow "
-            "graph, which is what it does without a creator, install TensorFlow: "
-            "pip install 'asynchooks[tensorflow]'"
+            "MonitoredSession(hooks, step). To train a TensorFlow graph, which is what it does "
+            "without a creator, install TensorFlow: pip install 'asynchooks[tensorflow]'"
         ) from error

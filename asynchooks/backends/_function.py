@@ -1,11 +1,11 @@
-"""Sessions on any step function: NumPy, tf.function, anything that returns named outputs."""
+"""Sessions on any step function: NumPy, PyTorch, tf.function, anything that returns outputs."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from types import CoroutineType, NoneType
+from types import NoneType
 from typing import Any
 
 from .._check import function, instance, integer
@@ -13,24 +13,25 @@ from .._engine.base import Sentinel
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import is_async
 from .._errors import FeedError, FetchError, StepFunctionError, shown
-from .._step.gate import ADVANCED, After, Kept
+from .._step.gate import ADVANCED, Kept
 from .._step.global_step import GlobalStep
 from ._callee import callee_of
 from ._creator import SessionCreator, SessionHandle
 from ._raw_session import RawSession
 
 StepFunction = Callable[..., Any]
-_Place = tuple[int, int]
-"""(epoch, step): where a counter was when a run began."""
+Result = tuple[Any, int | Sentinel, Kept | None]
+"""What was fetched, the step after the run, and outputs that a save needs."""
 
 
 class FunctionSessionCreator(SessionCreator):
     """Makes raw sessions whose step is a call of `step_fn`. The session closes them.
 
-    Fetches are names of its outputs, in any nesting of lists, tuples and dicts; feeds are its
-    parameters by name. Each run moves the global step by 1, unless the outputs contain
-    "global_step": then that is the step after the run, but never less than the step before it.
-    (A recovery or a restored checkpoint may set back both.)
+    Where it needs none of the options, give the session the function itself. Fetches are names of
+    its outputs, in any nesting of lists, tuples and dicts; feeds are its parameters by name. Each
+    run moves the global step by 1, unless the outputs contain "global_step": then that is the step
+    after the run, but never less than the step before it. (A recovery or a restored checkpoint may
+    set back both.)
 
     Args:
         step_fn: a function, method or callable object, sync or async, that returns a mapping of
@@ -56,7 +57,8 @@ class FunctionSessionCreator(SessionCreator):
         def step(rate=0.1):
             return {"loss": model.train(rate)}
 
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        creator = FunctionSessionCreator(step, initial_step=100)
+        async with MonitoredSession(hooks, creator) as session:
             loss = await session.run("loss", feed_dict={"rate": 0.01})
     """
 
@@ -74,19 +76,13 @@ class FunctionSessionCreator(SessionCreator):
         self._global_step = global_step
         instance("thread_safe", thread_safe, bool, "True or False")
         self._callee = callee_of(step_fn)
-        self._call_lock = NO_LOCK if thread_safe else self._callee.lock
-
-    @property
-    def call_lock(self) -> CallLock:
-        return self._call_lock
+        self.call_lock = NO_LOCK if thread_safe else self._callee.lock
 
     def handle(self, num_workers: int | None = None) -> SessionHandle:
-        if self._global_step is not None:
-            return SessionHandle(self, self._global_step)
-        return super().handle(num_workers)
+        return SessionHandle(self, self._global_step or GlobalStep(num_workers=num_workers))
 
     def create_session(self) -> FunctionSession:
-        return FunctionSession(self._step_function, self._initial_step, self._call_lock)
+        return FunctionSession(self._step_function, self._initial_step, self.call_lock)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({shown(self._step_function)})"
@@ -112,10 +108,7 @@ class FunctionSession(RawSession):
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
         self._counts = True
-        # whether a call is looked at with the step before it: if its outputs may hold a step
-        self._looks_at_step = True
-        self._has_said_step = False
-        self._is_plain = False  # a call needs neither that look nor feeds
+        self._counts_plainly = False  # and does not go back
         self._kept_names: tuple[str, ...] = ()  # of outputs that a saver ranks checkpoints by
 
     def first_step(self, last: int) -> int:
@@ -127,9 +120,7 @@ class FunctionSession(RawSession):
         self._epoch = global_step.epoch
         self._may_go_back = self.replaces_lost or self._epoch > 0
         self._counts = not global_step.published_only
-        self._look_at_step(self._counts and not global_step.multi_process)
-        if not self._counts:
-            self._may_go_back = True  # so that `run_and_read_step` asks `_step_after`
+        self._counts_plainly = self._counts and not self._may_go_back
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -150,40 +141,79 @@ class FunctionSession(RawSession):
         """
         with nullcontext() if self.is_async else self.call_lock.held(self.grace_secs):
             result = self.run_and_read_step((fetches, feed_dict, options, run_metadata))
-        return self._publish(*result) if type(result) is tuple else self._publish_later(result)
+        return self._published(result) if type(result) is tuple else self._publish_later(result)
+
+    async def _publish_later(self, pending: Awaitable[Result]) -> Any:
+        return self._published(await pending)
+
+    def _published(self, result: Result) -> Any:
+        outputs, after, kept = result
+        self.global_step.gate.publish(after, self._epoch, kept)
+        return outputs
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         fetches, feed_dict, options, run_metadata = args
         if options is not None or run_metadata is not None:
             self.merge_options([])
-        before = None
-        if feed_dict or not self._is_plain:
-            if self._looks_at_step:
-                before = self.global_step.epoch, self.global_step.last_known
-            if feed_dict or self._parameters.are_required:
-                self._parameters.check(feed_dict or {})
-            outputs = self._step_function(**(feed_dict or {}))
+        gate = self.global_step.gate
+        before = gate.epoch, gate.value
+        if feed_dict or self._parameters.are_required:
+            feed_dict = feed_dict or {}
+            self._parameters.check(feed_dict)
+            outputs = self._step_function(**feed_dict)
         else:
             outputs = self._step_function()
-        if type(outputs) is dict:
-            # what most steps come to, without a further call
-            is_more = self._kept_names or self._may_go_back or before or "global_step" in outputs
-            if not is_more and type(fetches) is str and fetches in outputs:
-                return outputs[fetches], ADVANCED
-        elif type(outputs) is CoroutineType or inspect.isawaitable(outputs):
+        if type(outputs) is not dict and inspect.isawaitable(outputs):
             return self._finish(outputs, fetches, before)
         return self._picked(outputs, fetches, before)
 
     async def _finish(
-        self, pending: Awaitable[Any], fetches: Any, before: _Place | None
-    ) -> tuple[Any, After]:
+        self, pending: Awaitable[Any], fetches: Any, before: tuple[int, int]
+    ) -> Result:
         outputs = await pending
-        is_plain = type(outputs) is dict and type(fetches) is str and fetches in outputs
-        is_more = self._kept_names or self._may_go_back or before
-        # as in run_and_read_step
-        if is_plain and not (is_more or "global_step" in outputs):
-            return outputs[fetches], ADVANCED
+        if inspect.isawaitable(outputs):  # a function that submits its work, and says when it ends
+            outputs = await outputs
         return self._picked(outputs, fetches, before)
+
+    def _picked(self, outputs: Any, fetches: Any, before: tuple[int, int]) -> Result:
+        is_plain = self._counts_plainly and type(outputs) is dict and "global_step" not in outputs
+        after, kept = ADVANCED if is_plain else self._step_after(outputs, before), None
+        if self._kept_names and self._counts:
+            named = {name: outputs[name] for name in self._kept_names if name in outputs}
+            kept = Kept(named, self._step_function)
+        try:
+            return pick(outputs, fetches), after, kept
+        except FetchError as error:
+            error.made = (after, kept)
+            raise
+
+    def _step_after(self, outputs: Any, before: tuple[int, int]) -> int | Sentinel:
+        if not isinstance(outputs, (dict, Mapping)):
+            raise StepFunctionError(
+                f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
+                'expected a mapping of named outputs, such as {"loss": loss}'
+            )
+        if not self._counts:
+            return self.global_step.value
+        may_go_back, self._may_go_back = self._may_go_back, False
+        self._counts_plainly = True
+        if "global_step" not in outputs:
+            return ADVANCED
+        step, gate = _as_step(outputs["global_step"]), self.global_step.gate
+        if may_go_back and step < gate.value:
+            gate.restart(step)
+            self._epoch = gate.epoch
+        elif before == (gate.epoch, before[1]) and step < before[1] and not self._is_shared_step:
+            raise StepFunctionError(
+                f'the output "global_step" is {step}, and the step was at {before[1]} before the '
+                "run: it goes back only where a checkpoint is restored. Return the step after the "
+                "run, or none, so that each run counts as one"
+            )
+        return step
+
+    @property
+    def _is_shared_step(self) -> bool:
+        return self.global_step.multi_process  # another process may have moved it meanwhile
 
     def keep_for_saves(self, fetches: Any) -> bool:
         if not (self._counts and isinstance(fetches, str)):
@@ -193,65 +223,12 @@ class FunctionSession(RawSession):
         return True
 
     def kept_outputs(self, step: int) -> Mapping[str, Any]:
-        made, kept = self.global_step.admission.gate.kept
+        made, kept = self.global_step.gate.kept
         is_mine = kept is not None and made == step and kept.owner is self._step_function
         return kept.outputs if kept is not None and is_mine else {}
 
-    def _with_kept(self, outputs: Mapping[str, Any], after: int | Sentinel) -> After:
-        if not (self._kept_names and self._counts):
-            return after
-        kept = {name: outputs[name] for name in self._kept_names if name in outputs}
-        return Kept(after, kept, self._step_function)
-
-    async def _publish_later(self, pending: Awaitable[tuple[Any, After]]) -> Any:
-        return self._publish(*await pending)
-
-    def _publish(self, outputs: Any, after: After) -> Any:
-        self.global_step.publish(after, epoch=self._epoch)
-        return outputs
-
-    def _look_at_step(self, looks: bool) -> None:
-        self._looks_at_step = looks
-        self._is_plain = not (looks or self._parameters.are_required)
-
-    def _picked(self, outputs: Any, fetches: Any, before: _Place | None) -> tuple[Any, After]:
-        """(what was fetched, the step after the run)."""
-        after = self._step_after(outputs, before)
-        try:
-            return pick(outputs, fetches), self._with_kept(outputs, after)
-        except FetchError:
-            self._publish(None, after)  # the step was made all the same
-            raise
-
-    def _step_after(self, outputs: Any, before: _Place | None) -> int | Sentinel:
-        if not isinstance(outputs, Mapping):
-            raise StepFunctionError(
-                f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
-                'expected a mapping of named outputs, such as {"loss": loss}'
-            )
-        if not self._counts:
-            return self.global_step.value
-        step = _as_step(outputs["global_step"]) if "global_step" in outputs else None
-        with self._lock:  # workers may share the session
-            may_go_back, self._may_go_back = self._may_go_back, False
-            if step is None:
-                if before is not None and not self._has_said_step:
-                    self._look_at_step(False)
-                return ADVANCED
-            if not self._has_said_step:
-                self._has_said_step = True
-                self._look_at_step(not self.global_step.multi_process)
-            if may_go_back and step < self.global_step.value:
-                self.global_step.restart(step)
-                self._epoch = self.global_step.epoch
-                return step
-        if before is not None and before[0] == self.global_step.epoch and step < before[1]:
-            raise StepFunctionError(
-                f'the output "global_step" is {step}, and the step was at {before[1]} before the '
-                "run: it goes back only where a checkpoint is restored. Return the step after the "
-                "run, or none, so that each run counts as one"
-            )
-        return step
+    def step_after(self, error: BaseException) -> tuple[Any, ...]:
+        return error.made if isinstance(error, FetchError) else ()
 
     def read_step(self) -> int:
         return self.global_step.value
@@ -305,12 +282,14 @@ def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
             raise FetchError(
                 f"fetch {fetches!r} is not among the step function's outputs: {known}", fetches
             ) from None
+    if type(fetches) is tuple:
+        return tuple([pick(outputs, each) for each in fetches])
     if isinstance(fetches, Mapping):
         return {key: pick(outputs, each) for key, each in fetches.items()}
     if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):  # a named tuple
         return type(fetches)(*(pick(outputs, each) for each in fetches))
     if isinstance(fetches, (list, tuple)):
-        return type(fetches)(pick(outputs, each) for each in fetches)
+        return type(fetches)([pick(outputs, each) for each in fetches])
     raise FetchError(
         f"fetch {fetches!r} is of type {type(fetches).__name__}; give the name of an output, or "
         "names nested in lists, tuples and dicts",
@@ -329,3 +308,18 @@ def _as_step(value: Any) -> int:
             "integer >= 0"
         )
     return step
+
+
+def checked_creator(creator: Any, name: str) -> SessionCreator:
+    """The creator; a step function stands for one. TypeError with the likely mistake."""
+    if isinstance(creator, SessionCreator):
+        return creator
+    if isinstance(creator, type) and issubclass(creator, SessionCreator):
+        hint = f"that is the class; give an instance: {creator.__name__}(...)"
+    elif type(creator).__module__.startswith("tensorflow."):
+        hint = f"that is TensorFlow's own; give asynchooks.{type(creator).__name__}(...)"
+    elif callable(creator):
+        return FunctionSessionCreator(creator)
+    else:
+        hint = "such as a step function, or ChiefSessionCreator()"
+    raise TypeError(f"{name} is {creator!r}; give an asynchooks.SessionCreator: {hint}")

@@ -52,8 +52,6 @@ class RawSession(ABC):
     """Whether each one is a training of its own, as each `fit` of another library is."""
     is_saved = False
     """Whether a hook makes checkpoints of its model, in whichever worker's session."""
-    restored_step: int | None = None
-    """The step of the checkpoint that its creator brought it back to; None if it did not."""
     nan_step: int | None = None
     """The first step that is known to have given NaN, and so is to blame for those after it."""
     bad_from: int | None = None
@@ -98,7 +96,7 @@ class RawSession(ABC):
         """As `run(*args)`, for a caller that publishes the step.
 
         Returns:
-            (what was fetched, the step after the run as `Admission.settle` takes it: None where
+            (what was fetched, the step after the run as `Gate.settle` takes it: None where
             this session does not count), or what gives that tuple when it is awaited.
         """
         outputs = self.run(*args)
@@ -166,7 +164,7 @@ class RawSession(ABC):
         """
         lock = self.call_lock
         try:
-            hold = lock.take_nowait() or await lock.take(current_engine(), self.grace_secs)
+            hold = await lock.take(current_engine(), self.grace_secs)
         except BaseException as error:
             when_late(Outcome(error=error))  # the call is not made
             raise
@@ -198,9 +196,9 @@ class RawSession(ABC):
         step = self.read_step()
         return last if step is None else step
 
-    def read_step_after(self, error: BaseException) -> int | None:
-        """The global step after a run that failed; None if it did not move or is not known."""
-        return None
+    def step_after(self, error: BaseException) -> tuple[Any, ...]:
+        """Of a run that failed, as the end of `run_and_read_step`; () if it made no step."""
+        return ()
 
     async def take_up_step(self) -> None:
         """A hook may have moved the step through the session itself: count on from where it is.

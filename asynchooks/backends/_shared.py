@@ -3,76 +3,76 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from .._check import integer
-from .._engine.base import Engine
-from .._engine.stop import StopReason
-from .._engine.sync import CallLock, Condition, Lock
-from .._errors import add_note
-from .._stopping.coordinator import Coordinator, CoordinatorOwner
-from .._stopping.session_stop import InputHold, SessionInput
+from .._engine.base import Engine, Slot
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop, Stop, StopReason
+from .._engine.sync import Condition, Lock
+from .._errors import CheckpointError, add_note
+from .._stopping.coordinator import Coordinator
 from ._creator import (
     PATIENCE_SECS,
     Restore,
     RestoredStep,
     SessionCreator,
     SessionHandle,
-    check_creator,
     close_raw,
     completed,
-    take_alone,
 )
+from ._function import checked_creator
 from ._raw_session import RawSession
 
 logger = logging.getLogger("asynchooks")
 
 
 class SharedSessionCreator(SessionCreator):
-    """Lends one raw session and one global step to many `MonitoredSession`s.
+    """Lends one raw session and one global step to many `MonitoredSession`s of one event loop.
 
     You make it and give it to each worker's session. The first to open creates the raw session,
     the last to close closes it. When it is lost, it is recreated once and all workers go on.
     An error that leaves one stops the others, and so does `session.request_stop(all_workers=True)`,
     until the last of them has closed.
 
-    Workers may open in any order. Those that begin to open together wait for each other's hooks
-    to begin, so that all start from the checkpoint that one of them restores. One that opens later
-    takes the model back to its checkpoint between two steps: the steps made until then
-    are undone, a run that has not made its step calls its hooks again, and loops over
-    `session.batches` first use up the item that they have.
+    Workers may open in any order. The model is restored as the raw session is created, by the first
+    hook that restores anything among those of the workers that open together: these wait for each
+    other's hooks to begin. A worker whose hook restores the model and that opens later must do so
+    before the first step, and before the others' first item: see "Resume training".
 
     Args:
-        creator: makes the raw session.
+        creator: what makes the raw session, or a step function.
         num_workers: how many sessions will open, when known: then a worker that waits for a step
             that can no longer come gets a StepUnreachableError as soon as all wait.
 
+    Raises:
+        TypeError, ValueError: an argument has the wrong type or value.
+        CheckpointError: out of the opening of a session whose hook restores the model too late.
+
     Example:
-        creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers=8)
+        creator = SharedSessionCreator(step, num_workers=8)
         async with anyio.create_task_group() as group:
             for i in range(8):
                 group.start_soon(worker, i, creator)
     """
 
-    def __init__(self, creator: SessionCreator, num_workers: int | None = None) -> None:
-        check_creator(creator, "creator")
+    def __init__(
+        self, creator: SessionCreator | Callable[..., Any], num_workers: int | None = None
+    ) -> None:
+        self._creator = checked_creator(creator, "creator")
         if isinstance(creator, SharedSessionCreator):
             raise TypeError(
-                f"SharedSessionCreator got {creator!r}; give it the creator of the session to "
-                "share, such as FunctionSessionCreator(step)"
+                f"SharedSessionCreator got {creator!r}; give it what the workers are to share, "
+                "such as a step function"
             )
         if num_workers is not None:
             expected = "an integer >= 1, or None if unknown"
             integer("num_workers", num_workers, least=1, expected=expected)
-        self._creator = creator
         self._num_workers = num_workers
         self._common: _Common | None = None
-
-    @property
-    def call_lock(self) -> CallLock:
-        return self._creator.call_lock
+        self.call_lock = self._creator.call_lock
 
     def create_session(self) -> Any:
         return self._creator.create_session()
@@ -87,20 +87,19 @@ class SharedSessionCreator(SessionCreator):
         return f"{type(self).__name__}({self._creator!r}{workers})"
 
 
-class _Common(CoordinatorOwner):
+class _Common:
     """What the workers share; only tasks of their event loop touch it."""
 
     def __init__(self, handle: SessionHandle) -> None:
         self.handle = handle
         self.lock = Lock("the shared session")  # for opening, recreating and closing it
-        self.late_lock = Lock("a checkpoint to be restored")  # taken before the other one
         self.users: dict[_SharedHandle, None] = {}  # in order of opening
-        self.failure: StopReason | None = None  # of the first user that failed
         self.raw: RawSession | None = None
         self.replaced: RawSession | None = None  # the one before it, given up
-        self.has_created = False  # a raw session, for these users
-        self.is_restored = False  # from a checkpoint, if there is one
-        self.inputs = InputHold()
+        self.is_restored = False  # a hook has had a say about what the model begins with
+        self.first_step = 0  # that it began with
+        self.drawn_from: object = None  # the first stage of which a worker draws items
+        self.restoring: Condition | None = None  # there while one that opened late restores
         # closes inputs from which users may still come to draw
         self.kept: dict[Callable[[], Awaitable[None]], None] = {}
         self.arrivals = Condition()  # notified as users come to `acquire`, or leave
@@ -109,16 +108,6 @@ class _Common(CoordinatorOwner):
         self.coord: Coordinator | None = None
         self.worker_coords: list[Coordinator] = []
 
-    def start_threads(self, raw: RawSession, worker_coord: Coordinator) -> None:
-        self.worker_coords = [each for each in self.worker_coords if not each.joined]
-        self.worker_coords.append(worker_coord)
-        if self.coord is None:
-            self.coord = self.handle.new_coordinator()
-            self.coord.attach(self)
-            self.handle.start_threads(raw, self.coord)
-        elif self.coord.error is not None:
-            worker_coord.request_stop(self.coord.error, reason=self.coord.stop_reason)
-
     async def wait_for_begins(self, engine: Engine) -> None:
         """Wait for the hooks' begin of those users that open together: one may restore the model.
 
@@ -126,7 +115,7 @@ class _Common(CoordinatorOwner):
         """
 
         def are_there() -> bool:
-            return all(each._has_arrived for each in list(self.users))
+            return all(each.has_arrived for each in list(self.users))
 
         await engine.checkpoint()  # workers that are started together begin to open
         until = engine.now() + PATIENCE_SECS
@@ -134,36 +123,48 @@ class _Common(CoordinatorOwner):
         if not are_there():
             logger.warning(
                 "Hooks of another worker have been in their begin for %g s. This worker starts "
-                "without it; if it restores a checkpoint, the model goes back to that.",
+                "without it; if it restores a checkpoint, it must open before the first step.",
                 PATIENCE_SECS,
             )
 
-    async def create(
-        self, engine: Engine, grace_secs: float, restore: Restore | None
-    ) -> RawSession:
-        """A raw session, restored from a checkpoint if there is one; call it with the lock."""
+    async def create(self, engine: Engine, grace_secs: float) -> RawSession:
+        """A raw session, restored by the hooks of the users that are there; with the lock."""
+        restores = [each.restore for each in self.users if each.restore is not None]
+        was_restored = self.is_restored and self.replaced is not None
         self.is_restored = False
-        noted = None if restore is None else self._noting(restore)
-        self.raw = raw = await self.handle.acquire(engine, grace_secs, restore=noted)
+
+        async def call(raw: RawSession) -> RestoredStep:
+            for each in restores:
+                step = await each.call(raw)
+                if step is not NotImplemented:
+                    self.is_restored = True
+                    return step
+            return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
+
+        restore = Restore("hooks of the workers", call) if restores else None
+        raw = self.raw = await self.handle.acquire(engine, grace_secs, restore=restore)
+        self.is_restored |= was_restored and raw.outlived_by_model
+        self.first_step = self.handle.global_step.last_known
         if self.replaced is not None:
             self.replaced.successor, self.replaced = raw, None
-        self.has_created = True
         return raw
 
-    def _noting(self, restore: Restore) -> Restore:
-        async def noting(raw: RawSession) -> RestoredStep:
-            step = await restore(raw)
-            self.is_restored = step is not NotImplemented
-            return step
+    def start_threads(self, raw: RawSession, worker_coord: Coordinator) -> None:
+        self.worker_coords = [each for each in self.worker_coords if not each.joined]
+        self.worker_coords.append(worker_coord)
+        if self.coord is None:
+            self.coord = self.handle.new_coordinator()
+            self.coord.attach(None, self._threads_stopped)
+            self.handle.start_threads(raw, self.coord)
+        elif self.coord.error is not None:
+            worker_coord.request_stop(self.coord.error, reason=self.coord.stop_reason)
 
-        return noting
-
-    def stop_changed(self, is_set: bool) -> None:
-        coord = self.coord
-        if is_set and coord is not None and coord.error is not None:
-            for each in list(self.worker_coords):
-                if not each.joined:
-                    each.request_stop(coord.error, reason=coord.stop_reason)
+    def _threads_stopped(
+        self, error: BaseException | None, reason: StopReason, all_workers: bool
+    ) -> None:
+        for each in list(self.worker_coords) if error is not None else ():
+            if not each.joined:
+                each.request_stop(error, reason=reason)
 
     async def close_raw(self, engine: Engine, grace_secs: float) -> None:
         """Stop its threads and close the raw session, or let the last run on it do so."""
@@ -202,23 +203,17 @@ class _Common(CoordinatorOwner):
 class _SharedHandle(SessionHandle):
     """One worker's share."""
 
-    __slots__ = ("_common", "_has_arrived", "_has_opened", "_has_raw", "_restore")
-
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
         super().__init__(creator, common.handle.global_step)
         self._common = common
+        self.graph, self.savers = common.handle.graph, common.handle.savers
+        self.in_session_context = common.handle.in_session_context  # type: ignore[method-assign]
+        self.call = common.handle.call  # type: ignore[method-assign]
+        self.start_threads = common.start_threads  # type: ignore[assignment,method-assign]
+        self.new_coordinator = common.handle.new_coordinator  # type: ignore[method-assign]
         self._has_opened = False
-        self._has_arrived = False  # its hooks have begun
-        self._has_raw = False
-        self._restore: Restore | None = None
-
-    @property
-    def graph(self) -> Any:
-        return self._common.handle.graph
-
-    @property
-    def savers(self) -> list[Any]:
-        return self._common.handle.savers
+        self.has_arrived = False  # its hooks have begun
+        self.restore: Restore | None = None
 
     @property
     def has_global_step(self) -> bool:
@@ -228,8 +223,6 @@ class _SharedHandle(SessionHandle):
     async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
         # counted from the first moment: the others may finish while this one still opens
         self._common.users[self] = None
-        if self._common.failure is not None:
-            self._stop_for(self._common.failure)
         async with self._common.lock:
             self._has_opened = True
             async with self._common.handle.opening(engine, grace_secs):
@@ -242,133 +235,77 @@ class _SharedHandle(SessionHandle):
         lost: RawSession | None = None,
         restore: Restore | None = None,
     ) -> RawSession:
-        common, self._restore, self._has_arrived = self._common, restore, True
+        common = self._common
+        is_late, self.has_arrived = not self.has_arrived, True
         common.arrivals.notify()
-        if restore is None and not common.has_created:
+        if common.raw is None and is_late:
+            self.restore = restore
             await common.wait_for_begins(engine)
-        if restore is None or common.is_restored or not common.has_created:
-            async with common.lock:
-                raw = await self._acquire(engine, grace_secs, lost)
-        else:
-            raw = await self._acquire_late(engine, grace_secs, lost, restore)
-        self._has_raw = True
-        return raw
+        async with common.lock:
+            if common.raw is not None and common.raw is lost:  # the first to notice
+                await common.close_raw(engine, grace_secs)
+            raw = common.raw
+            if raw is None:
+                self.restore = restore
+                raw = await common.create(engine, grace_secs)
+            elif restore is not None and not common.is_restored and self.restore is None:
+                await self._restore_late(raw, engine, restore)
+            self.restore = restore
+            return raw
 
-    async def _acquire(
-        self, engine: Engine, grace_secs: float, lost: RawSession | None
-    ) -> RawSession:
-        common = self._common
-        if common.raw is not None and common.raw is lost:  # the first to notice recreates it
-            await common.close_raw(engine, grace_secs)
-        if common.raw is not None:
-            return common.raw
-        # a worker that is late restores by itself: others may have drawn items meanwhile
-        is_first = not common.has_created
-        users = [user for user in list(common.users) if is_first or user._has_raw or user is self]
-        restores = [user._restore for user in users if user._restore is not None]
-
-        async def restore(raw: RawSession) -> RestoredStep:
-            for each in restores:
-                step = await each(raw)
-                if step is not NotImplemented:
-                    return step
-            return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
-
-        return await common.create(engine, grace_secs, restore if restores else None)
-
-    async def _acquire_late(
-        self, engine: Engine, grace_secs: float, lost: RawSession | None, restore: Restore
-    ) -> RawSession:
-        """Take the model that others have trained already back to the checkpoint, if there is one.
-
-        Loops over `session.batches` use up their items first, as nothing else could put them back.
-        """
-        common = self._common
-        async with common.late_lock:
-            if not common.is_restored:
-                with common.inputs.held(self._inputs_of_others()):
-                    await self._wait_for_items(engine)
-                    async with common.lock:
-                        raw = await self._acquire(engine, grace_secs, lost)
-                        if common.is_restored:
-                            return raw
-                        return await self._restore_late(raw, engine, grace_secs, restore)
-        async with common.lock:  # another late one has just done so
-            return await self._acquire(engine, grace_secs, lost)
-
-    def _inputs_of_others(self) -> list[SessionInput]:
-        listeners = [user.listener for user in list(self._common.users) if user is not self]
-        return [each.input for each in listeners if each is not None and each.input is not None]
-
-    async def _wait_for_items(self, engine: Engine) -> None:
-        """Wait until no loop has an item that a run is still to use, but not for ever."""
-        inputs = self._common.inputs
-        own = None if self.listener is None else self.listener.input
-
-        def late() -> list[SessionInput]:
-            return [each for each in inputs.inputs if each.has_item and each is not own]
-
-        until = engine.now() + PATIENCE_SECS
-        await inputs.wait_until(lambda: not late(), "the runs of other workers", until)
-        if late():
-            logger.warning(
-                "Loops over session.batches have held an item for %g s while a checkpoint is "
-                "to be restored: %r. What they have now is used with the restored model.",
-                PATIENCE_SECS, late(),
-            )  # fmt: skip
-
-    async def _restore_late(
-        self, raw: RawSession, engine: Engine, grace_secs: float, restore: Restore
-    ) -> RawSession:
-        common = self._common
-        release = await take_alone(self.global_step, raw)
+    async def _restore_late(self, raw: RawSession, engine: Engine, restore: Restore) -> None:
+        """Restore the model of others, unless they have begun to train it."""
+        common, step = self._common, self.global_step
         try:
-            # while no run is under way, which would move it just afterwards
-            has_moved = raw.restored_step is not None and (
-                await raw.call_blocking(raw.read_step) != raw.restored_step
-            )
-            # a wrapper may have the moment, and its hook may restore nothing
-            if has_moved and await restore(raw) is NotImplemented:
+            release = await step.take_exclusive(timeout=PATIENCE_SECS)
+        except TimeoutError:
+            got = f"a step of another has been under way for {PATIENCE_SECS:g} s"
+            raise self._too_late(restore, got) from None
+
+        async def call() -> None:
+            try:
+                now = await raw.call_blocking(lambda: step.value)
+                if now != common.first_step:
+                    raise self._too_late(restore, f"others have trained the model to step {now}")
+                if common.drawn_from is not None:
+                    got = f"another draws items from {common.drawn_from!r}"
+                    raise self._too_late(restore, got)
+                common.restoring = Condition()
+                restored = await restore.call(raw)
+                common.is_restored = restored is not NotImplemented
+                if isinstance(restored, int):
+                    step.restart(restored)
+                    raw.attach(step)
+                    common.first_step = restored
+            finally:
+                restoring, common.restoring = common.restoring, None
+                if restoring is not None:
+                    restoring.notify()
                 release()
-                return raw
-        except BaseException:
-            release()
-            raise
-        if has_moved:
-            # its creator restores it, which only a new one can do again; the others recover
-            release()
-            await common.close_raw(engine, grace_secs)
-            return await common.create(engine, grace_secs, restore)
-        await completed(engine, lambda: self._go_back(raw, restore, release))
-        return raw
 
-    async def _go_back(
-        self, raw: RawSession, restore: Restore, release: Callable[[], None]
-    ) -> None:
-        """Take back the model, and all that belongs to its step: never the model alone."""
-        try:
-            step = await restore(raw)
-            if isinstance(step, int):
-                self.global_step.restart(step)
-                raw.attach(self.global_step)
-                for user in list(self._common.users):
-                    if user is not self and user.listener is not None:
-                        user.listener.model_restored()
-        finally:
-            release()
-        self._common.is_restored = step is not NotImplemented
+        await completed(engine, call)
+
+    def _too_late(self, restore: Restore, got: str) -> CheckpointError:
+        self._common.users.pop(self, None)
+        return CheckpointError(
+            f"{restore.hooks} would restore the model, but its worker opens late: {got}. "
+            "A model is restored before the first step of the workers that share it, and before "
+            "their first item. Open the session with that hook first (enter its `async with` "
+            "before the other workers are started), or give the hook to a worker that opens "
+            "together with them"
+        )
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
-        self._common.users.pop(self, None)  # a run that outlived its session releases it again
-        self._has_raw = self._has_arrived = False
-        self._common.arrivals.notify()
-        if not self._common.users:
-            self._common.failure = None
-            self._common.has_created = False
+        common = self._common
+        common.users.pop(self, None)  # a run that outlived its session releases it again
+        self.has_arrived, self.restore = False, None
+        common.arrivals.notify()
+        if not common.users:
+            common.drawn_from = None
             try:
-                await self._common.close_raw(engine, grace_secs)
+                await common.close_raw(engine, grace_secs)
             finally:
-                await self._common.close_kept()
+                await common.close_kept()
 
     def drop(self) -> None:
         self._common.users.pop(self, None)
@@ -377,36 +314,21 @@ class _SharedHandle(SessionHandle):
         if self._has_opened:
             self._common.handle.close()
 
-    def in_session_context(
-        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
-    ) -> Awaitable[Any]:
-        return self._common.handle.in_session_context(coroutine, culprit)
-
     def fail(self, reason: StopReason) -> None:
-        if self._common.failure is None:
-            self._common.failure = reason
-            for each in list(self._common.users):
-                if each is not self:
-                    each._stop_for(reason)
+        if self in self._common.users:  # one that was refused takes no part in the training
+            self.global_step.gate.stop_all(reason)
 
-    def _stop_for(self, reason: StopReason) -> None:
-        if self.listener is not None:
-            self.listener.stop_for(reason)
-
-    def add_input(self, each: SessionInput) -> None:
-        self._common.inputs.add(each)
+    async def before_item(self, stage: object, stop: Stop) -> None:
+        common = self._common
+        while common.restoring is not None and not stop.is_set:
+            slot = Slot(current_engine(), "a checkpoint to be restored")
+            common.restoring.slots += (slot,)
+            with EndsAtStop(slot, stop):
+                await slot.engine.park(slot)
+        common.drawn_from = common.drawn_from or stage
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
         if all(user is self for user in self._common.users):
             return False
         self._common.kept[close] = None
         return True
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        return self._common.handle.call(fn)
-
-    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
-        self._common.start_threads(raw, coord)
-
-    def new_coordinator(self) -> Coordinator:
-        return self._common.handle.new_coordinator()

@@ -32,15 +32,15 @@ between two of them."""
 class CurrentRun:
     """The run of a session in which items are used: another worker may save during `after_run`."""
 
-    __slots__ = ("context", "stops")
+    __slots__ = ("context", "stop")
 
-    def __init__(self, stops: SessionStop | None) -> None:
-        self.stops = stops  # None where hooks are called by hand
+    def __init__(self, stop: SessionStop | None) -> None:
+        self.stop = stop  # of the session; None where hooks are called by hand
         self.context: SessionRunContext | None = None  # of the present run, or one that failed
 
     @property
     def handle(self) -> Handle | None:
-        return None if self.stops is None else self.stops.handle
+        return None if self.stop is None else self.stop.handle
 
     def begin(self, context: SessionRunContext | None) -> None:
         self.context = context
@@ -142,7 +142,7 @@ class Consumers:
             return False
         if reader._phase is not Phase.OPEN:
             return False
-        training = handle.global_step.training
+        training = handle.global_step.gate.training
         return training is not self._ended_in and handle.keep_open(self.close_unused)
 
     async def close_unused(self) -> None:
@@ -323,7 +323,7 @@ class Consumers:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there: at once where nothing was taken yet, else from the next take on."""
-        if self.stage._phase is Phase.NEW:
+        if self.stage._phase is Phase.NEW and not self._generation:  # else it is just rewound
             self._load(self.stage, state)
             self._saved.clear()
         elif fingerprint(state) != fingerprint(self.state_dict()):
@@ -412,9 +412,11 @@ class Consumer:
         """The item in hand, or the next one; raises as `Consumers.take`."""
         if self._taken is None or not self._consumers.is_current(self._taken):
             self._taken = None
-            engine = current_engine()
+            engine, handle = current_engine(), self.run.handle
             asked = engine.stopwatch()
             try:
+                if handle is not None and end is not None:
+                    await handle.before_item(self.stage, end)
                 self._taken = await self._consumers.take(end)
             finally:
                 self.wait_secs += engine.stopwatch() - asked
@@ -446,14 +448,6 @@ class Consumer:
     @property
     def _is_undone(self) -> bool:
         return self._undone is not None and self._undone is self.run.context
-
-    @property
-    def has_unused_item(self) -> bool:
-        """Whether a run with the item in hand is still to come."""
-        taken = self._taken
-        if taken is None or not self._consumers.is_current(taken) or self.place_run >= 0:
-            return False
-        return not self.was_left
 
     @property
     def was_left(self) -> bool:
@@ -529,22 +523,22 @@ class Consumer:
 class WaitTime:
     """Seconds that the consumers of one session wait, with those that leave before it is closed."""
 
-    def __init__(self, consumers: Consumers, stops: SessionStop | None) -> None:
+    def __init__(self, consumers: Consumers, stop: SessionStop | None) -> None:
         self._consumers = consumers
-        self._stops = stops
+        self._stop = stop
         self._secs_of_left = 0.0
         consumers.wait_times.append(self)
 
     @property
     def secs(self) -> float:
         present = (
-            each.wait_secs for each in self._consumers.members if each.run.stops is self._stops
+            each.wait_secs for each in self._consumers.members if each.run.stop is self._stop
         )
         return self._secs_of_left + math.fsum(present)
 
     def keep(self, consumer: Consumer) -> None:
         """A consumer leaves."""
-        if consumer.run.stops is self._stops:
+        if consumer.run.stop is self._stop:
             self._secs_of_left += consumer.wait_secs
 
     def close(self) -> None:

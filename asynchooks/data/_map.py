@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from .. import _check as check
 from .._engine.base import Engine, Slot
-from .._engine.recording import Kind, Recorder, awaited, blocks_inline
+from .._engine.recording import Kind, Recorder, Span, blocks_inline, ended
 from .._engine.threads import WorkThread, close_unrun, is_async
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
 from ._prefetch import Buffered, Worker
@@ -101,7 +101,7 @@ class RecordedWork(Work):
         span = self.recorder.task_span(self.engine, Kind.CALL, self.name)
         Work.call(self, fn)
         if self.error is None and isinstance(self.result, Awaitable):
-            self.result = awaited(span, self.result)
+            self.result = _recorded(span, self.result)
         else:
             span.end(self.error)
 
@@ -407,3 +407,8 @@ class Mapped(Buffered):
 
     def _fill(self) -> tuple[int, int]:
         return self._num_held, self._concurrency
+
+
+async def _recorded(span: Span, pending: Awaitable[Any]) -> Any:
+    with ended(span):
+        return await pending

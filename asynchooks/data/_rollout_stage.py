@@ -175,7 +175,10 @@ class Rollouts(Buffered, RolloutStage):
     async def _wait_for_room(self, worker: Worker) -> None:
         engine, published = self._engine, self._published
         self._room = slot = Slot(engine, "room in rollouts, or a newer version of the weights")
-        forget = None if published is None else published.step.admission.watch_next(slot)
+        forget = None
+        if published is not None:
+            step = published.step
+            forget = step.gate.watch(slot, step.value + 1)
         if self._num_room() > 0:  # another thread has published it since
             slot.wake()
         before = engine.stopwatch()

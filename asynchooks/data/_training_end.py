@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from .._engine.base import STOPPED, Slot
@@ -13,14 +14,13 @@ class TrainingEnd(Stop):
     """What ends a consumer's wait: a stop, or the limit, which another worker may reach."""
 
     def __init__(self, stop: Stop, step: GlobalStep) -> None:
-        self._slots = []
-        self._stop = stop
+        self.stop = stop
         self._step = step
         self._forget: dict[Slot, Callable[[], None]] = {}
 
     @property
     def is_set(self) -> bool:  # type: ignore[override]
-        return self._stop.is_set or self._step.is_at_limit
+        return self.stop.is_set or self._step.is_at_limit
 
     @property
     def step(self) -> GlobalStep:
@@ -30,14 +30,15 @@ class TrainingEnd(Stop):
     @property
     def training(self) -> object:
         """The training that ends, for comparison with others."""
-        return self._step.training
+        return self._step.gate.training
 
     def add(self, slot: Slot) -> None:
-        self._stop.add(slot)
-        self._forget[slot] = self._step.watch_limit(slot)
+        self.stop.add(slot)
+        limit = math.inf if self._step.limit is None else self._step.limit
+        self._forget[slot] = self._step.gate.watch(slot, limit)
         if self.is_set:
             slot.wake(STOPPED)
 
     def discard(self, slot: Slot) -> None:
-        self._stop.discard(slot)
+        self.stop.discard(slot)
         self._forget.pop(slot)()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._later import later
-from .._step.source import Demand, SourceState, StepSource
+from .._step.remote import Demand, SourceState, StepSource
 
 if TYPE_CHECKING:
     from .dask._cluster import DaskCluster as DaskCluster

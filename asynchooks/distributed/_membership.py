@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from .._step.credits import share_of
+from ._credits import share_of
 
 _NUM_LEFT = 1000
 """Members that have left whose late messages are recognized."""

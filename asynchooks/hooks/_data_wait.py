@@ -59,7 +59,7 @@ class DataWaitHook(TimedOutputHook):
 
     async def begin(self) -> None:
         self._stop_watching()  # of a session that did not call `end`
-        self._wait_time = WaitTime(self._consumers, SessionHooks.of(self).stops)
+        self._wait_time = WaitTime(self._consumers, SessionHooks.of(self).stop)
         self._last = None
         self._timer.reset()  # the step may begin at 0 again
         await super().begin()

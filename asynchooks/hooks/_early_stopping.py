@@ -89,7 +89,7 @@ class EarlyStoppingHook(SessionRunHook):
         self._restores_best = restore_best
         self.uses_default_graph = callable(metric)  # which is the user's
         self._saver: CheckpointSaverHook | None = None
-        self._stops: SessionStop | None = None  # those of its session; None by hand
+        self._stop_of_session: SessionStop | None = None  # those of its session; None by hand
         self._forget()
 
     def _forget(self) -> None:
@@ -113,8 +113,8 @@ class EarlyStoppingHook(SessionRunHook):
         self._forget()
         self._saver = None
         shared = SessionHooks.of(self)
-        self._stops = shared.stops
-        shared.check(lambda: self._find_saver([*shared.hooks, *shared.begun]))
+        self._stop_of_session = shared.stop
+        shared.checks.append(lambda: self._find_saver([*shared.hooks, *shared.begun]))
 
     def _find_saver(self, hooks: Sequence[Any]) -> None:
         """Find what this hook needs among the session's hooks, each of which has begun."""
@@ -174,10 +174,10 @@ class EarlyStoppingHook(SessionRunHook):
             run_context.finish_with(look, phase=FinishPhase.DECIDE)
 
     async def before_end(self, session: Any) -> None:
-        stops, saver = self._stops, self._saver
+        stop, saver = self._stop_of_session, self._saver
         if self._reason is None or saver is None:
             return
-        if stops is None or stops.reason is self._reason:  # else something else came first
+        if stop is None or stop.reason is self._reason:  # else something else came first
             saver.checkpointer.restore_best_at_end(self._take_best)
 
     def _look(self, run_context: SessionRunContext, results: Any) -> None:

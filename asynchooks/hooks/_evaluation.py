@@ -202,7 +202,7 @@ class EvaluationHook(TimedOutputHook):
         await super().begin()
         self._output.claim(f"{self._name}/...")
         # also for those that decide by its metrics
-        self._stops = SessionHooks.of(self).stops
+        self._session_stop = SessionHooks.of(self).stop
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         await super().after_create_session(session, coord)
@@ -254,7 +254,7 @@ class EvaluationHook(TimedOutputHook):
     @property
     def _worker(self) -> int | None:
         """The number of the session's worker, for the log."""
-        return None if self._stops is None else self._stops.worker_number
+        return None if self._session_stop is None else self._session_stop.worker_number
 
     def _has_failed(self) -> bool:
         """Whether an error will leave the session, or has left another worker's."""

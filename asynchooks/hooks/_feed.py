@@ -107,6 +107,7 @@ class FeedHook(SessionRunHook):
         self._given = self._names = names
         self._consumer: Consumer | None = None
         self._end: TrainingEnd | None = None  # ends the waits for items
+        self._no_stop = Stop()  # where no session calls the hook
         self._run = CurrentRun(None)
 
     async def begin(self) -> None:
@@ -116,7 +117,7 @@ class FeedHook(SessionRunHook):
                 "same source, and list it once"
             )
         shared = SessionHooks.of(self)
-        self._run.stops, self._end = shared.stops, None
+        self._run.stop, self._end = shared.stop, None
         graph = begin_graph.get()
         self._names = self._given if graph is None else _as_fed(graph, self._given)
         self._consumer = self._consumers.join(self._run)
@@ -126,9 +127,9 @@ class FeedHook(SessionRunHook):
         assert consumer is not None
         consumer.settle()
         self._run.begin(run_context)
-        if self._end is None:
-            stops = self._run.stops
-            stop = Stop() if stops is None else stops.run_stop
+        of_session = self._run.stop
+        stop = self._no_stop if of_session is None else of_session.run_stop
+        if self._end is None or self._end.stop is not stop:  # that of a new raw session
             self._end = TrainingEnd(stop, run_context.global_step)
         try:
             item = await consumer.take(self._end)
@@ -234,7 +235,7 @@ class FeedHook(SessionRunHook):
 
     @property
     def _is_by_hand(self) -> bool:
-        return self._run.stops is None
+        return self._run.stop is None
 
     async def end(self, session: Any) -> None:
         if self._is_by_hand:

@@ -115,12 +115,7 @@ class FeedFnHook(SessionRunHook):
         elif hooks is None:  # called by hand
             feeds = await raw_session_of(run_context.session).call_blocking(self._draw)
         else:
-            drawn: list[Feeds | Awaitable[Feeds]] = []
-            kind = ("feed_fn", id(self))
-            pending = hooks.call_plain(lambda: drawn.append(self._draw()), kind, True)
-            if pending is not None:
-                await pending
-            feeds = drawn[0]
+            feeds = await hooks.call_plain(self._draw, ("feed_fn", id(self)), True)
         return await feeds if isinstance(feeds, Awaitable) else feeds
 
     def _draw(self) -> Feeds | Awaitable[Feeds]:

@@ -68,7 +68,7 @@ class _DataWaitReading(Reading):
 
     def begin(self, session: SessionHooks) -> None:
         self.close()  # of a session that was dropped
-        self._wait_time, self._last = WaitTime(self._consumers, session.stops), 0.0
+        self._wait_time, self._last = WaitTime(self._consumers, session.stop), 0.0
 
     def read(self, look: Look) -> float | None:
         assert self._wait_time is not None
@@ -363,7 +363,8 @@ class KeepsValues(SessionRunHook):
         self._values.begin(session)
         self._values.follow(self._publish)
         name = type(self).__name__
-        session.check(lambda: self._values.check_are_taken([*session.hooks, *session.begun], name))
+        hooks = session.hooks, session.begun
+        session.checks.append(lambda: self._values.check_are_taken([*hooks[0], *hooks[1]], name))
         self._is_by_hand = session.is_by_hand
         self._now = current_engine().now
         self._interval.reset()

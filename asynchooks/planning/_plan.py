@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import _check
-from .._engine.recording import Kind, Place, TimedWork, recorded_in
+from .._engine.recording import Kind, Place, recorded_in
 from .._engine.threads import is_async
 from .._errors import (
     PlanError,
@@ -35,6 +35,7 @@ from ._requests import request_services, served_of
 from ._service import Beyond, Service
 from ._spans import Spans
 from ._station import Use
+from ._timed import TimedWork
 from ._trace import Figures, Trace
 
 Main = Callable[..., Awaitable[Any]]

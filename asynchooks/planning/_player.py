@@ -21,19 +21,17 @@ from .._engine.recording import (
     Recorder,
     SessionRecord,
     Span,
-    StandIn,
-    TimedWork,
     ended,
 )
 from .._engine.threads import close_unrun
 from .._errors import PlanError
-from .._running.dispatch import Group, HookCall
+from .._running.hooks import HookCall
 from ..simulation import Simulation
 from ._requests import SERVER, link_of, served_of
 from ._service import Beyond, Service
 from ._spans import Spans
 from ._station import Blocks, Drawn, Station, Use
-from ._timed import input_size_of, worker_of
+from ._timed import Performer, TimedWork, input_size_of, worker_of
 from ._trace import RUN, STEP, Marks, Trace, Uses
 
 _Row = tuple[float, float, float, int, int, int, bool, bool]
@@ -61,7 +59,7 @@ class Saves(NamedTuple):
         return cls(max(1, round(num_runs / len(secs))), secs) if secs else None
 
 
-class Player(Recorder, StandIn):
+class Player(Recorder, Performer):
     """Stands in for the timed work of one run of a program; `Plan` makes it.
 
     Args:
@@ -286,17 +284,11 @@ class Player(Recorder, StandIn):
         track = -1 if engine is None or engine.is_elsewhere else self._track_of(engine)
         return _Span(self, kind, name, track, worker=-1 if worker is None else worker)
 
-    def wait(self, engine: Engine, what: str) -> Span | None:
-        return None  # a plan is asked for figures, and waits are none of them
-
     def use(self, engine: Engine, ident: int, staleness: float) -> None:
         self._uses.append((self.clock(), ident, staleness))
 
     def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None:
         self._marks[name].append((self.clock(), value, -1 if worker is None else worker))
-
-    def watch(self, name: str, read: Callable[[], float | None]) -> None:
-        """Nothing is read: a plan shows no counters."""
 
     # What came of it
 
@@ -388,19 +380,22 @@ class _Session(SessionRecord):
         self._run_begun = self._step_begun = self._step_ended = math.nan  # of the one under way
 
     def around_runs(
-        self, before_runs: tuple[Group, ...], after_runs: tuple[Group, ...]
-    ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-        before, after = HookCall(-1, self, "before_run"), HookCall(-1, self, "after_run")
-        begin_step: Group = (before, self.before_run, ())
-        end_step: Group = (after, self.after_run, ())
+        self, before_runs: tuple[HookCall, ...], after_runs: tuple[HookCall, ...]
+    ) -> tuple[tuple[HookCall, ...], tuple[HookCall, ...]]:
+        def before(fn: Callable[..., Awaitable[Any]]) -> HookCall:
+            return HookCall(-1, self, "before_run", fn)
+
+        def after(fn: Callable[..., Awaitable[Any]]) -> HookCall:
+            return HookCall(-1, self, "after_run", fn)
+
         if before_runs:
-            before_runs = ((before, self._begin_run, ()), *before_runs, begin_step)
+            before_runs = (before(self._begin_run), *before_runs, before(self.before_run))
         else:
-            before_runs = ((before, self._begin_both, ()),)
+            before_runs = (before(self._begin_both),)
         if after_runs:
-            after_runs = (end_step, *after_runs, (after, self._end_run, ()))
+            after_runs = (after(self.after_run), *after_runs, after(self._end_run))
         else:
-            after_runs = ((after, self._end_both, ()),)
+            after_runs = (after(self._end_both),)
         return before_runs, after_runs
 
     # Called as methods of hooks are, and awaited

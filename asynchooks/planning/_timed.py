@@ -5,15 +5,55 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _check
 from .._engine.current import engine_if_any
-from .._engine.recording import Kind, Span, TimedWork, current_recorder, recorded_in
+from .._engine.recording import Kind, Span, StandIn, current_recorder, recorded_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLAIN = (int, float)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedWork:
+    """A function that `timed` decorates, and what is known of it.
+
+    Args:
+        name: of this kind of work.
+        returns: in a plan: a function of the call's arguments and `drawn`, or the value itself.
+        output_size: of the function's result; what it gives is drawn together with the seconds.
+        input_size: of the call's arguments; the seconds depend on what it gives.
+        worker: of the call's arguments: whose machine does it; None: a shared service does.
+    """
+
+    name: str
+    returns: Any = None
+    output_size: Callable[[Any], float] | None = None
+    input_size: Callable[..., float] | None = None
+    worker: Callable[..., int] | None = None
+
+
+class Performer(StandIn):
+    """Performs timed work in place of the program, in virtual time: the one kind of `StandIn`."""
+
+    @abstractmethod
+    async def perform(
+        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What an async function returns, after as many seconds as are drawn."""
+
+    @abstractmethod
+    def perform_inline(
+        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What a plain function returns; the seconds pass for all tasks of the event loop.
+
+        In what `call_apart` calls they pass for that call alone.
+        """
 
 
 def timed(
@@ -97,9 +137,10 @@ def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
             return await fn(*args, **kwargs)
         recorder = place.recorder
         if (stand_in := recorder.stand_in) is not None:
+            assert isinstance(stand_in, Performer)
             return await stand_in.perform(work, args, kwargs)
         whose = None if worker is None else worker_of(work, args, kwargs)
-        span = recorder.timed_span(place, name, whose, is_inline=False)
+        span = recorder.work_span(engine_if_any(), Kind.WORK, name, whose)
         try:
             result = await fn(*args, **kwargs)
             size = _size(work, result, args, kwargs) if has_size else math.nan
@@ -122,9 +163,12 @@ def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
         recorder = place.recorder
         if (stand_in := recorder.stand_in) is not None:
+            assert isinstance(stand_in, Performer)
             return stand_in.perform_inline(work, args, kwargs)
         whose = None if worker is None else worker_of(work, args, kwargs)
-        span = recorder.timed_span(place, name, whose, is_inline=True)
+        engine = engine_if_any()
+        recorder.note_inline(engine, name)
+        span = recorder.work_span(engine, Kind.WORK, name, whose)
         try:
             result = fn(*args, **kwargs)
             size = _size(work, result, args, kwargs) if has_size else math.nan

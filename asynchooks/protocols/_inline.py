@@ -74,7 +74,6 @@ def _push_of(
 ) -> PushFunction:
     """What does the same as `server.push`; it leaves the rare cases to that."""
     gate, clocks, updates = server._gate, server._clocks, server._updates
-    waiters = server.global_step.admission.waiters
     by_worker, tick = server._staleness.by_worker, clocks.tick
     protocol = _innermost(server.protocol)
     is_async = type(protocol) in (Asynchronous, StaleSynchronous)
@@ -87,7 +86,8 @@ def _push_of(
 
     def update_to(value: int) -> None:
         limit = gate.limit
-        if waiters.next_step <= value or gate.askers or (limit is not None and value >= limit):
+        is_due = gate.waiters and gate.waiters[0][0] <= value
+        if is_due or gate.askers or (limit is not None and value >= limit):
             server._has_updated()
         else:
             gate.value = value

@@ -134,7 +134,7 @@ class ParameterServer(Membership):
         self._accepts: Any = protocol.accepts if overrides else None
         self.global_step = global_step
         # only the server moves it, so `value` needs no reading of runs
-        self._gate = global_step.admission.gate
+        self._gate = global_step.gate
         self._rate: float | None = None
         if callable(learning_rate):
             self._rate_of = learning_rate

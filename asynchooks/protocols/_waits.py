@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -11,8 +12,7 @@ from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
-from .._step.waiters import Waiters
-from .._stopping.tasks import SlotCall
+from .._stopping.tasks import run_beside
 
 ABANDONED = Sentinel("ABANDONED")
 """What `ParameterServer.watch_update` wakes a slot with."""
@@ -24,14 +24,16 @@ Watch = Callable[[Slot], Callable[[], object]]
 class Waits:
     """Slots wake in order of registration; those for the slowest clock, by clock first."""
 
-    __slots__ = ("_for_slowest", "_parked", "_steps", "for_next", "watchers")
+    __slots__ = ("_for_slowest", "_order", "_parked", "_steps", "for_next", "watchers")
 
     def __init__(self, step: GlobalStep, num_workers: int) -> None:
         # as seen by each worker's session, whose stop ends the worker's waits
         self._steps = [step] * num_workers
         self._parked: dict[int, list[Slot]] = {}  # by worker
         self.for_next: dict[Slot, None] = {}  # a dict keeps the order, and removes cheaply
-        self._for_slowest = Waiters(None)
+        # by clock, then order of asking
+        self._for_slowest: list[tuple[int, int, Slot]] = []
+        self._order = 0
         self.watchers: dict[Slot, int] = {}  # with the version that each works on
 
     def attach(self, worker: int, step: GlobalStep) -> None:
@@ -49,11 +51,15 @@ class Waits:
     async def for_slowest(self, worker: int, clock: int) -> None:
         """Park until the slowest has finished `clock` steps, or the wait is to be checked again."""
         slot = Slot(current_engine(), f"the slowest worker's step {clock}, as worker {worker}")
-        waiter = self._for_slowest.add(clock, slot, None)
+        entry = (clock, self._order, slot)
+        heapq.heappush(self._for_slowest, entry)
+        self._order += 1
         try:
             await self._park(worker, slot)
         finally:
-            self._for_slowest.leave(waiter)
+            if entry in self._for_slowest:
+                self._for_slowest.remove(entry)
+                heapq.heapify(self._for_slowest)
 
     async def _park(self, worker: int, slot: Slot) -> None:
         own = self._parked.setdefault(worker, [])
@@ -85,8 +91,8 @@ class Waits:
             _wake(slots)
 
     def notify_slowest(self, clock: int) -> None:
-        if self._for_slowest.next_step <= clock:
-            _wake(each.slot for each in self._for_slowest.take_due(clock))
+        while self._for_slowest and self._for_slowest[0][0] <= clock:
+            heapq.heappop(self._for_slowest)[2].wake()
 
     def notify_worker(self, worker: int) -> None:
         """Let the waits of a worker check their condition again."""
@@ -107,25 +113,10 @@ async def compute_unless(
     watch: Watch, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
 ) -> tuple[bool, Any]:
     """Run `fn(*args)` to its end: (True, its value), or (False, None) if it was abandoned."""
-    engine = current_engine()
-    slot = Slot(engine, f"the end of {getattr(fn, '__qualname__', fn)!r}, or an update")
-    call = SlotCall(engine, slot)
+    slot = Slot(current_engine(), f"the end of {getattr(fn, '__qualname__', fn)!r}, or an update")
     remove = watch(slot)
-    if slot.is_woken:
-        remove()
-        return False, None
-    task = engine.start(call.run, fn, *args)
     try:
-        await engine.park(slot)
+        outcome = None if slot.is_woken else await run_beside(slot, fn, *args)
     finally:
         remove()
-        if call.outcome is None:
-            task.cancel()
-            slot.wake(ABANDONED)  # marks the cancellation as ours
-        with engine.shielded(float("inf")):
-            await task.wait()
-    outcome = call.outcome
-    if slot.value is ABANDONED and (outcome is None or outcome.error is None):
-        return False, None
-    assert outcome is not None
-    return True, outcome.unwrap()
+    return (False, None) if outcome is None else (True, outcome.unwrap())

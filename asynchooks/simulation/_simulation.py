@@ -356,7 +356,7 @@ def _shuffled(streams: Streams) -> Iterator[int]:
             yield key << 64 | number + place
 
 
-def _chooser(streams: Streams) -> Callable[[int], int]:
-    """What draws one of so many tasks that are ready."""
+def _chooser(streams: Streams) -> Callable[[Sequence[object]], int]:
+    """What draws one of the tasks that are ready."""
     integers = streams.generator(0, "ready").integers
-    return lambda num: int(integers(num))
+    return lambda ready: int(integers(len(ready)))

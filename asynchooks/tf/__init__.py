@@ -19,7 +19,7 @@ except ImportError as error:
         "TensorFlow is not installed, which asynchooks.tf needs: "
         "pip install 'asynchooks[tensorflow]'. "
         "Without it, train a step function: "
-        "MonitoredSession(hooks, FunctionSessionCreator(step))"
+        "MonitoredSession(hooks, step)"
     ) from error
 
 from tensorflow.compat.v1.train import Scaffold

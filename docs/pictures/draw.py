@@ -525,7 +525,7 @@ def train_on_rollouts(policy: WhenStale, bound: int, seed: int) -> tuple[float, 
 
     async def main() -> float:
         hooks = [FeedHook(source, "groups"), StopAtStepHook(last_step=NUM_STEPS)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        async with MonitoredSession(hooks, step) as session:
             while not session.should_stop():
                 await session.run([])
             return simulation.now

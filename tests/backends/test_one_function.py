@@ -276,7 +276,7 @@ async def test_sessions_of_one_function_with_a_step_each_are_warned_of_once(
             ):
                 pass
     assert len(said(caplog)) == 1
-    assert "SharedSessionCreator(FunctionSessionCreator(step))" in said(caplog)[0]
+    assert "SharedSessionCreator(step)" in said(caplog)[0]
 
 
 async def test_partials_and_methods_of_one_model_with_a_step_each_are_warned_of(

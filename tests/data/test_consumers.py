@@ -102,7 +102,7 @@ async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step(
         with anyio.CancelScope() as scope:
             scope.cancel()
             await consumer.take(end)
-    assert step.admission.waiters.limit_slots == []
+    assert step.statistics().tasks_waiting_for_step == 0
     async with anyio.create_task_group() as group:
 
         async def wait() -> None:

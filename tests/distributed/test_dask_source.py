@@ -22,7 +22,7 @@ def a_source(*, limit: int | None = 10, num_granted: int = 0) -> DaskSource:
     step = GlobalStep(multi_process=True)
     source = DaskSource(step, lambda: None)
     step.feed_from(source)
-    step.open_worker()
+    step.gate.open()
     news(source, limit=limit, num_granted=num_granted)
     return source
 
@@ -33,13 +33,13 @@ def news(source: DaskSource, **changes: Any) -> None:
 
 
 async def settled(source: DaskSource, ticket: Any, counted: Coroutine[Any, Any, int]) -> None:
-    source.step.admission.settle(ticket, await counted)
+    source.step.gate.settle(ticket, await counted)
 
 
 async def test_runs_that_were_not_sent_are_held_after_a_reconnection() -> None:
     source = a_source(num_granted=4)
     async with anyio.create_task_group() as group:
-        tickets = [source.step.admission.take_ticket_nowait() for _ in range(2)]
+        tickets = [source.step.gate.take_ticket_nowait() for _ in range(2)]
         begun = source.begin_run()
         group.start_soon(settled, source, tickets[0], source.count_run(begun))
         await settle()
@@ -82,11 +82,11 @@ async def test_runs_of_one_request_get_a_step_each() -> None:
 
 async def test_a_cancelled_run_counts_all_the_same() -> None:
     source = a_source(num_granted=1)
-    ticket = source.step.admission.take_ticket_nowait()
+    ticket = source.step.gate.take_ticket_nowait()
     assert ticket is not None
     with anyio.move_on_after(0.01):
         await source.count_run(source.begin_run())
-    source.step.admission.settle(ticket)
+    source.step.gate.settle(ticket)
     request = source.next_request()
     assert request is not None
     assert (request.num_runs, request.num_held) == (1, 0)
@@ -136,19 +136,19 @@ async def test_a_wait_is_sent_once() -> None:
 
 async def test_a_received_limit_is_confirmed() -> None:
     source = a_source(limit=None)
-    assert source.step.admission.take_ticket_nowait() is not None
+    assert source.step.gate.take_ticket_nowait() is not None
     news(source, limit=9)
     request = source.next_request()
     assert request is not None
     assert (request.limit, request.num_held) == (9, 1)
-    assert source.step.admission.take_ticket_nowait() is None
+    assert source.step.gate.take_ticket_nowait() is None
 
 
 async def test_the_limit_holds_for_the_next_session_when_the_last_one_has_closed() -> None:
     source = a_source(limit=9)
-    source.step.close_worker(source.step.open_worker())
-    for worker in list(source.step.admission.waiters.workers):
-        source.step.close_worker(worker)
+    source.step.gate.close(source.step.gate.open())
+    for worker in list(source.step.gate.workers):
+        source.step.gate.close(worker)
     assert source.step.limit == 9
 
 

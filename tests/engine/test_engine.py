@@ -438,14 +438,11 @@ def test_an_engine_outlives_its_loop_in_what_still_refers_to_it() -> None:
     anyio.run(main, backend_options={"loop_factory": Own})
     gc.collect()
     [engine] = engines
-    assert math.isfinite(engine.now())
-    assert engine.running_tasks() == []
     slot = Slot(engine, "nothing")
     thread = threading.Thread(target=slot.wake)
     thread.start()
     thread.join()
     assert not slot.is_woken
-    assert not engine._thread_wakes
 
 
 Trace = list[tuple[float, str]]

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._engine import stacks as _stacks
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
 from asynchooks._engine.real_time import RealTimeEngine
+from asynchooks._engine.stacks import frames_of
+from asynchooks.hooks.guards import _dump
 
 from ..support.helpers import settle
 from ..support.virtual_kernel import Trampoline
@@ -82,7 +83,7 @@ def suspended(coroutine: Coroutine) -> Iterator[Coroutine]:
 
 
 def functions_of(coroutine: Coroutine) -> list[str]:
-    return [frame.f_code.co_name for frame, _ in _stacks.frames_of(coroutine)]
+    return [frame.f_code.co_name for frame, _ in frames_of(coroutine)]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_chain_of_awaits_is_followed_to_its_end(fn: Any, expected: list[str]) 
 
 def test_a_dump_names_task_file_line_function_and_source() -> None:
     with suspended(outermost()) as coroutine:
-        text = _stacks.report(lambda: [("trainer", coroutine)])
+        text = _dump.report(lambda: [("trainer", coroutine)])
     line = outermost.__code__.co_firstlineno + 1
     assert "task trainer:\n" in text
     assert f'{__file__}", line {line}, in outermost\n    await innermost()\n' in text
@@ -110,7 +111,7 @@ def test_a_dump_names_task_file_line_function_and_source() -> None:
 def test_tasks_with_one_stack_share_an_entry() -> None:
     with suspended(outermost()) as one, suspended(outermost()) as another:
         tasks = [(f"w{i}", one if i % 2 else another) for i in range(7)]
-        text = _stacks.report(lambda: [*tasks, ("alone", None)])
+        text = _dump.report(lambda: [*tasks, ("alone", None)])
     assert "tasks w0, w1, w2, w3, w4 and 2 more:\n" in text
     assert text.count("in outermost") == 1
     assert "task alone:\n  (no frames" in text
@@ -128,9 +129,9 @@ def test_a_deep_stack_shows_its_innermost_frames_only() -> None:
         await (deep(depth - 1) if depth else innermost())
 
     with suspended(deep(99)) as coroutine:
-        text = _stacks.report(lambda: [("deep", coroutine)])
+        text = _dump.report(lambda: [("deep", coroutine)])
     assert "(72 outer frames are left out)" in text
-    assert f"repeated {_stacks.MAX_FRAMES - 2 - 3} more times" in text  # the rest of `deep`
+    assert f"repeated {_dump.MAX_FRAMES - 2 - 3} more times" in text  # the rest of `deep`
     assert "in trap\n" in text
 
 
@@ -144,11 +145,11 @@ def test_a_section_is_bounded_and_says_how_much_is_missing(num: int) -> None:
     coroutines = [fresh(f"f{i}" + "x" * 300) for i in range(num)]
     for each in coroutines:
         each.send(None)
-    text = _stacks.report(lambda: [(each.__name__, each) for each in coroutines])
+    text = _dump.report(lambda: [(each.__name__, each) for each in coroutines])
     for each in coroutines:
         each.close()
-    tasks = text.partition("\nthread ")[0]
-    assert len(tasks) < _stacks.MAX_CHARS + 100
+    tasks = text.partition("\n\nthread")[0]
+    assert len(tasks) < _dump.MAX_CHARS + 100
     shown = tasks.count("task f")
     assert (f"({num - shown} more tasks are left out)" in tasks) == (num == 1000)
     assert shown == num or num == 1000
@@ -164,7 +165,7 @@ def test_a_thread_is_shown_with_its_name_and_what_it_calls() -> None:
     thread = threading.Thread(target=blocks, name="a thread that blocks")
     thread.start()
     is_in.wait()
-    text = _stacks.report(list)
+    text = _dump.report(list)
     may_end.set()
     thread.join()
     assert text.startswith("no tasks are known\n")
@@ -185,13 +186,13 @@ def test_what_cannot_be_shown_never_raises() -> None:
     def fails() -> list[tuple[str, object]]:
         raise RuntimeError("the set has changed")
 
-    assert "tasks cannot be listed: RuntimeError('the set has changed')" in _stacks.report(fails)
+    assert "tasks cannot be listed: RuntimeError('the set has changed')" in _dump.report(fails)
     with suspended(outermost()) as coroutine:
-        text = _stacks.report(lambda: [("bad", Hostile()), ("good", coroutine)])
+        text = _dump.report(lambda: [("bad", Hostile()), ("good", coroutine)])
     assert "task bad:\n" in text
     assert "in innermost" in text
     hostile: Any = Hostile()
-    assert "the tasks cannot be listed" in _stacks.report(lambda: [(hostile, None)])
+    assert "the tasks cannot be listed" in _dump.report(lambda: [(hostile, None)])
 
 
 anything = st.recursive(
@@ -203,7 +204,7 @@ anything = st.recursive(
 @given(st.lists(st.tuples(st.text(), anything), max_size=5))
 @settings(max_examples=30)
 def test_a_dump_of_anything_is_text_of_bounded_length(tasks: list[tuple[str, object]]) -> None:
-    assert len(_stacks.report(lambda: tasks)) < 2 * _stacks.MAX_CHARS + 200
+    assert len(_dump.report(lambda: tasks)) < 2 * _dump.MAX_CHARS + 200
 
 
 def test_a_chain_that_bites_its_tail_ends() -> None:
@@ -249,7 +250,7 @@ def test_threads_that_wait_alike_share_an_entry_so_that_none_is_left_out() -> No
         thread.start()
         are_in.acquire()
     try:
-        text = _stacks.report(list)
+        text = _dump.report(list)
     finally:
         may_end.set()
     for thread in threads:

@@ -47,47 +47,8 @@ async def left_loop(
         idents.append(threading.get_ident())
         step()
 
-    await runner.run_probed(run, runner.probe(times, kind))
+    await runner.call(run, runner.kind(times, kind))
     return idents[0] != idents[1]
-
-
-async def threads_of(name: Any, step: Callable[[], Any], calls: int) -> list[bool]:
-    """For each call whether it left the event loop's thread, where others could run meanwhile."""
-    times = StepTimes()
-    async with another_task():
-        with a_runner(name) as runner:
-            return [await left_loop(runner, step, times) for _ in range(calls)]
-
-
-def fast() -> None:
-    pass
-
-
-def slow() -> None:
-    until = time.perf_counter() + 0.004
-    while time.perf_counter() < until:
-        pass
-
-
-async def test_inline_and_thread_stay_where_they_are() -> None:
-    assert await threads_of("inline", fast, 3) == [False] * 3
-    assert await threads_of("thread", fast, 3) == [True] * 3
-
-
-async def test_auto_calls_a_fast_step_inline_after_the_first() -> None:
-    assert (await threads_of("auto", fast, 6))[:2] == [True, False]
-
-
-async def test_auto_probes_a_slow_step_inline_once_and_leaves_the_loop() -> None:
-    assert await threads_of("auto", slow, 40) == [True, False] + [True] * 38
-
-
-async def test_auto_returns_to_the_loop_by_a_probe_when_the_step_has_become_fast() -> None:
-    durations = [slow] * 5 + [fast] * 60
-    steps = iter(durations)
-    left = await threads_of("auto", lambda: next(steps)(), 60)
-    assert left[2:10] == [True] * 8
-    assert left[-1] is False
 
 
 class Clock:
@@ -111,6 +72,51 @@ class Clock:
             self.secs += secs
 
         return step
+
+
+FAST, SLOW = 0.0, 0.004
+"""Seconds of a step, by the test's clock."""
+
+
+async def threads_of(name: Any, steps: list[float]) -> list[bool]:
+    """For each step whether it left the event loop's thread, where others could run meanwhile."""
+    times = StepTimes()
+    async with another_task():
+        with a_runner(name) as runner, Clock() as clock:
+            return [await left_loop(runner, clock.pass_by(secs), times) for secs in steps]
+
+
+def fast() -> None:
+    pass
+
+
+def slow() -> None:
+    until = time.perf_counter() + 0.004
+    while time.perf_counter() < until:
+        pass
+
+
+async def test_inline_and_thread_stay_where_they_are() -> None:
+    assert await threads_of("inline", [FAST] * 3) == [False] * 3
+    assert await threads_of("thread", [FAST] * 3) == [True] * 3
+
+
+async def test_auto_calls_a_fast_step_inline_after_the_first() -> None:
+    assert await threads_of("auto", [FAST] * 6) == [True] + [False] * 5
+
+
+async def test_auto_keeps_a_slow_step_off_the_loop() -> None:
+    assert await threads_of("auto", [SLOW] * 10) == [True] * 10
+
+
+async def test_auto_leaves_the_loop_when_two_steps_in_a_row_have_become_slow() -> None:
+    left = await threads_of("auto", [FAST] * 3 + [SLOW, FAST] + [SLOW] * 5)
+    assert left == [True] + [False] * 6 + [True] * 3
+
+
+async def test_auto_returns_to_the_loop_when_the_step_has_become_fast() -> None:
+    left = await threads_of("auto", [SLOW] * 5 + [FAST] * 55)
+    assert left == [True] * 6 + [False] * 54
 
 
 BACKENDS = pytest.mark.parametrize(
@@ -138,7 +144,7 @@ def test_a_slow_step_stays_on_the_loop_while_its_task_is_the_only_one(backend: A
             await run(40, 0.09)
             assert left == [True] * 9 + [False] * 31, "after 16 calls it looks again"
             await run(4, 0.11)
-            assert left == [True, False, True, True], "timers would wait too long"
+            assert left == [True] * 4, "timers would wait too long"
 
     anyio.run(main, backend=backend[0], backend_options=backend[1])
 
@@ -161,25 +167,26 @@ def test_what_was_slow_once_and_is_not_forgiven_leaves_the_loop_also_alone(backe
         times = StepTimes(forgives=False)
         with a_runner() as runner, Clock() as clock:
             left = [await left_loop(runner, clock.pass_by(0.003), times) for _ in range(6)]
-        assert left == [True, False] + [True] * 4
+        assert left == [True] * 6
 
     anyio.run(main, backend=backend[0], backend_options=backend[1])
 
 
 async def test_kinds_of_steps_are_measured_separately() -> None:
     times = StepTimes()
-    with a_runner() as runner:
+    with a_runner() as runner, Clock() as clock:
         for _ in range(3):
-            await left_loop(runner, slow, times, "slow")
-        assert await left_loop(runner, fast, times, "fast")
-        assert not await left_loop(runner, fast, times, "fast")
+            await left_loop(runner, clock.pass_by(SLOW), times, "slow")
+        assert await left_loop(runner, clock.pass_by(FAST), times, "fast")
+        assert not await left_loop(runner, clock.pass_by(FAST), times, "fast")
 
 
 async def test_what_one_worker_learns_serves_all_on_its_raw_session() -> None:
     times = StepTimes()
-    for expected in (True, False, False):
-        with a_runner() as runner:
-            assert await left_loop(runner, fast, times) is expected
+    with Clock() as clock:
+        for expected in (True, False, False):
+            with a_runner() as runner:
+                assert await left_loop(runner, clock.pass_by(FAST), times) is expected
 
 
 async def test_until_the_first_call_has_returned_the_others_stay_off_the_loop() -> None:

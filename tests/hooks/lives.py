@@ -111,7 +111,7 @@ class Life:
     """Of the checkpoints."""
     num_workers: int
     saver_place: int
-    """Which worker keeps them."""
+    """Which worker keeps them; the first, where each begins after the one before has trained."""
     _: KW_ONLY
     feeds: bool
     """Whether FeedHooks feed the items, not loops."""
@@ -144,6 +144,7 @@ class Life:
                     group.start_soon(self._work, place, turns)
                     if self.num_turns:
                         await turns.are_over.wait()
+                self._all_may.set()
 
     async def _work(self, place: int, turns: Turns) -> None:
         hooks: list[SessionRunHook] = []
@@ -162,8 +163,6 @@ class Life:
         self._num_others += not saves
         try:
             async with MonitoredSession(hooks, self._shared) as session:
-                if saves or not self.num_turns:
-                    self._all_may.set()
                 await self._run(session)
                 if saves:
                     self._end(turns)

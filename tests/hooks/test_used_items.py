@@ -278,7 +278,7 @@ async def test_an_item_comes_again_where_the_model_goes_back_behind_its_step(
     """One worker is still in after_run, behind its step, while the other one recovers."""
     diary, source, path = Diary(), prefetch(range(12), 2), tmp_path / "then"
     creator = SharedSessionCreator(diary.creator)
-    in_after_run, has_recovered = anyio.Event(), anyio.Event()
+    is_open, in_after_run, has_recovered = anyio.Event(), anyio.Event(), anyio.Event()
     losses = [PreemptionError("lost")]
 
     async def wait(run_context: SessionRunContext, values: Any) -> None:
@@ -304,6 +304,7 @@ async def test_an_item_comes_again_where_the_model_goes_back_behind_its_step(
         return [FeedHook(source, "x") if feeds else InputPositionHook(source), *others]
 
     async def slow() -> None:
+        await is_open.wait()
         async with MonitoredSession(hooks_with(source, Calls(after_run=wait)), creator) as session:
             async for _ in steps_of(session, source):
                 pass
@@ -312,6 +313,7 @@ async def test_an_item_comes_again_where_the_model_goes_back_behind_its_step(
         saver = saving(tmp_path / "now", diary, every=1)
         hooks = hooks_with(source, saver, Calls(after_run=lose))
         async with MonitoredSession(hooks, creator) as session:
+            is_open.set()
             await in_after_run.wait()
             assert diary.items == list(range(6))
             async for _ in steps_of(session, source):

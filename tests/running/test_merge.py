@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks import SessionRunArgs, SessionRunHook
-from asynchooks._running.merge import MergedRun
+from asynchooks import MonitoredSession, SessionRunArgs, SessionRunHook
 from asynchooks.backends._function import pick
-from asynchooks.testing import ScriptedSession
+from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
+
+pytestmark = pytest.mark.anyio
 
 NAMES = st.sampled_from(["a", "b", "c"])
 FETCHES = st.recursive(
@@ -28,6 +30,46 @@ FEEDS = st.dictionaries(st.sampled_from("uvwxyz"), st.integers(), max_size=3)
 OUTPUTS = {"a": 1, "b": 2, "c": 3}
 
 
+class Asks(SessionRunHook):
+    """Asks each run for the same, and keeps what it gets."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.results: list[Any] = []
+
+    async def before_run(self, run_context: Any) -> Any:
+        return self.request
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.results.append(run_values.results)
+
+
+class Equal(Asks):
+    """All of them are equal, and none can be hashed."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Raw(ScriptedSession):
+    """Keeps what it was asked for last."""
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        self.fetches, self.feed_dict = fetches, feed_dict
+        return super().run(fetches, feed_dict)
+
+
+async def run_once(hooks: list[Any], fetches: Any, feeds: Any = None) -> tuple[Any, Raw]:
+    raw = Raw([OUTPUTS])
+    async with MonitoredSession(hooks, ScriptedSessionCreator([raw])) as session:
+        return await session.run(fetches, feeds), raw
+    raise AssertionError("the block ended early")
+
+
 @given(
     caller=FETCHES,
     caller_feeds=st.none() | FEEDS,
@@ -37,58 +79,40 @@ def test_each_request_gets_its_own_part_or_feeds_clash(
     caller: Any, caller_feeds: Any, requests: list[Any]
 ) -> None:
     before = copy.deepcopy((caller, caller_feeds, requests))
-    merged = MergedRun(ScriptedSession(), SessionRunArgs(caller, caller_feeds), None)
+    hooks = [Asks(None if each is None else SessionRunArgs(*each)) for each in requests]
     fed: list[str] = list(caller_feeds or ())
     for _, feeds in filter(None, requests):
         fed += feeds or ()
     clash = len(fed) != len(set(fed))
     try:
-        for place, request in enumerate(requests):
-            if request is not None:
-                merged.add(place, SessionRunHook(), SessionRunArgs(*request))
+        mine, raw = anyio.run(run_once, hooks, caller, caller_feeds)
     except RuntimeError as error:
         assert clash
         assert "Same tensor is fed" in str(error)
     else:
         assert not clash
-        assert set(merged.feed_dict or {}) == set(fed)
-        mine, results = merged.split(pick(OUTPUTS, merged.fetches))
+        assert set(raw.feed_dict or {}) == set(fed)
         assert mine == pick(OUTPUTS, caller)
-        for place, request in enumerate(requests):
-            if request is None or request[0] is None:
-                assert place not in results
-            else:
-                assert results[place] == pick(OUTPUTS, request[0])
+        for hook, request in zip(hooks, requests, strict=True):
+            asked = request is not None and request[0] is not None
+            assert hook.results == [pick(OUTPUTS, request[0]) if asked else None]
     assert (caller, caller_feeds, requests) == before
 
 
-def test_without_hooks_everything_goes_through_untouched() -> None:
-    fetches, feeds, options, metadata = object(), {"x": 1}, object(), object()
-    merged = MergedRun(ScriptedSession(), SessionRunArgs(fetches, feeds, options), metadata)
-    assert merged.fetches is fetches
-    assert merged.feed_dict is feeds
-    assert merged.finish_options() is options
-    assert merged.run_metadata is metadata
+async def test_without_hooks_everything_goes_through_untouched() -> None:
+    fetches, feeds = ["a"], {"x": 1}
+    _, raw = await run_once([], fetches, feeds)
+    assert raw.fetches is fetches
+    assert raw.feed_dict is feeds
 
 
-class Equal(SessionRunHook):
-    """All of them are equal, and none can be hashed."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Equal)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def test_hooks_that_compare_equal_are_kept_apart() -> None:
-    merged = MergedRun(ScriptedSession(), SessionRunArgs("a"), None)
-    merged.add(0, Equal(), SessionRunArgs("b"))
-    merged.add(1, Equal(), SessionRunArgs("c"))
-    assert merged.split(pick(OUTPUTS, merged.fetches)) == (1, {0: 2, 1: 3})
+async def test_hooks_that_compare_equal_are_kept_apart() -> None:
+    hooks = [Equal(SessionRunArgs("b")), Equal(SessionRunArgs("c"))]
+    assert (await run_once(hooks, "a"))[0] == 1
+    assert [hook.results for hook in hooks] == [[2], [3]]
 
 
 @pytest.mark.parametrize("request_", ["a", ("a", None, None), 3])
-def test_a_request_of_another_type_is_a_typed_error(request_: Any) -> None:
-    merged = MergedRun(ScriptedSession(), SessionRunArgs("a"), None)
-    with pytest.raises(TypeError, match=r"SessionRunHook.before_run returned .* expected"):
-        merged.add(0, SessionRunHook(), request_)
+async def test_a_request_of_another_type_is_a_typed_error(request_: Any) -> None:
+    with pytest.raises(TypeError, match=r"Asks.before_run returned .* expected SessionRunArgs"):
+        await run_once([Asks(request_)], "a")

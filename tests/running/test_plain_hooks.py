@@ -103,22 +103,6 @@ async def test_a_plain_hook_runs_where_the_step_runs(step_runner: Any) -> None:
         assert thread == (here if moment == "begin" else where[0]), moment
 
 
-async def test_neighbouring_plain_hooks_share_one_hop(monkeypatch: pytest.MonkeyPatch) -> None:
-    hops: list[object] = []
-    hooks = [Plain("a", []), Plain("b", []), RecordingHook("c"), Plain("d", []), Plain("e", [])]
-    session = MonitoredSession(hooks, counting_creator(), step_runner="thread")
-    async with session:
-        call: Any = session._hooks.call_plain
-
-        async def counted(fn: Any, kind: Any, ends_at_stop: bool) -> Any:
-            hops.append(kind)
-            return await call(fn, kind, ends_at_stop)
-
-        session._hooks.call_plain = counted
-        await session.run([])
-    assert hops[:4] == [("before_run", 0), ("before_run", 3), ("after_run", 0), ("after_run", 3)]
-
-
 async def test_what_a_plain_method_returns_to_be_awaited_is_awaited_in_its_place() -> None:
     log: list[str] = []
 

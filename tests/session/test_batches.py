@@ -99,7 +99,7 @@ async def test_a_stop_ends_the_wait_of_a_loop(how: str) -> None:
             if how == "request_stop":
                 session.request_stop()
             else:
-                session._stops.coord.request_stop()  # type: ignore[union-attr]
+                session._stop.coord.request_stop()  # type: ignore[union-attr]
     assert (diary.items, after) == ([0, 1], [True])
 
 

@@ -134,13 +134,13 @@ async def test_the_last_one_that_closes_closes_the_model_without_it() -> None:
     creator = SharedSessionCreator(counting_creator())
     first = await opened([], creator)
     async with MonitoredSession([], creator) as second:
-        raw = second._lifecycle.raw
+        raw = second.raw_session()
         with pytest.warns(ResourceWarning):
             del first
     assert raw is not None
     assert raw.is_retired
     async with MonitoredSession([], creator) as third:
-        assert third._lifecycle.raw is not raw
+        assert third.raw_session() is not raw
 
 
 async def test_side_tasks_do_not_keep_it() -> None:
@@ -307,7 +307,7 @@ async def test_the_garbage_collector_may_drop_it_while_its_step_is_locked() -> N
         assert step.statistics().workers_open == 2
 
         def collect() -> None:
-            with step.admission.lock:  # as where the collector comes in the midst of a change of it
+            with step.gate.lock:  # as where the collector comes in the midst of a change of it
                 with pytest.warns(ResourceWarning, match="open, at step 1, of"):
                     gc.collect()
             may_wait.set()

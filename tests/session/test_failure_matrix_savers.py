@@ -90,6 +90,13 @@ class CopyingSaver(PlainSaver):
         return write
 
 
+class Restored(SessionRunHook):
+    """What has restored the model, for a saver that opens after its first step."""
+
+    async def restore_model(self, session: Any) -> int | None:
+        return None
+
+
 def hook_of(
     directory: pathlib.Path, fault: Fault, *, background: bool, is_plain: bool = False
 ) -> CheckpointSaverHook:
@@ -112,6 +119,10 @@ async def check(
     workers = [Worker([Witness(), Witness()]) for _ in range(num_workers)]
     faulty = workers[fault.worker]
     faulty.hooks.insert(1, hook_of(directory, fault, **options))
+    if start is Start.LAST and fault.place != "restore":
+        for each in workers:
+            if each is not faulty:
+                each.hooks.append(Restored())
     is_cancel = fault.kind is Kind.CANCEL
     async with nothing_left():
         creator = await play(fault, workers, num_steps=3, waits_for_stop=not is_cancel, start=start)

@@ -172,6 +172,7 @@ async def test_workers_share_what_the_hook_of_one_restores(num_others: int, tmp_
             seen.append(session.global_step.value)
             while session.global_step.value < 30:
                 await session.run([])
+                await anyio.lowlevel.checkpoint()
 
     async with anyio.create_task_group() as group:
         for _ in range(num_others):
@@ -201,7 +202,6 @@ async def test_a_hook_that_restores_nothing_leaves_it_to_the_next(tmp_path: Path
     assert saver.log[:2] == ["begin", "restored 10"]
     creator = SharedSessionCreator(FunctionSessionCreator(model.step))
     async with MonitoredSession([Wrapper()], creator) as session:
-        await session.run([])
         late = JsonSaver(tmp_path / "model", model)
         async with MonitoredSession([late], creator):
             assert late.log == ["begin", "restored 11"]

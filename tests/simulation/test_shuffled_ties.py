@@ -201,3 +201,35 @@ def test_tasks_that_yield_are_given_as_many_turns_as_without_it(backend: Any) ->
     simulation.run(main, 50)
     with pytest.raises(LivelockError):
         Simulation(1, backend, shuffle_ties=True, max_turns=100).run(main, float("inf"))
+
+
+async def tasks_that_sleep(simulation: Simulation) -> str:
+    order = ""
+
+    async def sleep(name: str) -> None:
+        nonlocal order
+        order += name
+        await simulation.sleep(1.0)
+        order += name
+
+    tasks = [simulation.start(sleep, name) for name in "abcd"]
+    for task in tasks:
+        await task.wait()
+    return order
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_function_chooses_which_of_the_tasks_that_are_ready_goes_on(backend: Any) -> None:
+    """A search over schedules gives it to the kernel; no public name does yet."""
+    simulation = Simulation(backend=backend)
+    arguments = simulation._kernel_arguments[:3]
+    simulation._kernel_arguments = (*arguments, lambda ready: len(ready) - 1)
+    assert simulation.run(tasks_that_sleep, simulation) == "dcbaabcd", "the last that asked"
+    assert run(tasks_that_sleep, backend, 0, shuffle_ties=False)[0] == "abcdabcd"
+
+
+@pytest.mark.parametrize("backend", EVENT_LOOPS)
+def test_the_same_function_chooses_among_tasks_that_an_event_wakes(backend: str) -> None:
+    simulation = Simulation(backend=backend)  # type: ignore[arg-type]
+    simulation._kernel_arguments = (*simulation._kernel_arguments[:3], lambda ready: 0)
+    assert sorted(simulation.run(tasks_at_an_event, simulation)) == list("abcd")

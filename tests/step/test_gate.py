@@ -1,287 +1,604 @@
-"""The gate as a state machine, driven without tasks: exact stops, fairness, epochs, credits."""
+"""The gate: exact stops, order, exclusive runs, epochs, unread runs, waits, stops of all workers.
+
+It is driven by its own methods, as only sessions run steps, and one at a time: here several are
+under way at any moment that a test needs.
+"""
 
 from __future__ import annotations
 
-import math
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 
+import anyio
+import anyio.lowlevel
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from asynchooks._engine.base import Slot
-from asynchooks._engine.current import system_now
-from asynchooks._step.gate import Answer, Asker, Gate
+from asynchooks import GlobalStep, StepUnreachableError, StopReason, StopTraining
+from asynchooks._engine.base import STOPPED, Sentinel, Slot
+from asynchooks._engine.stop import Stop
+from asynchooks._step.gate import ADVANCED, UNREACHABLE, UNREAD, Ticket, Waiter
+
+from ..support.helpers import in_task
+from ..support.steps import Call, Graph, World, ask, run, take
+from ..support.virtual_kernel import Trampoline
 
 
-def asker(*, is_exclusive: bool = False) -> Asker:
-    # the gate uses no engine
-    return Asker(Slot(None, "a test"), is_exclusive)  # type: ignore[arg-type]
+def near_limit(value: int, limit: int, stride: int | None = 1) -> GlobalStep:
+    """A step below its limit, whose stride is known, with one worker."""
+    step = GlobalStep(value - (stride or 0))
+    step.gate.open()
+    run(step, value if stride else None)
+    step.raise_limit(limit)
+    assert step.statistics().stride == stride
+    return step
+
+
+def is_open(step: GlobalStep) -> bool:
+    """Whether a run may begin; it does."""
+    return step.gate.take_ticket_nowait() is not None
 
 
 def test_the_first_run_under_a_limit_is_alone_until_the_stride_is_known() -> None:
-    gate = Gate(0)
-    gate.limit = 100
-    first = gate.grant()
-    assert gate.decide(is_exclusive=False) is Answer.WAIT
-    gate.settle(first, 2)
-    assert gate.stride == 2
-    gate.grant()
-    assert gate.decide(is_exclusive=False) is Answer.GRANTED
+    step = near_limit(0, 100, stride=None)
+    first = take(step)
+    assert not is_open(step)
+    step.gate.settle(first, 2)
+    assert [is_open(step) for _ in range(3)] == [True, True, True]
 
 
-def test_a_run_that_does_not_move_the_step_teaches_no_stride() -> None:
-    gate = Gate(0)
-    gate.limit = 10
-    gate.settle(gate.grant(), 0)
-    assert gate.stride is None
+def test_the_stride_is_the_largest_advance_of_a_run_that_was_alone() -> None:
+    step, strides = GlobalStep(), []
+    for value in (0, 3, 4, None, 9, 10, 8):
+        run(step, value)
+        strides.append(step.statistics().stride)
+    assert strides == [None, 3, 3, 3, 5, 5, 5]
 
 
-def test_a_run_during_another_teaches_no_stride() -> None:
-    gate = Gate(0)
-    first, second = gate.grant(), gate.grant()
-    gate.settle(first, 2)
-    gate.settle(second, 2)
-    assert gate.stride is None
-
-
-def test_without_a_limit_every_asker_is_granted() -> None:
-    gate = Gate(0)
-    for _ in range(5):
-        assert gate.decide(is_exclusive=False) is Answer.GRANTED
-        gate.grant()
-
-
-def test_exclusive_waits_for_runs_and_holds_later_askers_back() -> None:
-    gate = Gate(0)
-    ticket = gate.grant()
-    writer, reader = asker(is_exclusive=True), asker()
-    gate.askers.extend([writer, reader])
-    assert gate.answer_askers() == []
-    gate.settle(ticket, 1)
-    assert gate.answer_askers() == [writer]
-    assert gate.is_exclusive
-    assert reader.answer is Answer.WAIT
-    gate.is_exclusive = False
-    assert gate.answer_askers() == [reader]
-    assert reader.ticket is not None
-
-
-def test_a_ticket_of_an_older_epoch_settles_nothing() -> None:
-    gate = Gate(0)
-    old = gate.grant()
-    gate.restart(5)
-    assert (gate.epoch, gate.value, gate.tickets) == (1, 5, 0)
-    gate.settle(old, 99)
-    assert (gate.value, gate.tickets) == (5, 0)
-
-
-def test_runs_of_older_epochs_are_reckoned_with_until_they_end() -> None:
-    gate = Gate(0)
-    first, second = gate.grant(), gate.grant()
-    gate.restart(0)
-    third = gate.grant()
-    assert (gate.tickets, gate.num_void) == (1, 2)
-    gate.settle(first, 7)
-    assert gate.num_void == 1
-    gate.restart(0)
-    assert (gate.tickets, gate.num_void) == (0, 2)
-    gate.forget_lost()
-    assert gate.num_void == 2, "they are waited for: they will end"
-    gate.settle(second, None)
-    gate.settle(third, None)
-    assert gate.num_void == 0
-
-
-def test_lost_runs_of_older_epochs_can_be_forgotten() -> None:
-    gate = Gate(0)
-    before, after, waited_for, late = (gate.grant() for _ in range(4))
-    gate.abandon(before)
-    gate.restart(0)
-    gate.abandon(after)
-    gate.abandon(after)
-    assert (gate.num_void, gate.num_lost, gate.abandoned) == (4, 2, 0)
-    gate.forget_lost()
-    assert (gate.num_void, gate.num_lost) == (2, 0)
-    gate.abandon(late)
-    assert (gate.num_void, gate.num_lost) == (2, 1)
-    for each in (before, after, late, waited_for):  # they end all the same
-        gate.settle(each, 3)
-    assert (gate.num_void, gate.num_lost, gate.value) == (0, 0, 0)
-
-
-def test_a_run_that_was_lost_before_its_epoch_ended_is_forgotten_afterwards_alone() -> None:
-    gate = Gate(0)
-    lost = gate.grant()
-    gate.abandon(lost)
-    gate.forget_lost()
-    assert (gate.tickets, gate.abandoned) == (1, 1)
-    gate.restart(0)
-    assert (gate.num_void, gate.num_lost) == (1, 1)
-    gate.settle(lost, None)
-    assert (gate.num_void, gate.num_lost) == (0, 0)
-
-
-def test_what_was_granted_is_used_while_it_is_leased() -> None:
-    gate = Gate(0)
-    gate.limit, gate.needs_credits = 10, True
-    gate.add_credits(2)
-    assert gate.decide(is_exclusive=False) is Answer.GRANTED
-    gate.lease_until = system_now()
-    assert gate.decide(is_exclusive=False) is Answer.WAIT
-    gate.lease_until = math.inf
-    assert gate.decide(is_exclusive=False) is Answer.GRANTED
-
-
-def test_a_ticket_settles_once() -> None:
-    gate = Gate(0)
-    ticket, _ = gate.grant(), gate.grant()
-    gate.settle(ticket, 1)
-    gate.settle(ticket, 7)
-    assert (gate.value, gate.tickets) == (1, 1)
-
-
-@pytest.mark.parametrize(("value", "answer"), [(9, Answer.GRANTED), (10, Answer.REFUSED)])
-def test_at_the_limit_runs_are_refused(value: int, answer: Answer) -> None:
-    gate = Gate(value)
-    gate.limit = 10
-    assert gate.decide(is_exclusive=False) is answer
-
-
-def gate_that_keeps_its_limit(value: int) -> Gate:
-    gate = Gate(value)
-    gate.limit, gate.published_only = 10, True
-    return gate
-
-
-def test_where_no_run_goes_beyond_the_limit_all_are_granted_up_to_it() -> None:
-    gate = gate_that_keeps_its_limit(9)
-    assert gate.stride is None
-    for _ in range(5):
-        assert gate.decide(is_exclusive=False) is Answer.GRANTED
-        assert gate.is_far_from_limit()
-        gate.grant()
-    gate.learn(10)
-    assert gate.decide(is_exclusive=False) is Answer.REFUSED
-    assert not gate.is_far_from_limit()
-
-
-def test_without_a_limit_a_gate_that_would_keep_it_is_not_far_from_it() -> None:
-    gate = gate_that_keeps_its_limit(9)
-    gate.limit = None
-    assert not gate.is_far_from_limit()
-    assert gate.decide(is_exclusive=False) is Answer.GRANTED
-
-
-def test_where_no_run_goes_beyond_the_limit_what_others_publish_teaches_no_stride() -> None:
-    gate = gate_that_keeps_its_limit(0)
-    ticket = gate.grant()
-    gate.learn(6)
-    gate.settle(ticket, 6)
-    assert gate.stride is None
-    assert gate.is_far_from_limit()
-
-
-def test_a_gate_that_keeps_its_limit_still_has_an_exclusive_side() -> None:
-    gate = gate_that_keeps_its_limit(0)
-    gate.grant()
-    assert gate.decide(is_exclusive=True) is Answer.WAIT
-    gate.is_exclusive = True
-    assert gate.decide(is_exclusive=False) is Answer.WAIT
-
-
-def with_credits(value: int = 0, *, granted: int = 0, stride: int = 1) -> Gate:
-    gate = Gate(value)
-    gate.limit, gate.needs_credits, gate.stride = 10, True, stride
-    gate.add_credits(granted)
-    return gate
-
-
-def test_below_the_limit_each_run_takes_a_credit() -> None:
-    gate = with_credits(granted=2)
-    for _ in range(2):
-        assert gate.decide(is_exclusive=False) is Answer.GRANTED
-        gate.grant()
-    assert gate.decide(is_exclusive=False) is Answer.WAIT
-    assert gate.credits == 0
-    gate.learn(10)
-    assert gate.decide(is_exclusive=False) is Answer.REFUSED
-
-
-def test_a_gate_that_needs_credits_is_never_far_from_its_limit() -> None:
-    assert not with_credits(granted=9).is_far_from_limit()
-
-
-def test_it_is_short_from_half_of_the_credits_and_not_at_the_limit_nor_without_one() -> None:
-    gate = with_credits(granted=5)
-    seen = []
-    for _ in range(5):
-        gate.grant()
-        seen.append(gate.is_short)
-    assert seen == [False, False, True, True, True]
-    gate.learn(10)
-    assert not gate.is_short
-    gate = with_credits()
-    assert gate.is_short
-    gate.limit = None
-    assert not gate.is_short
-
-
-def test_what_a_ticket_took_is_given_back_once_and_not_after_it_became_void() -> None:
-    gate = with_credits(granted=2)
-    first, second = gate.grant(), gate.grant()
-    gate.take_back(first)
-    assert (gate.credits, gate.tickets) == (1, 1)
-    gate.void_credits()
-    gate.take_back(second)
-    assert (gate.credits, gate.low_water, gate.tickets) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("limit", [None, 10])
-def test_a_ticket_that_took_no_credit_gives_none_back(limit: int | None) -> None:
-    gate = with_credits()
-    gate.limit = limit
-    ticket = gate.grant()
-    gate.limit = 10
-    gate.add_credits(1)
-    gate.take_back(ticket)
-    assert gate.credits == 1
-
-
-def test_a_restart_voids_the_credits() -> None:
-    gate = with_credits(granted=3)
-    ticket = gate.grant()
-    gate.restart(4)
-    gate.take_back(ticket)
-    assert (gate.credits, gate.tickets) == (0, 0)
+def test_runs_beside_each_other_teach_no_stride() -> None:
+    step = GlobalStep()
+    first, second = take(step), take(step)
+    step.gate.settle(second, 2)
+    third = take(step)
+    step.gate.settle(first, 4)
+    step.gate.settle(third, ADVANCED)
+    assert (step.value, step.statistics().stride) == (5, None)
+    run(step, ADVANCED)
+    assert (step.value, step.statistics().stride) == (6, 1)
 
 
 @pytest.mark.parametrize(
-    ("value", "abandoned", "answer"),
-    [(7, 1, Answer.WAIT), (8, 1, Answer.REFUSED), (6, 2, Answer.REFUSED), (9, 0, Answer.WAIT)],
+    ("value", "stride", "limit", "num"),
+    [(0, 1, 3, 3), (2, 2, 6, 2), (2, 2, 7, 2), (5, 3, 6, 1), (5, 9, 6, 1)],
 )
-def test_abandoned_runs_that_could_bring_the_limit_are_not_waited_for(
-    value: int, abandoned: int, answer: Answer
+def test_as_many_runs_are_under_way_as_cannot_lead_beyond_the_limit(
+    value: int, stride: int, limit: int, num: int
 ) -> None:
-    gate = with_credits(value, granted=abandoned, stride=2)
-    for _ in range(abandoned):
-        gate.abandon(gate.grant())
-    assert gate.decide(is_exclusive=False) is answer
+    step = near_limit(value, limit, stride)
+    tickets = [take(step) for _ in range(num)]
+    assert not is_open(step)
+    for ticket in tickets:
+        step.gate.settle(ticket, step.value + stride)
+    while step.value < limit:  # the last run alone may lead beyond it, as it cannot be parted
+        run(step, step.value + stride)
+    with pytest.raises(StopTraining, match="global_step has reached its limit: <GlobalStep"):
+        step.gate.take_ticket_nowait()
+    assert isinstance(ask(step).outcome, StopTraining)
 
 
-def test_one_run_that_goes_on_is_waited_for() -> None:
-    gate = with_credits(8, granted=2)
-    gate.abandon(gate.grant())
-    gate.grant()
-    assert gate.decide(is_exclusive=False) is Answer.WAIT
+def test_runs_that_wait_begin_in_the_order_of_asking() -> None:
+    step = near_limit(0, 3, stride=None)
+    ticket, askers = take(step), [ask(step) for _ in range(4)]
+    while len(askers) > 1:
+        assert [each.outcome for each in askers] == [None] * len(askers)
+        step.gate.settle(ticket, 0)
+        ticket = askers.pop(0).outcome
+    step.gate.settle(ticket, 3)
+    assert isinstance(askers[0].outcome, StopTraining)
 
 
-def test_an_asker_is_cut_off_when_the_credits_are_used_up() -> None:
-    gate = with_credits(granted=1)
-    gate.is_cut_off = True
-    waiting = [asker(), asker(is_exclusive=True), asker()]
-    gate.askers.extend(waiting)
-    assert gate.answer_askers() == waiting[:1]
-    assert waiting[0].ticket is not None
-    gate.settle(waiting[0].ticket, 1)
-    gate.answer_askers()
-    gate.is_exclusive = False
-    assert gate.answer_askers() == waiting[2:]
-    assert waiting[2].answer is Answer.CUT_OFF
+def test_a_ticket_is_settled_once_or_given_back() -> None:
+    step = near_limit(0, 2)
+    ticket = take(step)
+    other = take(step)
+    assert step.gate.settle(ticket, 1) == 1
+    assert step.gate.settle(ticket, 7) is None
+    assert (step.value, step.statistics().tickets) == (1, 1)
+    assert not is_open(step)
+    step.gate.give_back(other)
+    assert is_open(step)
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+@pytest.mark.parametrize("what", ["a ticket", "the exclusive side"])
+def test_what_a_cancelled_asker_was_given_is_passed_on(what: str, is_answered: bool) -> None:
+    step = near_limit(0, 5, stride=None)
+    first = take(step)
+    cancelled = ask(step) if what == "a ticket" else Call(step.take_exclusive)
+    successor = ask(step)
+    cancelled.cancel()
+    if not is_answered:
+        assert cancelled.outcome is None
+    step.gate.settle(first, 0)
+    assert cancelled.outcome is None
+    step.gate.settle(successor.outcome, 1)
+    statistics = step.statistics()
+    assert (statistics.tickets, statistics.tasks_waiting_for_ticket) == (0, 0)
+    assert not statistics.is_exclusive
+
+
+def test_exclusive_waits_for_runs_and_holds_later_askers_back() -> None:
+    step = GlobalStep()
+    tickets = [take(step), take(step)]
+    alone, reader, next_one = Call(step.take_exclusive), ask(step), Call(step.take_exclusive)
+    step.gate.settle(tickets[0], 2)
+    assert alone.is_waiting
+    step.gate.settle(tickets[1], 3)
+    release = alone.outcome
+    assert step.statistics().is_exclusive
+    assert (reader.outcome, next_one.outcome) == (None, None)
+    release()
+    assert next_one.is_waiting
+    step.gate.settle(reader.outcome, 4)
+    assert callable(next_one.outcome)
+    release()  # once more, and to no effect
+    assert step.statistics().is_exclusive
+
+
+@pytest.mark.parametrize("is_exclusive", [False, True])
+def test_a_stop_ends_the_wait_for_a_run_and_leaves_the_queue(is_exclusive: bool) -> None:
+    step, stop = near_limit(0, 5, stride=None), Stop()
+    first = take(step)
+    call = step.gate.take_exclusive if is_exclusive else step.gate.take_ticket
+    stopped, successor = Call(call, stop=stop), ask(step)
+    stop.set()
+    assert isinstance(stopped.outcome, StopTraining)
+    what = "while runs were under way" if is_exclusive else "while waiting to run a step"
+    assert f"a stop was requested {what}" in str(stopped.outcome)
+    step.gate.settle(first, 0)
+    assert type(successor.outcome) is Ticket
+
+
+def test_the_wait_for_the_end_of_all_runs_ends_on_its_timeout() -> None:
+    step = GlobalStep()
+    ticket = take(step)
+    late = Call(step.take_exclusive, timeout=5.0)
+    assert isinstance(late.outcome, TimeoutError)
+    assert "under way have not ended within 5.0 s" in str(late.outcome)
+    assert is_open(step)
+    step.gate.settle(ticket)
+
+
+@pytest.mark.parametrize(
+    ("value", "stride", "num_lost", "expected"),
+    [
+        (0, None, 1, True),  # else nobody ever learns the stride
+        (6, 2, 1, True),
+        (7, 2, 1, False),
+        (6, 2, 2, False),
+        (4, 2, 2, True),
+    ],
+)
+def test_others_run_as_far_as_abandoned_runs_cannot_lead_beyond_the_limit(
+    value: int, stride: int | None, num_lost: int, expected: bool
+) -> None:
+    step = near_limit(value, 10, stride)
+    for _ in range(num_lost):
+        step.gate.abandon(take(step))
+    if expected:
+        assert is_open(step)
+    else:
+        with pytest.raises(StopTraining):
+            step.gate.take_ticket_nowait()
+
+
+def test_those_in_line_for_the_end_of_runs_are_answered_when_the_last_is_abandoned() -> None:
+    step = near_limit(6, 10, 2)
+    lost, goes_on = take(step), take(step)
+    askers = [Call(step.take_exclusive), ask(step)]
+    for _ in range(2):
+        step.gate.abandon(lost)
+    assert askers[0].is_waiting
+    step.gate.settle(goes_on, 8)
+    askers[0].outcome()
+    assert isinstance(askers[1].outcome, StopTraining)
+    assert step.statistics().tickets == 1
+    step.gate.settle(lost, None)  # it ends all the same, and has failed
+    assert is_open(step)
+
+
+@pytest.mark.parametrize("after", [9, ADVANCED, UNREAD, None])
+def test_a_run_of_an_older_epoch_moves_nothing(after: int | Sentinel | None) -> None:
+    step = near_limit(0, 10)
+    old, lost, asker = take(step), take(step), Call(step.take_exclusive)
+    step.restart(5)
+    asker.outcome()
+    step.gate.abandon(lost)
+    for ticket in (old, lost):
+        assert step.gate.settle(ticket, after) is None
+    statistics = step.statistics()
+    assert (statistics.value, statistics.epoch, statistics.tickets) == (5, 1, 0)
+    assert statistics.stride == 1
+
+
+def test_a_ticket_that_became_void_before_its_task_went_on_is_asked_for_again() -> None:
+    step = near_limit(0, 1)
+    first, late = take(step), ask(step)
+    step.gate.settle(first, None)
+    step.restart(0)
+    only = take(step)
+    assert late.is_waiting, "two runs would lead beyond the limit"
+    step.gate.settle(only, None)
+    assert step.gate.settle(late.outcome, 1) == 1
+
+
+@pytest.mark.parametrize("moved", [ADVANCED, 1])
+def test_what_is_published_counts_in_its_epoch(moved: int | Sentinel) -> None:
+    step = GlobalStep()
+    waiter = Call(step.wait_for, 1)
+    step.publish(moved, epoch=1)
+    assert (waiter.outcome, step.value) == (None, 0)
+    step.publish(moved, epoch=0)
+    assert waiter.outcome == 1
+
+
+def test_the_step_of_unread_runs_is_read_when_it_is_asked_for_and_once() -> None:
+    graph = Graph()
+    step = graph.step
+    graph.run(3)
+    assert (graph.num_reads, step.last_known) == (0, 0)
+    assert [step.value, step.statistics().value, graph.num_reads] == [3, 3, 1]
+    step.gate.reread()  # it may have moved otherwise
+    assert [step.statistics().value, step.value, graph.num_reads] == [3, 3, 2]
+    graph.run(2)
+    step.raise_limit(5)
+    with pytest.raises(StopTraining):
+        take(step)
+
+
+def test_unread_runs_and_those_after_them_teach_no_stride() -> None:
+    graph = Graph()
+    graph.run(6)
+    graph.variable = 7
+    run(graph.step, 7)  # 7 more than the last one that is known
+    assert graph.step.statistics().stride is None
+    run(graph.step, 9)
+    assert graph.step.statistics().stride == 2
+
+
+def test_a_limit_or_a_waiter_watches_the_step_until_it_has_gone() -> None:
+    graph = Graph()
+    gate, seen = graph.step.gate, [graph.step.gate.is_watched]
+    waiter = Call(graph.step.wait_for, 7)
+    seen.append(gate.is_watched)
+    waiter.cancel()
+    assert not waiter.is_waiting
+    seen.append(gate.is_watched)
+    graph.step.raise_limit(5)
+    seen.append(gate.is_watched)
+    gate.close(graph.worker)
+    assert [*seen, gate.is_watched] == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2])
+def test_a_waiter_sees_the_unread_runs_before_it_and_after_it(num_before: int) -> None:
+    graph = Graph()
+    graph.run(num_before)
+    waiter = Call(graph.step.wait_for, 2)
+    for _ in range(num_before, 2):
+        assert waiter.is_waiting
+        graph.run()
+    assert (waiter.outcome, graph.num_reads) == (2, 2 if num_before < 2 else 1)
+
+
+def test_a_waiter_sees_an_unread_run_that_did_not_know_of_it() -> None:
+    graph = Graph()
+
+    def read_and_run_once() -> int:
+        seen = graph.variable
+        if seen == 1:  # `wait_for` looks, and does not stand in line yet
+            assert not graph.step.gate.is_watched
+            graph.run()
+        return seen
+
+    graph.step.gate.read_by(read_and_run_once)
+    graph.run()
+    assert Call(graph.step.wait_for, 2).outcome == 2
+
+
+def test_a_step_that_moved_otherwise_is_read_at_once_where_a_waiter_stands_in_line() -> None:
+    graph = Graph()
+    waiter = Call(graph.step.wait_for, 4)
+    graph.variable = 4
+    graph.step.gate.reread()
+    assert waiter.outcome == 4
+
+
+def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> None:
+    graph = Graph()
+
+    def read_and_run() -> int:
+        seen = graph.variable
+        if seen < 3:
+            graph.run()
+        return seen
+
+    graph.step.gate.read_by(read_and_run)
+    graph.run()
+    assert [graph.step.value for _ in range(4)] == [1, 2, 3, 3]
+
+
+def test_an_asker_in_line_while_a_step_is_unread_is_answered_when_it_is_read() -> None:
+    graph = Graph()
+    ticket = take(graph.step)
+    graph.step.raise_limit(10)
+    asker = ask(graph.step)
+    graph.variable = 4
+    graph.step.gate.settle(ticket, UNREAD)  # it looked at the limit before that was set
+    assert type(asker.outcome) is Ticket
+    assert (graph.step.value, graph.num_reads) == (4, 1)
+
+
+def test_nobody_runs_near_a_limit_while_a_step_is_read() -> None:
+    graph, tried = Graph(), []
+    run(graph.step, 1)
+    graph.step.raise_limit(100)
+
+    def read() -> int:
+        tried.append(is_open(graph.step))
+        return 2
+
+    graph.step.gate.read_by(read)
+    run(graph.step, UNREAD)
+    assert (tried, graph.step.value) == ([False], 2)
+
+
+def test_a_reader_that_raises_leaves_the_last_step_and_keeps_nobody_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "asynchooks")
+    graph = Graph()
+    graph.run()
+    assert graph.step.value == 1
+    graph.error = RuntimeError("lost")
+    graph.run()
+    assert [graph.step.value, graph.step.value, graph.num_reads] == [1, 1, 2]
+    assert "global_step could not be read: RuntimeError('lost')" in caplog.text
+    graph.step.raise_limit(9)
+    graph.run()
+    assert is_open(graph.step)
+
+
+def test_a_reader_that_does_not_count_leaves_the_last_step() -> None:
+    graph = Graph()
+    graph.step.gate.read_by(lambda: None)
+    graph.run()
+    assert graph.step.value == 0
+    graph.step.raise_limit(1)
+    assert is_open(graph.step)
+
+
+def test_a_reader_is_replaced_by_whoever_has_set_it() -> None:
+    graph = Graph()
+    graph.run(2)
+    graph.step.gate.read_by(None, instead_of=lambda: 9)
+    assert graph.step.value == 2
+    graph.step.gate.read_by(None, instead_of=graph.read)
+    graph.run()
+    assert graph.step.value == 2
+
+
+def test_a_restart_forgets_unread_runs_and_what_is_read_meanwhile() -> None:
+    graph = Graph()
+    graph.run()
+    graph.step.restart(0)
+    assert (graph.step.value, graph.num_reads) == (0, 0)
+
+    def read_slowly() -> int:
+        graph.step.restart(2)
+        return 9
+
+    graph.step.gate.read_by(read_slowly)
+    graph.run()
+    assert (graph.step.value, graph.step.epoch) == (2, 2)
+
+
+def test_a_graph_s_step_is_followed_back_and_its_runs_go_on_from_there() -> None:
+    graph, slot = Graph(), Slot(Trampoline(), "a test")
+    graph.run(5)
+    assert graph.step.value == 5
+    graph.step.gate.watch(slot, 9)
+    under_way = take(graph.step)
+    graph.variable = 2
+    graph.step.gate.reread()
+    assert (graph.step.value, graph.step.epoch, slot.value) == (2, 1, 2)
+    graph.variable = 3
+    graph.step.gate.settle(under_way, 3)
+    assert (graph.step.value, graph.step.epoch) == (3, 1)
+
+
+def test_of_two_values_that_were_read_at_once_the_older_one_takes_nothing_back() -> None:
+    graph = Graph()
+    first, second = take(graph.step), take(graph.step)
+    graph.variable = 2
+    graph.step.gate.settle(second, 2)
+    graph.step.gate.settle(first, 1)  # read before the other run had moved it
+    assert (graph.step.value, graph.step.epoch) == (2, 0)
+
+
+def test_a_model_that_is_brought_back_after_the_end_takes_no_step_back() -> None:
+    graph = Graph()
+    graph.run(5)
+    assert graph.step.value == 5
+    graph.step.gate.close_for_runs()
+    graph.variable = 2
+    graph.step.gate.reread()
+    assert (graph.step.value, graph.step.epoch) == (5, 0)
+
+
+@pytest.mark.parametrize("is_of_worker", [True, False])
+def test_only_a_worker_whose_wait_has_just_ended_may_still_train(is_of_worker: bool) -> None:
+    gate, slots = GlobalStep(num_workers=1).gate, [Slot(Trampoline(), "a test") for _ in range(2)]
+    worker = gate.open()
+    gate.wait(9, Waiter(slots[1], None))
+    slots[0].wake(STOPPED)  # its task has not gone on yet
+    gate.wait(5, Waiter(slots[0], worker if is_of_worker else None))
+    if not is_of_worker:
+        gate.set_waiting(worker, True)
+    assert slots[1].value is (None if is_of_worker else UNREACHABLE)
+
+
+def test_a_watched_step_wakes_at_the_step_and_when_limit_or_epoch_change() -> None:
+    step = near_limit(0, 5)
+    for reason in (
+        partial(step.publish, 3),
+        partial(step.raise_limit, 9),
+        partial(step.restart, 0),
+    ):
+        slot, forgotten = Slot(Trampoline(), "a test"), Slot(Trampoline(), "a test")
+        forget = step.gate.watch(slot, 3)
+        step.gate.watch(forgotten, 3)()
+        assert not slot.is_woken
+        reason()
+        assert slot.is_woken
+        assert not forgotten.is_woken
+        forget()
+        step.restart(0)
+    assert step.statistics().tasks_waiting_for_step == 0
+
+
+FIRST, SECOND = StopReason("a hook", "first"), StopReason("a hook", "second")
+
+
+def test_what_stops_all_workers_stops_later_ones_too_until_the_last_has_closed() -> None:
+    step, stops = GlobalStep(), [Stop() for _ in range(4)]
+    assert step.gate.stop_all(FIRST) is FIRST, "there is nothing to stop"
+    workers = [step.gate.open(None, each) for each in stops]
+    step.gate.open()  # nothing is to be told
+    step.gate.close(workers[0])
+    assert step.gate.stop_all(FIRST, apart_from=stops[1]) is FIRST
+    assert [each.reason for each in stops] == [None, None, FIRST, FIRST]
+    assert step.gate.stop_all(SECOND) is FIRST, "it stands"
+    late, later = Stop(), Stop()
+    step.gate.open(None, late)
+    close_all(step)
+    assert step.gate.stop_all(SECOND) is SECOND, "the first one is forgotten"
+    step.gate.open(None, later)
+    assert (late.reason, later.is_set) == (FIRST, False)
+
+
+def close_all(step: GlobalStep) -> None:
+    for worker in list(step.gate.workers):
+        step.gate.close(worker)
+
+
+def test_a_stop_that_comes_while_the_last_worker_closes_stops_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, late = GlobalStep(), Stop()
+    step.gate.open()
+    logger, in_between = logging.getLogger("asynchooks"), lambda _: close_all(step)
+    monkeypatch.setattr(logger, "filters", [in_between])
+    step.gate.stop_all(StopReason("a hook", "it is lost", ValueError()))
+    step.gate.open(None, late)
+    assert not late.is_set
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_a_closed_gate_grants_no_run_until_the_last_worker_has_closed(limit: int | None) -> None:
+    step = near_limit(0, 100) if limit else GlobalStep()
+    step.gate.open()
+    under_way = take(step)
+    alone, asker = Call(step.take_exclusive), ask(step)
+    step.gate.close_for_runs()
+    step.gate.settle(under_way, 1)
+    assert step.value == 1
+    alone.outcome()
+    assert isinstance(asker.outcome, StopTraining)
+    with pytest.raises(StopTraining, match="all workers were stopped, and the model is final"):
+        step.gate.take_ticket_nowait()
+    close_all(step)
+    assert is_open(step)
+    step.gate.close_for_runs()  # there is none to stop
+    assert is_open(step)
+
+
+def test_the_limit_ends_with_the_last_worker_and_those_in_line_may_run() -> None:
+    step = near_limit(1, 2)
+    worker = step.gate.open()
+    step.raise_limit(1)  # the largest limit holds
+    take(step)
+    asker = ask(step)
+    step.gate.close(worker)
+    assert (step.limit, asker.outcome) == (2, None)
+    close_all(step)
+    assert step.limit is None
+    assert type(asker.outcome) is Ticket
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_locked", [False, True])
+async def test_a_worker_that_is_dropped_ends_waits_whatever_it_interrupts(is_locked: bool) -> None:
+    step = GlobalStep()
+    worker = step.gate.open(None, Stop())
+    async with in_task(step.wait_for, 7) as box:
+        if is_locked:
+            with step.gate.lock:  # as the garbage collector may interrupt its holder
+                step.gate.drop(worker)
+        else:
+            step.gate.drop(worker)
+    assert isinstance(box.error, StepUnreachableError)
+    assert step.statistics().workers_open == 0
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_event_loops_in_threads_stop_exactly(anyio_backend_name: str, stride: int) -> None:
+    step, limit, true_steps = GlobalStep(), 301, count(stride, stride)
+    keeper = step.gate.open()
+    step.raise_limit(limit)
+
+    async def work() -> None:
+        with pytest.raises(StopTraining):
+            for _ in range(limit + 1):
+                ticket = await step.gate.take_ticket()
+                await anyio.lowlevel.checkpoint()
+                step.gate.settle(ticket, next(true_steps))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(work)
+
+    run_loop = partial(anyio.run, main, backend=anyio_backend_name)
+    with ThreadPoolExecutor(3) as pool:
+        for loop in [pool.submit(run_loop) for _ in range(3)]:
+            loop.result()
+    step.gate.close(keeper)
+    assert limit <= step.value < limit + stride
+    assert next(true_steps) == step.value + stride
+
+
+@settings(max_examples=300)
+@given(
+    st.builds(
+        World,
+        limit=st.integers(1, 60),
+        stride=st.integers(1, 5),
+        workers=st.lists(st.integers(1, 16), min_size=1, max_size=1),
+        seed=st.integers(0, 2**32),
+        begins_free=st.booleans(),
+        unread=st.booleans(),
+        lost=st.sampled_from([0, 0, 1, 2]),
+        failure_rate=st.sampled_from([0.0, 0.1, 0.5]),
+        restarts=st.sampled_from([0, 0, 1, 3]),
+        exclusives=st.integers(0, 3),
+        impatient=st.integers(0, 6),
+        raised_by=st.sampled_from([0, 0, 1, 20]),
+    )
+)
+def test_workers_stop_within_one_stride_of_the_limit_and_never_hang(world: World) -> None:
+    Trampoline().run(world.main)
+    world.check()

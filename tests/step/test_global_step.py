@@ -1,13 +1,15 @@
-"""GlobalStep: waiting, publishing, tickets, exclusive access, and sessions on a given step."""
+"""GlobalStep: waits that are due, or lost; exclusive blocks; sessions on a given step."""
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,6 @@ from asynchooks import (
     SharedSessionCreator,
     StepUnreachableError,
     StopAtStepHook,
-    StopReason,
     StopTraining,
 )
 from asynchooks._engine.stop import Stop
@@ -36,8 +37,9 @@ from asynchooks.checkpoints import StateDictSaver
 from asynchooks.simulation import Simulation
 
 from ..simulation.engines import on_every_engine
-from ..support.helpers import counting_creator, in_task, settle
-from ..support.raw_steps import take_ticket
+from ..support.helpers import StartsTask, counting_creator, in_task, settle
+from ..support.steps import Call, run, take
+from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -49,68 +51,60 @@ async def test_a_step_that_is_reached_returns_at_once() -> None:
 
 async def test_a_waiter_gets_the_value_that_woke_it_though_the_step_has_gone_back() -> None:
     step = GlobalStep()
-    async with in_task(step.wait_for, 10) as box:
+    async with in_task(step.wait_for, 10) as box, in_task(step.wait_for, 13) as late:
         step.publish(12)
         step.restart(3)
-    assert box.value == 12
-    assert (step.value, step.epoch) == (3, 1)
-
-
-async def test_only_waiters_that_are_due_wake_and_in_order_of_their_steps() -> None:
-    step, woken = GlobalStep(), []
-
-    async def wait(name: str, target: int) -> None:
-        await step.wait_for(target)
-        woken.append(name)
-
-    async with anyio.create_task_group() as group:
-        for name, target in [("late", 9), ("second", 5), ("first", 3), ("third", 5)]:
-            group.start_soon(wait, name, target)
-            await settle()
-        step.publish(5)
         await settle()
-        assert sorted(woken) == ["first", "second", "third"]
-        assert step.statistics().tasks_waiting_for_step == 1
-        step.publish(9)
-    assert woken[-1] == "late"
+        assert (box.value, late.value, step.value, step.epoch) == (12, None, 3, 1)
+        step.publish(13)
+    assert late.value == 13
 
 
-async def test_a_value_below_or_of_another_epoch_is_ignored() -> None:
-    step = GlobalStep(5)
-    step.publish(3)
-    assert step.value == 5
-    step.publish(9, epoch=1)
-    assert step.value == 5
+@given(st.lists(st.tuples(st.sampled_from("wcp"), st.integers(0, 9)), max_size=60))
+def test_those_due_are_woken_once_in_order_of_step_and_asking(
+    actions: list[tuple[str, int]],
+) -> None:
+    """They wait, are cancelled, or a step is published and set back."""
+    step, engine, woken = GlobalStep(-1), Trampoline(), list[tuple[int, int]]()
+    waiting: dict[tuple[int, int], Call] = {}
+
+    async def wait(target: int, order: int) -> None:
+        assert await step.wait_for(target) >= target
+        woken.append((target, order))
+
+    for order, (action, number) in enumerate(actions):
+        if action == "w":
+            waiting[number, order] = Call(wait, number, order, engine=engine)
+        elif action == "c" and waiting:
+            waiting.pop(sorted(waiting)[number % len(waiting)]).cancel()
+            engine.fire_next()
+        elif action == "p":
+            step.publish(number)
+            step.restart(-1)
+            due = sorted(each for each in waiting if each[0] <= number)
+            assert [waiting.pop(each).outcome for each in due] == [None] * len(due)
+            assert woken == due
+            woken.clear()
+        assert step.statistics().tasks_waiting_for_step == len(waiting)
+
+
+def test_a_value_below_or_of_another_epoch_is_ignored() -> None:
+    step, seen = GlobalStep(5), []
+    for value, epoch in [(3, None), (9, 1), (6, 0), (7, None)]:
+        step.publish(value, epoch=epoch)
+        seen.append(step.value)
     step.restart(2)
     step.publish(9, epoch=0)
-    assert step.value == 2
-    step.publish(3, epoch=1)
-    assert step.value == 3
+    assert (seen, step.value) == ([5, 5, 6, 7], 2)
 
 
 async def test_a_thread_publishes() -> None:
     step = GlobalStep()
+    thread = threading.Thread(target=lambda: list(map(step.publish, range(101))))
     async with in_task(step.wait_for, 100) as box:
-
-        def publish() -> None:
-            for n in range(101):
-                step.publish(n)
-
-        thread = threading.Thread(target=publish)
         thread.start()
     thread.join()
     assert box.value == 100
-
-
-async def test_a_cancelled_waiter_leaves_nothing_behind() -> None:
-    step = GlobalStep()
-    async with anyio.create_task_group() as group:
-        group.start_soon(step.wait_for, 7)
-        await settle()
-        assert step.statistics().tasks_waiting_for_step == 1
-        group.cancel_scope.cancel()
-    assert step.statistics().tasks_waiting_for_step == 0
-    step.publish(7)
 
 
 async def test_a_waiter_ends_on_its_timeout() -> None:
@@ -120,17 +114,22 @@ async def test_a_waiter_ends_on_its_timeout() -> None:
     assert step.statistics().tasks_waiting_for_step == 0
 
 
-async def test_a_stop_ends_the_waits_that_are_bound_to_it_and_no_others() -> None:
+@pytest.mark.parametrize("timeout", ["1", True, -1, math.nan])
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
+    with pytest.raises((TypeError, ValueError), match="timeout is .*; give seconds >= 0, or None"):
+        await GlobalStep().wait_for(7, timeout=timeout)
+
+
+def test_a_stop_ends_the_waits_that_are_bound_to_it_and_no_others() -> None:
     step, stop = GlobalStep(), Stop()
-    async with in_task(step.wait_for, 7) as free, in_task(step.bound(stop).wait_for, 7) as bound:
-        stop.set()
-        await settle()
-        assert isinstance(bound.error, StopTraining)
-        assert free.error is None
-        step.publish(7)
-    assert free.value == 7
-    with pytest.raises(StopTraining, match="stop was requested while waiting for global_step 8"):
-        await step.bound(stop).wait_for(8)
+    free, bound = Call(step.wait_for, 7), step.bound(stop)
+    before = Call(bound.wait_for, 7)
+    stop.set()
+    for outcome in (before.outcome, Call(bound.wait_for, 7).outcome):
+        assert isinstance(outcome, StopTraining)
+        assert "a stop was requested while waiting for global_step 7" in str(outcome)
+    step.publish(7)
+    assert free.outcome == Call(bound.wait_for, 7).outcome == 7
 
 
 async def test_a_closed_step_ends_every_wait_with_an_error_that_names_it() -> None:
@@ -144,283 +143,285 @@ async def test_a_closed_step_ends_every_wait_with_an_error_that_names_it() -> No
     assert await step.wait_for(3) == 3
 
 
-async def test_with_the_number_unknown_a_step_is_lost_when_all_others_have_closed() -> None:
+def waits_of(step: GlobalStep, num: int) -> list[Call]:
+    """So many workers, each of which waits for a step of its own."""
+    workers = [step.gate.open() for _ in range(num)]
+    return [Call(step.bound(Stop(), each).wait_for, 7 + i) for i, each in enumerate(workers)]
+
+
+def are_lost(waits: list[Call]) -> list[bool]:
+    return [isinstance(each.outcome, StepUnreachableError) for each in waits]
+
+
+def test_with_the_number_unknown_a_step_is_lost_when_a_worker_has_closed_and_the_rest_wait() -> (
+    None
+):
     step = GlobalStep()
-    waiter = step.open_worker()
-    async with in_task(step.bound(Stop(), waiter).wait_for, 7) as box:
-        assert box.error is None  # no other has opened yet
-        first, second = step.open_worker(), step.open_worker()
-        step.close_worker(first)
-        await settle()
-        assert box.error is None
-        step.close_worker(second)
-    assert isinstance(box.error, StepUnreachableError)
+    outside, others = Call(step.wait_for, 5), [step.gate.open(), step.gate.open()]
+    waits = [outside, *waits_of(step, 2)]
+    for other in others:
+        assert are_lost(waits) == [False] * 3
+        step.gate.close(other)
+    assert are_lost(waits) == [True] * 3
+    assert are_lost(waits_of(GlobalStep(), 2)) == [False, False], "others may still open"
 
 
-async def test_with_the_number_known_a_step_is_lost_when_all_have_come_and_wait() -> None:
+def test_with_the_number_known_a_step_is_lost_when_all_have_come_and_wait() -> None:
     step = GlobalStep(num_workers=2)
-    first, second = step.open_worker(), step.open_worker()
-    async with in_task(step.bound(Stop(), first).wait_for, 7) as one:
-        assert one.error is None
-        async with in_task(step.bound(Stop(), second).wait_for, 9) as other:
-            pass
-    assert type(one.error) is type(other.error) is StepUnreachableError
+    [first], other = waits_of(step, 1), step.bound(Stop(), step.gate.open())
+    assert isinstance(Call(other.wait_for, 9, timeout=5.0).outcome, TimeoutError)
+    assert first.is_waiting, "a wait that ends by itself keeps nobody from training"
+    assert are_lost([Call(other.wait_for, 9), first]) == [True, True]
 
 
-async def test_with_the_number_known_workers_that_have_not_opened_are_awaited() -> None:
+def test_with_the_number_known_workers_that_have_not_opened_are_awaited() -> None:
     step = GlobalStep(num_workers=3)
-    first, second = step.open_worker(), step.open_worker()
-    async with in_task(step.bound(Stop(), first).wait_for, 7) as box:
-        step.close_worker(second)
+    other, [wait] = step.gate.open(), waits_of(step, 1)
+    step.gate.close(other)
+    assert wait.is_waiting
+    step.publish(7)
+    assert wait.outcome == 7
+
+
+def test_when_all_that_were_announced_have_closed_as_many_are_awaited_again() -> None:
+    step = GlobalStep(num_workers=2)
+    for worker in [step.gate.open(), step.gate.open()]:
+        step.gate.close(worker)
+    first = waits_of(step, 1)
+    assert are_lost(first) == [False]
+    assert are_lost(first + waits_of(step, 1)) == [True, True]
+
+
+ITSELF = r"in a step of <GlobalStep .*, and no other session is open .* wait for itself"
+IN_STEP = r"in a step of <GlobalStep .*, and asks for global_step\.exclusive\(\): .* for itself"
+
+
+@pytest.mark.parametrize("is_base", [False, True])
+async def test_a_lone_step_that_waits_for_itself_is_an_error(is_base: bool) -> None:
+    """By the handle of the session, or by that of its creator."""
+
+    async def train() -> dict[str, Any]:
+        await anyio.lowlevel.checkpoint()
+        step = session.raw_session().global_step if is_base else session.global_step
+        with pytest.raises(StepUnreachableError, match=f"global_step 3 can .*{ITSELF}"):
+            await step.wait_for(3)
+        for timeout in (None, 30.0):
+            with pytest.raises(RuntimeError, match=f"{IN_STEP}.*outside of the step function"):
+                async with step.exclusive(timeout=timeout):
+                    raise AssertionError("never entered")
+        assert await step.wait_for(0) == 0
+        return {"went": "on"}
+
+    async with MonitoredSession([], FunctionSessionCreator(train)) as session:
+        with anyio.fail_after(5):
+            assert await session.run("went") == "on"
+            async with session.global_step.exclusive():
+                assert session.global_step.statistics().tasks_waiting_for_step == 0
+
+
+async def test_a_task_of_a_step_may_stand_alone_when_the_step_has_ended() -> None:
+    log: list[str] = []
+
+    async def alone() -> None:
+        async with session.global_step.exclusive():
+            log.append("alone")
+
+    async def train() -> dict[str, Any]:
+        group.start_soon(alone)
         await settle()
-        assert box.error is None
-        step.publish(7)
-    assert box.value == 7
+        log.append("step")
+        return {}
+
+    creator = FunctionSessionCreator(train)
+    async with MonitoredSession([], creator) as session, anyio.create_task_group() as group:
+        await session.run([])
+    assert log == ["step", "alone"]
 
 
-async def test_a_wait_outside_of_workers_fails_when_the_last_one_closes() -> None:
-    step = GlobalStep()
-    worker = step.open_worker()
-    async with in_task(step.wait_for, 7) as box:
-        step.close_worker(worker)
-    assert isinstance(box.error, StepUnreachableError)
+async def test_a_step_may_wait_for_the_steps_of_other_workers_as_long_as_there_are_some() -> None:
+    reached: list[Any] = []
 
+    async def train() -> dict[str, Any]:
+        if not reached:
+            reached.append(None)
+            reached.append(await one.global_step.wait_for(3))
+            await one.global_step.wait_for(9)
+        return {}
 
-async def test_tickets_near_the_limit_are_given_one_at_a_time() -> None:
-    step = GlobalStep()
-    step.raise_limit(2)
-    first = await step.admission.take_ticket()
-    async with in_task(step.admission.take_ticket) as box:
-        assert box.value is None
-        step.admission.settle(first, 1)
-        await settle()
-        assert box.value is not None
-        step.admission.settle(box.value, 2)
-    with pytest.raises(StopTraining, match="has reached its limit"):
-        await step.admission.take_ticket()
-    with pytest.raises(StopTraining, match="has reached its limit"):
-        step.admission.take_ticket_nowait()
+    async def first() -> None:
+        with pytest.raises(StepUnreachableError, match="no session is left to move"):
+            await one.run([])
 
-
-async def test_a_cancelled_asker_passes_its_ticket_on() -> None:
-    step = GlobalStep()
-    step.raise_limit(5)
-    first = take_ticket(step)
-    successors = []
-
-    async def succeed() -> None:
-        successors.append(await step.admission.take_ticket())
-
-    async with anyio.create_task_group() as group, anyio.create_task_group() as inner:
-        inner.start_soon(step.admission.take_ticket)
-        await settle()
-        group.start_soon(succeed)
-        await settle()
-        inner.cancel_scope.cancel()
-        step.admission.settle(first, 0)  # granted to a task that is being cancelled
-    [successor] = successors
-    step.admission.settle(successor, 1)
-    assert step.statistics().tickets == 0
-
-
-async def test_exclusive_lets_runs_finish_and_none_begin() -> None:
-    step, log = GlobalStep(), []
-
-    async def exclusively() -> None:
-        async with step.exclusive():
-            log.append("in")
+    creator = SharedSessionCreator(FunctionSessionCreator(train))
+    async with MonitoredSession([], creator) as one, anyio.create_task_group() as group:
+        async with MonitoredSession([], creator) as other:
+            group.start_soon(first)
             await settle()
-            log.append("out")
-
-    async def run() -> None:
-        ticket = await step.admission.take_ticket()
-        log.append("run")
-        step.admission.settle(ticket, 2)
-
-    running = await step.admission.take_ticket()
-    async with in_task(exclusively), in_task(run):
-        assert log == []
-        step.admission.settle(running, 1)
-    assert log == ["in", "out", "run"]
-    assert not step.statistics().is_exclusive
-
-
-async def test_a_cancelled_wait_for_exclusive_lets_the_queue_go_on() -> None:
-    step = GlobalStep()
-    running = take_ticket(step)
-    successors = []
-
-    async def succeed() -> None:
-        successors.append(await step.admission.take_ticket())
-
-    async with anyio.create_task_group() as group, anyio.create_task_group() as inner:
-        inner.start_soon(step.take_exclusive)
-        await settle()
-        group.start_soon(succeed)
-        await settle()
-        inner.cancel_scope.cancel()
-    [successor] = successors
-    step.admission.settle(running)
-    step.admission.settle(successor)
-    assert step.statistics().tickets == 0
-
-
-async def test_the_largest_limit_holds_until_the_last_worker_closes() -> None:
-    step = GlobalStep()
-    worker = step.open_worker()
-    step.raise_limit(10)
-    step.raise_limit(4)
-    assert step.limit == 10
-    step.close_worker(worker)
-    assert step.limit is None
-
-
-class Listens:
-    def __init__(self, log: list[tuple[int, StopReason]], number: int) -> None:
-        self.log = log
-        self.number = number
-
-    def stop_for(self, reason: StopReason) -> None:
-        self.log.append((self.number, reason))
-
-
-FIRST, SECOND = StopReason("a hook", "first"), StopReason("a hook", "second")
-
-
-async def test_workers_are_stopped_in_order_of_opening_for_the_first_reason() -> None:
-    step, log = GlobalStep(), list[tuple[int, StopReason]]()
-    workers = [step.open_worker(listener=Listens(log, i)) for i in range(20)]
-    step.open_worker()  # nothing listens
-    step.close_worker(workers.pop(7))
-    assert step.stop_workers(FIRST, apart_from=workers[3]) is FIRST
-    assert log == [(i, FIRST) for i in range(20) if i not in (3, 7)]
-    log.clear()
-    assert step.stop_workers(SECOND) is FIRST, "it stands"
-    assert log == [(3, FIRST)], "each once"
-    assert step.stop_reason is FIRST
-
-
-async def test_a_stop_of_the_workers_is_forgotten_with_the_last_of_them() -> None:
-    step = GlobalStep()
-    assert step.stop_workers(FIRST) is FIRST
-    assert step.stop_reason is None, "there is nothing to stop"
-    workers = [step.open_worker(), step.open_worker()]
-    step.stop_workers(FIRST)
-    step.close_worker(workers[0])
-    assert step.bound(Stop()).stop_reason is FIRST
-    step.close_worker(workers[1])
-    assert step.stop_reason is None
-
-
-@pytest.mark.parametrize("limit", [None, 100])
-async def test_a_closed_gate_grants_no_run_until_the_last_worker_has_closed(
-    limit: int | None,
-) -> None:
-    step = GlobalStep()
-    worker = step.open_worker()
-    if limit is not None:
-        step.raise_limit(limit)
-    under_way = take_ticket(step)
-    step.close_gate()
-    with pytest.raises(StopTraining, match="all workers were stopped, and the model is final"):
-        step.admission.take_ticket_nowait()
-    async with in_task(step.take_exclusive) as box:
-        assert not box.value, "a run is under way"
-        step.admission.settle(under_way, 1)
-    box.value()
-    with pytest.raises(StopTraining):
-        await step.admission.take_ticket()
-    step.close_worker(worker)
-    step.open_worker()
-    assert step.admission.take_ticket_nowait() is not None
-
-
-async def test_a_wait_for_a_ticket_ends_when_the_gate_is_closed() -> None:
-    step = GlobalStep()
-    step.open_worker()
-    release = await step.take_exclusive()
-    async with in_task(step.admission.take_ticket) as box:
-        step.close_gate()
-    assert type(box.error) is StopTraining
-    release()
-
-
-def test_a_gate_without_workers_stays_open() -> None:
-    step = GlobalStep()
-    step.close_gate()
-    assert step.admission.take_ticket_nowait() is not None
-
-
-@given(st.lists(st.integers(0, 20), max_size=30), st.lists(st.integers(0, 25), max_size=30))
-async def test_every_waiter_that_is_due_wakes_once_and_no_other(
-    targets: list[int], published: list[int]
-) -> None:
-    step, woken = GlobalStep(), []
-
-    async def wait(index: int, target: int) -> None:
-        woken.append((index, await step.wait_for(target)))
-
-    async with anyio.create_task_group() as group:
-        for index, target in enumerate(targets):
-            group.start_soon(wait, index, target)
-        await settle()
-        reached = 0
-        for value in published:
-            reached = max(reached, value)
-            step.publish(value)
+            for _ in range(3):
+                await other.run([])
             await settle()
-            due = {i for i, target in enumerate(targets) if target <= reached}
-            assert {index for index, _ in woken} == due | {
-                i for i, target in enumerate(targets) if target <= 0
-            }
-        group.cancel_scope.cancel()
-    assert len(woken) == len({index for index, _ in woken})
-    assert all(value >= targets[index] for index, value in woken)
-    assert step.statistics().tasks_waiting_for_step == 0
+    assert reached == [None, 3]
 
 
-def test_a_number_of_workers_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_workers is 0; give at least 1"):
-        GlobalStep(num_workers=0)
+@pytest.mark.parametrize("published_only", [False, True])
+async def test_a_step_may_wait_with_a_timeout_or_for_what_is_published(
+    published_only: bool,
+) -> None:
+    counter, reached = GlobalStep(published_only=published_only), []
+
+    async def train() -> dict[str, Any]:
+        timeout = None if published_only else 60.0
+        reached.append(await session.global_step.wait_for(3, timeout=timeout))
+        return {}
+
+    creator = FunctionSessionCreator(train, global_step=counter)
+    async with MonitoredSession([], creator) as session, in_task(session.run, []):
+        counter.publish(3)
+    assert reached == [3]
 
 
-def test_statistics_say_all_that_is_under_way() -> None:
-    step = GlobalStep(4, num_workers=3)
-    step.open_worker()
-    step.raise_limit(9)
-    step.admission.settle(take_ticket(step), 6)
-    step.admission.take_ticket_nowait()
-    statistics = step.statistics()
-    assert (statistics.value, statistics.epoch, statistics.limit) == (6, 0, 9)
-    assert (statistics.stride, statistics.tickets) == (2, 1)
-    assert (statistics.workers_opened, statistics.workers_open) == (1, 1)
-    assert "at 6, limit 9, epoch 0, workers: 1 open, 1 opened of 3 expected" in repr(step)
+@on_every_engine
+def test_waits_of_all_bodies_are_lost_after_a_while(backend: Any) -> None:
+    simulation, log = Simulation(backend=backend), []
+    creator = SharedSessionCreator(counting_creator(), num_workers=2)
+
+    async def body(num_runs: int, until: int) -> None:
+        async with MonitoredSession([], creator) as session:
+            for _ in range(num_runs):
+                await session.run([])
+            with pytest.raises(StepUnreachableError):
+                await session.global_step.wait_for(until)
+            log.append((until, simulation.now))
+
+    async def main() -> None:
+        for task in [simulation.start(body, 0, 5), simulation.start(body, 2, 9)]:
+            assert await task.wait()
+
+    simulation.run(main)
+    assert sorted(log) == [(5, 30.0), (9, 30.0)]
 
 
-def test_a_slot_says_which_step_it_waits_for() -> None:
-    admission = GlobalStep(name="step").admission
-    assert [admission.description(i) for i in (7, 9, 9, 3, 0)] == [
-        f"step {i}" for i in (7, 9, 9, 3, 0)
-    ]
+@on_every_engine
+def test_the_wait_of_a_body_that_is_left_alone_is_lost(backend: Any) -> None:
+    simulation = Simulation(backend=backend)
+    creator = SharedSessionCreator(counting_creator())
+
+    async def train() -> None:
+        async with MonitoredSession([], creator) as session:
+            for _ in range(4):
+                await session.run([])
+                await simulation.sleep(20.0)
+
+    async def main() -> None:
+        async with MonitoredSession([], creator) as session:
+            simulation.start(train)
+            await simulation.sleep(0.0)
+            assert await session.global_step.wait_for(4) == 4
+            with pytest.raises(StepUnreachableError):
+                await session.global_step.wait_for(5)
+            assert simulation.now == 90.0
+
+    simulation.run(main)
 
 
-@pytest.mark.parametrize("timeout", ["1", True, -1, math.nan])
-async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
-    with pytest.raises((TypeError, ValueError), match="timeout is .*; give seconds >= 0, or None"):
-        await GlobalStep().wait_for(7, timeout=timeout)
+@on_every_engine
+def test_a_body_may_wait_for_the_tasks_that_run_its_sessions_steps(backend: Any) -> None:
+    simulation, reached = Simulation(backend=backend), []
+    creator = SharedSessionCreator(counting_creator(), num_workers=2)
+
+    async def train(session: MonitoredSession, begin: float) -> None:
+        await simulation.sleep(begin)
+        while not session.should_stop():
+            await session.run([])
+            await simulation.sleep(50.0)
+
+    async def body(begin: float) -> None:
+        async with MonitoredSession([], creator) as session:
+            task = simulation.start(train, session, begin)
+            for step in (7, 20):
+                reached.append(await session.global_step.wait_for(step))
+            session.request_stop()
+            await task.wait()
+
+    async def main() -> None:
+        for task in [simulation.start(body, begin) for begin in (0.0, 20.0)]:
+            await task.wait()
+
+    simulation.run(main)
+    assert sorted(reached) == [7, 7, 20, 20]
 
 
-ITSELF = r"in global_step\.exclusive\(\) of <GlobalStep .*would wait for itself"
+@on_every_engine
+def test_a_body_waits_on_for_what_comes_late(backend: Any) -> None:
+    """While another task is in a run; for what is published; and with a timeout to its end."""
+    simulation, reached = Simulation(backend=backend), []
+
+    async def wait(session: MonitoredSession) -> None:
+        reached.append(await session.global_step.wait_for(1))
+
+    async def train() -> dict[str, Any]:
+        await simulation.sleep(100.0)
+        return {}
+
+    async def publish(step: GlobalStep) -> None:
+        await simulation.sleep(100.0)
+        step.publish(1)
+
+    async def main() -> None:
+        creator = SharedSessionCreator(FunctionSessionCreator(train), num_workers=1)
+        async with MonitoredSession([], creator) as session:
+            task = simulation.start(session.run, [])
+            await wait(session)
+            await task.wait()
+        step = GlobalStep(num_workers=1, published_only=True)
+        creator = SharedSessionCreator(FunctionSessionCreator(dict, global_step=step))
+        async with MonitoredSession([], creator) as session:
+            task = simulation.start(publish, step)
+            await wait(session)
+            await task.wait()
+        creator = SharedSessionCreator(counting_creator(), num_workers=1)
+        async with MonitoredSession([], creator) as session:
+            session.start_soon(wait, session)
+            with pytest.raises(TimeoutError):
+                await session.global_step.wait_for(9, timeout=100.0)
+            await session.run([])  # the body is free to run the steps meanwhile
+            await simulation.sleep(1.0)
+
+    simulation.run(main)
+    assert reached == [1, 1, 1]
+
+
+@on_every_engine
+def test_a_wait_that_only_a_later_worker_may_end_is_warned_of(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = Simulation(backend=backend)
+
+    async def main() -> None:
+        async with MonitoredSession([], counting_creator()) as session:
+
+            async def publish() -> None:
+                await simulation.sleep(100.0)
+                session.global_step.publish(3)
+
+            simulation.start(publish)
+            assert await session.global_step.wait_for(3) == 3
+
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        simulation.run(main)
+    assert "All open workers wait for global_step 3" in caplog.text
+
+
+IN_BLOCK = r"in global_step\.exclusive\(\) of <GlobalStep .*would wait for itself"
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
 async def test_a_run_in_its_own_tasks_block_is_an_error(runner: Any) -> None:
-    creator = counting_creator()
-    async with MonitoredSession([], creator, step_runner=runner) as session:
+    async with MonitoredSession([], counting_creator(), step_runner=runner) as session:
         await session.run([])
         with anyio.fail_after(5):
             async with session.global_step.exclusive():
-                with pytest.raises(RuntimeError, match=f"{ITSELF}.*run the step after it"):
+                with pytest.raises(RuntimeError, match=f"{IN_BLOCK}.*run the step after it"):
                     await session.run([])
             await session.run([])
         assert session.global_step.value == 2
@@ -429,22 +430,24 @@ async def test_a_run_in_its_own_tasks_block_is_an_error(runner: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [None, 30.0])
 async def test_a_block_within_a_block_is_an_error(timeout: float | None) -> None:
-    step = GlobalStep()
-    with anyio.fail_after(5):
-        async with step.exclusive():
-            with pytest.raises(RuntimeError, match=f"{ITSELF}.*leave that out"):
+    step, other = GlobalStep(), GlobalStep()
+    with anyio.fail_after(5), pytest.raises(ZeroDivisionError):
+        async with step.exclusive(), other.exclusive():  # those of two models nest
+            with pytest.raises(RuntimeError, match=f"{IN_BLOCK}.*leave that out"):
                 async with step.exclusive(timeout=timeout):
                     raise AssertionError("never entered")
             assert step.statistics().is_exclusive
-        assert not step.statistics().is_exclusive
-        async with step.exclusive():
-            pass
+            assert other.statistics().is_exclusive
+            raise ZeroDivisionError
+    assert not step.statistics().is_exclusive
+    async with step.exclusive():
+        pass
 
 
 async def test_tasks_that_begin_within_the_block_wait_for_its_end() -> None:
     log = []
 
-    async def run() -> None:
+    async def train() -> None:
         await session.run([])
         log.append("run")
 
@@ -457,10 +460,9 @@ async def test_tasks_that_begin_within_the_block_wait_for_its_end() -> None:
         anyio.create_task_group() as group,
     ):
         async with session.global_step.exclusive():
-            group.start_soon(run)
-            await settle()
-            group.start_soon(stand_alone)
-            await settle()
+            for task in (train, stand_alone):
+                group.start_soon(task)
+                await settle()
             log.append("out")
     assert log[0] == "out"
     assert sorted(log[1:]) == ["alone", "run"]
@@ -494,11 +496,24 @@ async def test_a_task_may_wait_for_what_another_one_will_release() -> None:
             pass
 
 
-async def test_blocks_of_two_models_nest() -> None:
-    one, other = GlobalStep(), GlobalStep()
-    async with one.exclusive(), other.exclusive():
-        assert one.statistics().is_exclusive
-        assert other.statistics().is_exclusive
+async def test_a_stop_ends_the_wait_of_a_side_task_for_a_block_of_any_handle() -> None:
+    step, errors = GlobalStep(), list[BaseException]()
+
+    async def stand_alone(_: object) -> None:
+        try:
+            async with step.exclusive():
+                raise AssertionError("never entered")
+        except StopTraining as error:
+            errors.append(error)
+
+    creator = FunctionSessionCreator(loss, global_step=step)
+    release = await step.take_exclusive()
+    with anyio.fail_after(5):
+        async with MonitoredSession([StartsTask(stand_alone)], creator) as session:
+            await settle()
+            session.request_stop()
+    release()
+    assert len(errors) == 1
 
 
 async def test_an_evaluation_between_steps_must_not_run_one() -> None:
@@ -516,7 +531,7 @@ async def test_an_evaluation_between_steps_must_not_run_one() -> None:
             MonitoredSession([], creator) as other,
         ):
             sessions += [session, other]
-            with pytest.raises(RuntimeError, match=ITSELF):
+            with pytest.raises(RuntimeError, match=IN_BLOCK):
                 await session.run([])
 
 
@@ -553,11 +568,9 @@ def test_a_simulation_knows_its_own_task_too(backend: Any) -> None:
         async with step.exclusive():
             simulation.start(wait_for_its_turn)
             await simulation.sleep(2.0)
-            with pytest.raises(RuntimeError, match=ITSELF):
-                await step.admission.take_ticket()
-            with pytest.raises(RuntimeError, match=ITSELF):
-                async with step.exclusive():
-                    raise AssertionError("never entered")
+            for call in (step.gate.take_ticket, step.exclusive().__aenter__):
+                with pytest.raises(RuntimeError, match=IN_BLOCK):
+                    await call()
         await simulation.sleep(1.0)
 
     simulation.run(main)
@@ -565,42 +578,29 @@ def test_a_simulation_knows_its_own_task_too(backend: Any) -> None:
 
 
 async def test_a_plain_with_is_refused() -> None:
-    async with MonitoredSession([], counting_creator()) as session:
-        with pytest.raises(TypeError, match=r"`async with global_step\.exclusive\(\):`, not by"):
-            with session.global_step.exclusive():  # type: ignore[attr-defined]
-                raise AssertionError("never entered")
-        async with session.global_step.exclusive():
-            pass
-
-
-async def test_an_error_in_the_block_leaves_it_and_frees_the_steps() -> None:
     step = GlobalStep()
-    with pytest.raises(ZeroDivisionError):
-        async with step.exclusive():
-            raise ZeroDivisionError
+    with pytest.raises(TypeError, match=r"`async with global_step\.exclusive\(\):`, not by"):
+        with step.exclusive():  # type: ignore[attr-defined]
+            raise AssertionError("never entered")
     assert not step.statistics().is_exclusive
 
 
-def loss() -> dict[str, float]:
-    return {"loss": 0.5}
+def test_statistics_say_all_that_is_under_way() -> None:
+    step = GlobalStep(4, num_workers=3)
+    step.gate.open()
+    step.raise_limit(9)
+    run(step, 6)
+    take(step)
+    statistics = step.statistics()
+    assert (statistics.value, statistics.epoch, statistics.limit) == (6, 0, 9)
+    assert (statistics.stride, statistics.tickets) == (2, 1)
+    assert (statistics.workers_opened, statistics.workers_open) == (1, 1)
+    assert "at 6, limit 9, epoch 0, workers: 1 open, 1 opened of 3 expected" in repr(step)
 
 
-async def test_a_session_counts_on_the_step_that_its_creator_was_given() -> None:
-    step = GlobalStep(7)
-    async with MonitoredSession([], FunctionSessionCreator(loss, global_step=step)) as session:
-        await session.run("loss")
-        assert (step.value, session.global_step.value) == (8, 8)
-
-
-async def test_several_creators_may_be_given_one_step() -> None:
-    step = GlobalStep()
-    creators = [FunctionSessionCreator(loss, global_step=step) for _ in range(2)]
-    async with MonitoredSession([], creators[0]) as first:
-        async with MonitoredSession([], creators[1]) as second:
-            await first.run("loss")
-            await second.run("loss")
-            assert first.global_step.value == step.value == 2
-            assert step.statistics().workers_open == 2
+def test_a_number_of_workers_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_workers is 0; give at least 1"):
+        GlobalStep(num_workers=0)
 
 
 def test_a_step_that_is_none_is_refused() -> None:
@@ -608,14 +608,24 @@ def test_a_step_that_is_none_is_refused() -> None:
         FunctionSessionCreator(loss, global_step=3)  # type: ignore[arg-type]
 
 
-def test_a_step_says_whether_it_keeps_its_limit() -> None:
-    assert GlobalStep(published_only=True).published_only
-    assert not GlobalStep().published_only
+def loss() -> dict[str, float]:
+    return {"loss": 0.5}
 
 
 async def _loss_later() -> dict[str, float]:
     await anyio.lowlevel.checkpoint()
     return loss()
+
+
+async def test_sessions_of_several_creators_count_on_the_step_that_these_were_given() -> None:
+    step = GlobalStep(7)
+    creators = [FunctionSessionCreator(loss, global_step=step) for _ in range(2)]
+    async with MonitoredSession([], creators[0]) as first:
+        async with MonitoredSession([], creators[1]) as second:
+            await first.run("loss")
+            await second.run("loss")
+            assert first.global_step.value == second.global_step.value == step.value == 9
+            assert step.statistics().workers_open == 2
 
 
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
@@ -624,13 +634,13 @@ async def _loss_later() -> dict[str, float]:
     [loss, _loss_later, lambda: {"loss": 0.5, "global_step": 99}],
     ids=["sync", "async", "counting"],
 )
-async def test_runs_do_not_move_a_step_that_keeps_its_limit(
+async def test_runs_do_not_move_a_step_that_is_published_only(
     step_function: Any, step_runner: Any
 ) -> None:
-    step = GlobalStep(published_only=True)
+    step, values = GlobalStep(published_only=True), []
+    assert step.published_only
     creator = FunctionSessionCreator(step_function, global_step=step)
     hooks = [StopAtStepHook(last_step=3)]
-    values = []
     async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
         for _ in range(5):
             await session.run("loss")
@@ -643,16 +653,16 @@ async def test_runs_do_not_move_a_step_that_keeps_its_limit(
     assert step.value == 3
 
 
-async def test_runs_that_keep_the_limit_are_under_way_together_up_to_it() -> None:
+async def test_sessions_of_such_a_step_run_together_up_to_the_limit() -> None:
     step, may_end, num_begun = GlobalStep(published_only=True), anyio.Event(), 0
 
-    async def wait() -> dict[str, float]:
+    async def train() -> dict[str, float]:
         nonlocal num_begun
         num_begun += 1
         await may_end.wait()
         return loss()
 
-    creator = SharedSessionCreator(FunctionSessionCreator(wait, global_step=step))
+    creator = SharedSessionCreator(FunctionSessionCreator(train, global_step=step))
 
     async def worker() -> None:
         async with MonitoredSession([StopAtStepHook(last_step=1)], creator) as session:

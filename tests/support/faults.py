@@ -88,7 +88,8 @@ class Start(Enum):
     FIRST = auto()
     """The others begin when it is open, or has left."""
     LAST = auto()
-    """Each of the others has made a step."""
+    """Each of the others has made a step; for a fault at "restore", each is open, as no model is
+    restored after a step."""
 
 
 UVLOOP: Any = ("asyncio", {"use_uvloop": True})
@@ -304,6 +305,9 @@ async def play(
                     await session.run("loss")
                     await anyio.lowlevel.checkpoint()
             return
+        if start is Start.LAST and fault.place == "restore":
+            workers[place].has_run.set()
+            await fault.has_opened.wait()
         is_bounded = workers[place].is_late or not waits_for_stop
         while not session.should_stop():
             await session.run("loss")

@@ -400,14 +400,14 @@ async def test_it_waits_until_no_worker_runs_before_the_step_goes_back() -> None
             monitored(model.graph, None, creator) as session,
             anyio.create_task_group() as group,
         ):
-            ticket = await session.global_step.admission.take_ticket()
+            ticket = await session.global_step.gate.take_ticket()
             group.start_soon(second)
             await is_opening.wait()
             statistics = session.global_step.statistics
             await until(lambda: statistics().tasks_waiting_for_ticket > 0)
             assert not opened
             assert session.global_step.value == FIRST
-            session.global_step.admission.settle(ticket)
+            session.global_step.gate.settle(ticket)
     assert opened
 
 

@@ -349,7 +349,7 @@ async def test_a_forgotten_creator_is_reported_before_missing_parts_of_the_graph
             await session.run("loss")
     assert str(caught.value).startswith(
         "MonitoredSession got no session_creator. To train a step function, give it one: "
-        "MonitoredSession(hooks, FunctionSessionCreator(step))."
+        "MonitoredSession(hooks, step)."
     )
     with tf.Graph().as_default():
         session = MonitoredSession([Moments(begin=raising(ZeroDivisionError()))])

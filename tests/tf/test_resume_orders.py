@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import anyio
 import pytest
 
 from asynchooks import (
+    CheckpointError,
     CheckpointSaverHook,
     EarlyStoppingHook,
     MonitoredSession,
@@ -23,8 +23,6 @@ from asynchooks import (
 )
 
 from ..hooks.lives import NUM_ITEMS, Life, LifeModel
-from ..hooks.savers import Latch, until
-from ..support.helpers import settle
 from .models import ChiefSessionCreator, Moments, monitored
 
 tf = pytest.importorskip("tensorflow")
@@ -69,31 +67,60 @@ class GraphModel(LifeModel):
         return counts
 
 
-@pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize(
-    ("feeds", "num_turns", "holds_item"),
-    [(True, 0, False), (True, 2, False), (True, 2, True), (False, 0, False), (False, 2, False)],
-    ids=["feed", "feed-late", "feed-late-with-item", "loop", "loop-late"],
-)
-@pytest.mark.parametrize(("num_workers", "saver_place"), ORDERS)
-async def test_each_item_is_trained_once_in_any_order_of_opening(
+async def check_lives(
+    path: Path,
     num_workers: int,
-    saver_place: int,
-    feeds: bool,
-    num_turns: int,
-    holds_item: bool,
+    saver_place: int = 0,
+    *,
     background: bool,
-    tmp_path: Path,
+    feeds: bool,
+    num_turns: int = 0,
+    holds_item: bool = False,
 ) -> None:
     for crashes_at in (5, 4, 0, 0):
         model = GraphModel(background=background)
         with model.graph.as_default():
             life = Life(
-                model, tmp_path, num_workers, saver_place,
-                feeds=feeds, num_turns=num_turns, holds_item=holds_item, crashes_at=crashes_at,
-            )  # fmt: skip
+                model,
+                path,
+                num_workers,
+                saver_place,
+                feeds=feeds,
+                num_turns=num_turns,
+                holds_item=holds_item,
+                crashes_at=crashes_at,
+            )
             await life.train()
-    assert model.saved_counts(tmp_path) == [1] * NUM_ITEMS
+    assert model.saved_counts(path) == [1] * NUM_ITEMS
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("feeds", [True, False], ids=["feed", "loop"])
+@pytest.mark.parametrize(("num_workers", "saver_place"), ORDERS)
+async def test_each_item_is_trained_once_in_any_order_of_opening(
+    num_workers: int, saver_place: int, feeds: bool, background: bool, tmp_path: Path
+) -> None:
+    await check_lives(tmp_path, num_workers, saver_place, background=background, feeds=feeds)
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize(
+    ("feeds", "holds_item"),
+    [(True, False), (True, True), (False, False)],
+    ids=["feed", "feed-with-item", "loop"],
+)
+@pytest.mark.parametrize("num_workers", [2, 8])
+async def test_each_item_is_trained_once_where_workers_open_after_the_steps_of_the_saver(
+    num_workers: int, feeds: bool, holds_item: bool, background: bool, tmp_path: Path
+) -> None:
+    await check_lives(
+        tmp_path,
+        num_workers,
+        background=background,
+        feeds=feeds,
+        num_turns=2,
+        holds_item=holds_item,
+    )
 
 
 class CountRuns(SessionRunHook):
@@ -101,10 +128,6 @@ class CountRuns(SessionRunHook):
 
     def __init__(self) -> None:
         self.num_runs = 0
-        self.num_begun = 0
-
-    async def begin(self) -> None:
-        self.num_begun += 1
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
         self.num_runs += 1
@@ -116,38 +139,33 @@ class CountRuns(SessionRunHook):
         self.num_runs = state["num_runs"]
 
 
-async def test_a_step_that_ends_while_a_late_worker_restores_is_undone_with_its_model(
-    tmp_path: Path,
+@pytest.mark.parametrize("num_early", [0, 1])
+async def test_a_late_saver_finds_the_step_that_its_creator_has_restored_or_is_refused(
+    num_early: int, tmp_path: Path
 ) -> None:
-    steps = Latch()
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
-        waited = v1.py_func(steps.pass_by, [], [])
-        with tf.control_dependencies([waited]):
-            train_op = v1.assign_add(step, 1)
+        train_op = v1.assign_add(step, 1)
         shared = SharedSessionCreator(ChiefSessionCreator(checkpoint_dir=str(tmp_path)))
         saving, counter = CheckpointSaverHook(tmp_path, save_steps=9), CountRuns()
         async with MonitoredSession([counter, saving], shared) as session:
             for _ in range(3):
                 await session.run(train_op)
         counter.num_runs = -1
-        late = MonitoredSession([counter, saving], shared)
-        early = MonitoredSession([], shared, step_runner="thread")
-    async with early, anyio.create_task_group() as group:
-        steps.close()
-        group.start_soon(early.run, train_op)
-        await steps.wait_for_arrival()
-
-        async def open_late() -> None:
-            async with late:
-                assert (counter.num_runs, late.global_step.value) == (3, 3)
-                assert late.raw_session().run(step) == 3
-
-        group.start_soon(open_late)
-        await until(lambda: counter.num_begun == 2)  # first it waits a while to begin
-        await until(lambda: early.global_step.statistics().tasks_waiting_for_ticket == 1)
-        await settle()
-        steps.open()
+        early, late = (MonitoredSession(each, shared) for each in ([], [counter, saving]))
+    async with early:
+        assert early.global_step.value == 3
+        for _ in range(num_early):
+            await early.run(train_op)
+        if num_early:
+            got = "opens late: others have trained the model to step 4"
+            with pytest.raises(CheckpointError, match=got):
+                await late.open()
+            assert (await early.run(train_op), counter.num_runs) == (5, -1)
+            return
+        async with late:
+            assert (late.global_step.value, counter.num_runs) == (3, 3)
+            await early.run(train_op)
 
 
 class Model(NamedTuple):

@@ -425,7 +425,7 @@ async def test_the_larger_thread_pool_and_reset_disk_byte_usage_win_and_watches_
     with graph.as_default():
         one = tf.constant(1, name="one")
     async with monitored(graph) as session:
-        raw = session._lifecycle.raw
+        raw = session._raw
         assert raw is not None
         requests = [v1.RunOptions(inter_op_thread_pool=pool) for pool in (0, 1, 0)]
         for number, request in enumerate(requests):

@@ -9,11 +9,11 @@ from typing import Any, Self
 from ..._check import instance, integer, number, seconds
 from ..._engine.base import AsyncOnly
 from ..._engine.current import current_engine
-from ..._engine.real_time import OldObjects
 from ..._step.global_step import GlobalStep
-from ..._step.source import SourceState
+from ..._step.remote import SourceState
 from ...backends._creator import SessionCreator
 from ...backends._function import StepFunction
+from .._old_objects import OldObjects
 from ._session import DaskSessionCreator
 from ._source import Action, DaskSource
 

@@ -8,10 +8,10 @@ from typing import Any
 from ..._engine.base import Engine, Sentinel
 from ..._engine.sync import CallLock
 from ..._errors import PreemptionError
-from ..._step.gate import After, Kept
+from ..._step.gate import Kept
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ...backends._creator import Restore, RestoredStep, SessionHandle
-from ...backends._function import FunctionSession, FunctionSessionCreator, StepFunction
+from ...backends._function import FunctionSession, FunctionSessionCreator, Result, StepFunction
 from ...backends._raw_session import RawSession
 from ._source import Action, Begun, DaskSource
 from ._training import first_epoch
@@ -50,14 +50,12 @@ class DaskSessionCreator(FunctionSessionCreator):
 
     def create_session(self) -> DaskSession:
         return DaskSession(
-            self._find_source(), self._step_function, self._initial_step, self._call_lock
+            self._find_source(), self._step_function, self._initial_step, self.call_lock
         )
 
 
 class DaskHandle(SessionHandle):
     """A session's hold on a step that the scheduler keeps."""
-
-    __slots__ = ("_find_source", "_first_step", "_last", "_restored")
 
     def __init__(
         self,
@@ -82,11 +80,12 @@ class DaskHandle(SessionHandle):
 
         async def restored(raw: RawSession) -> RestoredStep:
             assert restore is not None
-            step = await restore(raw)
+            step = await restore.call(raw)
             self._restored = step if isinstance(step, int) else None
             return step
 
-        raw = await super().acquire(engine, grace_secs, lost, None if restore is None else restored)
+        noting = None if restore is None else restore._replace(call=restored)
+        raw = await super().acquire(engine, grace_secs, lost, noting)
         assert isinstance(raw, DaskSession)
         before, self._last = self._last, raw
         if self._restored is not None and before is not None:
@@ -125,7 +124,7 @@ class DaskSession(FunctionSession):
 
     def attach(self, global_step: GlobalStep) -> None:
         super().attach(global_step)
-        self._may_go_back = True  # so that every run asks `_step_after`
+        self._may_go_back, self._counts_plainly = True, False  # every run asks `_step_after`
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         self._check()
@@ -135,24 +134,22 @@ class DaskSession(FunctionSession):
         self._last_epoch = begun.epoch
         result = super().run_and_read_step(args)
         if type(result) is tuple:  # counted even if the caller does not await it
-            outputs, after = result
-            return self._finish_counted(outputs, after, self._count(begun, after))
+            outputs, after, kept = result
+            return self._finish_counted(outputs, kept, self._count(begun, after))
         return self._finish_later(begun, result)
 
-    async def _finish_later(self, begun: Begun, pending: Any) -> tuple[Any, After]:
-        outputs, after = await pending
-        return await self._finish_counted(outputs, after, self._count(begun, after))
+    async def _finish_later(self, begun: Begun, pending: Any) -> Result:
+        outputs, after, kept = await pending
+        return await self._finish_counted(outputs, kept, self._count(begun, after))
 
     async def _finish_counted(
-        self, outputs: Any, after: After, counted: Coroutine[Any, Any, int]
-    ) -> tuple[Any, After]:
+        self, outputs: Any, kept: Kept | None, counted: Coroutine[Any, Any, int]
+    ) -> Result:
         step = await counted
         self._check()
-        return outputs, after._replace(after=step) if isinstance(after, Kept) else step
+        return outputs, step, kept
 
-    def _count(self, begun: Begun, after: After) -> Coroutine[Any, Any, int]:
-        if isinstance(after, Kept):
-            after = after.after
+    def _count(self, begun: Begun, after: int | Sentinel) -> Coroutine[Any, Any, int]:
         return self._source.count_run(begun, 0 if isinstance(after, Sentinel) else after)
 
     def _check(self) -> None:
@@ -161,15 +158,17 @@ class DaskSession(FunctionSession):
                 "the Dask scheduler was restarted, and its step begins at 0; restore a checkpoint"
             )
 
-    def _publish(self, outputs: Any, after: After) -> Any:
-        if self._counts and isinstance(after, Sentinel):  # the outputs do not hold what was fetched
-            self._count(self._source.begin_run(), after).close()
-            return outputs
-        return super()._publish(outputs, after)
+    def step_after(self, error: BaseException) -> tuple[Any, ...]:
+        after = super().step_after(error)
+        if self._counts and after and isinstance(after[0], Sentinel):
+            # the outputs do not hold what was fetched; the source says the step
+            self._count(self._source.begin_run(), after[0]).close()
+            return ()
+        return after
 
-    def _step_after(self, outputs: Any, before: tuple[int, int] | None) -> int | Sentinel:
+    def _step_after(self, outputs: Any, before: tuple[int, int]) -> int | Sentinel:
         try:
             self._may_go_back = False  # a step that goes back is another epoch, by `restart`
             return super()._step_after(outputs, before)
         finally:
-            self._may_go_back = True
+            self._may_go_back, self._counts_plainly = True, False

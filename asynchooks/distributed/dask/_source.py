@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from ..._engine.base import Sentinel, Slot
 from ..._engine.current import current_engine, now
 from ..._errors import StepUnreachableError
-from ..._step.credits import CreditPolicy, Move
 from ..._step.global_step import GlobalStep
-from ..._step.source import SourceState, StepSource
+from ..._step.remote import SourceState, StepSource
+from .._credits import CreditPolicy, Move
 from ._training import Request, incarnation_of
 
 _CLOSED = Sentinel("CLOSED")

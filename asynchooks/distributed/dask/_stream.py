@@ -18,7 +18,7 @@ from distributed.comm import connect
 
 from ..._engine.current import now
 from ..._errors import StepUnreachableError
-from ..._step.source import SourceState
+from ..._step.remote import SourceState
 from ..._version import __version__
 from .._dask_plugin import FOLLOW, STATISTICS, StepPlugin
 from ._loop import running_loop

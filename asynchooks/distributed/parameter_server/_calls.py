@@ -124,7 +124,7 @@ class ActorCalls:
         if value is not STOPPED:
             return value
         if self.lost_peer.is_set:
-            raise self.lost_peer.error()
+            raise self.lost_peer.error_now()
         raise StopTraining(f"a stop was requested while waiting for {slot.what}")
 
     async def _execute(self, function: str, args: tuple[Any, ...]) -> Any:

@@ -17,7 +17,7 @@ from ..._engine.base import Engine, EngineTask, Slot
 from ..._engine.stop import Stop
 from ..._errors import StepSourceLostError, StopTraining
 from ..._step.global_step import GlobalStep
-from ..._step.source import SourceState, StepSource
+from ..._step.remote import SourceState, StepSource
 from ...protocols import ABANDONED, Snapshot
 from .._membership import State
 from ._calls import ActorCalls, ActorGoneError

@@ -71,7 +71,8 @@ class StepMirror:
         taken = -1
         while True:
             slot = Slot(current_engine(), "another limit")
-            forget = cluster.global_step.watch_limit(slot)
+            step = cluster.global_step
+            forget = step.gate.watch(slot, math.inf if step.limit is None else step.limit)
             try:
                 limit = cluster.global_step.limit
                 if limit is not None and limit > taken:  # once: the sessions' next limit may differ

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from ..._engine.base import Engine, EngineTask, Slot
 from ..._engine.current import current_engine
 from ..._errors import StopTraining
-from ..._step.waiters import Worker
+from ..._step.gate import Worker
 from ...protocols import ParameterServer
 from .._membership import Member, MembershipTable, State
 from ._messages import Ending, Report
@@ -223,8 +223,8 @@ class ServedProcesses:
     def _set_session(self, process: ServedProcess, engine: Engine | None) -> None:
         step = self._server.global_step
         if process.session is not None:
-            step.close_worker(process.session)
-        process.session = None if engine is None else step.open_worker(engine)
+            step.gate.close(process.session)
+        process.session = None if engine is None else step.gate.open(engine)
 
     def _start(self, process: ServedProcess, wait: Wait) -> None:
         wait.task = current_engine().start(self._wait, process, wait)

@@ -21,8 +21,9 @@ from ..._engine.threads import run_blocking
 from ..._errors import CheckpointError, add_note, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
-    have_more_than_timers,
-    have_own_states,
+    SharedState,
+    TimerState,
+    have_states_apart_from,
     matched_hooks,
     moved_positions,
     save_hooks,
@@ -86,7 +87,7 @@ class _HookStates:
 
     @property
     def _are_saved(self) -> bool:
-        return self._saves_timers or have_more_than_timers(self._hooks)
+        return self._saves_timers or have_states_apart_from(self._hooks, TimerState)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -169,8 +170,10 @@ class Checkpointer(ModelSaver):
 
     async def _restore_newest(self, raw: RawSession, savers: list[Checkpointer]) -> int | None:
         is_one_session = all(each.hooks is self.hooks for each in savers)
-        with_states = {
-            each for each in savers if not is_one_session and have_own_states(each.hooks)
+        with_states = {  # such as hooks of other sessions of the model do not have, too
+            each
+            for each in savers
+            if not is_one_session and have_states_apart_from(each.hooks, TimerState, SharedState)
         }
         metrics: dict[Checkpointer, float | None] = {}
 
@@ -311,7 +314,7 @@ class Checkpointer(ModelSaver):
         """Save with exclusive access to the model, which `release` ends once it is copied."""
         held: AbstractContextManager[object] = nullcontext()
         if release is not not_alone:
-            held = session.global_step.admission.held_here("a save of a checkpoint")
+            held = session.global_step.gate.held_here("a save of a checkpoint")
         with ExitStack() as access:
             access.callback(release)
             async with self._lock:
@@ -514,7 +517,7 @@ class Checkpointer(ModelSaver):
     async def _restore_best(self, session: Any) -> None:
         """Restore the best checkpoint after the last step of every worker: all were stopped."""
         raw = raw_session_of(session)
-        session.global_step.close_gate()
+        session.global_step.gate.close_for_runs()
         release = await self._take_exclusive(raw)
         try:
             best = await raw.call_alone(lambda: self.form.restore_best(session))

@@ -55,11 +55,11 @@ class Listeners:
 
     def __init__(self, listeners: Iterable[Any] | None) -> None:
         self._listeners = [_checked(listener) for listener in listeners or ()]
-        self._stops: SessionStop | None = None
+        self._stop: SessionStop | None = None
 
-    async def begin(self, stops: SessionStop | None) -> None:
-        """Call `begin` of all, in a session that `stops` stops."""
-        self._stops = stops
+    async def begin(self, stop: SessionStop | None) -> None:
+        """Call `begin` of all, in a session that has this stop."""
+        self._stop = stop
         for listener in self._listeners:
             result = listener.begin()
             if isinstance(result, Awaitable):
@@ -99,8 +99,8 @@ class Listeners:
         try:
             return await raw_session_of(session).call(method, session, step, is_alone=is_alone)
         except BaseException as error:
-            stops = self._stops
-            is_stopping = stops is not None and (stops.stop.is_set or stops.run_stop.is_set)
+            stop = self._stop
+            is_stopping = stop is not None and (stop.is_set or stop.run_stop.is_set)
             if is_stopping and is_stop(error):
                 logger.info(
                     "The listener's %s at step %d was not finished: %s", name, step, error,

@@ -66,7 +66,7 @@ class Ranking:
             kept = raw.kept_outputs(step)
             value = metric.number(kept[name]) if name in kept else None
         elif self._own is not None and self._own[0] == (raw.global_step.epoch, step):
-            is_known = raw.global_step.admission.is_made_alone(step)
+            is_known = raw.global_step.gate.is_made_alone(step)
             value = metric.number(self._own[1]) if is_known else None
         if value is None and not metric.is_function:
             return self._restored.get(step)

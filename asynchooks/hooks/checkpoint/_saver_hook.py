@@ -119,7 +119,8 @@ class CheckpointSaverHook(SessionRunHook):
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
         CheckpointError: the directory cannot be used, a checkpoint cannot be written, none there is
-            intact, or which of several hooks' is the newest is not known.
+            intact, or which of several hooks' is the newest is not known; when opening: other
+            workers have begun to train the model.
         MetricError: from `run`: the metric is not a number.
         tf.errors.OpError: TensorFlow's own files cannot be read or written.
 
@@ -236,7 +237,7 @@ class CheckpointSaverHook(SessionRunHook):
         shared = SessionHooks.of(self)
         self._begun = shared.begun
         if self._metric is not None:
-            shared.check(partial(self._check_metric, self._metric, shared))
+            shared.checks.append(partial(self._check_metric, self._metric, shared))
         self._open = Checkpointer(
             form=self._choose_format(), listeners=self._listeners, hooks=shared.hooks,
             timer=self._timer, metric=self._metric,
@@ -246,7 +247,7 @@ class CheckpointSaverHook(SessionRunHook):
         )  # fmt: skip
         self._is_by_hand = shared.is_by_hand
         await self._open.open()
-        await self._listeners.begin(shared.stops)
+        await self._listeners.begin(shared.stop)
 
     def _check_metric(self, metric: MetricReader, shared: SessionHooks) -> None:
         metric.check_is_taken([*shared.hooks, *shared.begun], "CheckpointSaverHook")
@@ -441,7 +442,7 @@ class CheckpointSaverHook(SessionRunHook):
 
 def _savers_of(shared: SessionHooks) -> list[Checkpointer]:
     """The savers of the session's model; by hand there is no other."""
-    handle = None if shared.stops is None else shared.stops.handle
+    handle = None if shared.stop is None else shared.stop.handle
     return [] if handle is None else handle.savers
 
 

@@ -81,7 +81,7 @@ class NanTensorHook(SessionRunHook):
     async def begin(self) -> None:
         self._num_rollbacks, self._saver = 0, None
         shared = SessionHooks.of(self)
-        shared.check(lambda: self._find_saver(shared.begun))
+        shared.checks.append(lambda: self._find_saver(shared.begun))
 
     def _find_saver(self, hooks: Sequence[Any]) -> None:
         self._saver = next((each for each in hooks if isinstance(each, CheckpointSaverHook)), None)

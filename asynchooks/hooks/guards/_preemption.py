@@ -27,6 +27,7 @@ from ..._log import fields
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import RawSession, raw_session_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
+from ._signals import expect_exit, wake_on_signals
 
 logger = logging.getLogger("asynchooks")
 
@@ -161,7 +162,7 @@ class PreemptionHook(SessionRunHook):
             )  # fmt: skip
             return
         watch.deadline = None if engine.is_virtual else _Deadline(self._deadline_secs)
-        watch.stop_listening = engine.wake_on_signals()
+        watch.stop_listening = wake_on_signals(engine)
         self._handlers = _SignalHandlers(self._on_signal)  # the old ones may be in use below
         self._handlers.install(self._signals)
 
@@ -273,7 +274,7 @@ class PreemptionHook(SessionRunHook):
         _exit_out_of_groups(128 + received)
         is_interrupt = received is signal.SIGINT
         left = KeyboardInterrupt() if is_interrupt else SystemExit(128 + received)
-        return watch.engine.expect_exit(left)
+        return expect_exit(watch.engine, left)
 
     def on_drop(self) -> None:
         watch = self._watch_after_last()
@@ -334,8 +335,8 @@ class _Watch:
 
     def stop(self, reason: StopReason) -> None:
         for session in self.sessions:
-            if session.stops is not None:
-                session.stops.request(None, reason, all_workers=True)
+            if session.stop is not None:
+                session.stop.request(None, reason, all_workers=True)
         for coord in self.coords:
             coord.request_stop(reason=reason, all_workers=True)
 

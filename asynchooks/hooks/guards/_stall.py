@@ -10,7 +10,6 @@ from enum import Enum, auto
 from typing import Any
 
 from ... import _check
-from ..._engine import stacks as _stacks
 from ..._engine.base import TIMED_OUT, Engine, Slot
 from ..._engine.current import current_engine
 from ..._engine.stop import EndsAtStop, StopReason
@@ -20,6 +19,7 @@ from ..._log import fields
 from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import raw_session_of
+from ._dump import report
 from ._thread import GuardThread
 
 logger = logging.getLogger("asynchooks")
@@ -197,7 +197,7 @@ class _Watch:
             f"{', and the event loop is held' if in_thread else ''}"
         )
         what = f"no run of this session {since}"
-        stacks = _stacks.report(self.engine.running_tasks)
+        stacks = report(self.engine.running_tasks)
         extra = fields("StallHook", step=self.step.last_known, reason=what)
         logger.error("StallHook: %s. All tasks and threads:\n%s", what, stacks, extra=extra)
         if self.on_stall is OnStall.LOG:

@@ -134,7 +134,7 @@ class ProgressHook(SessionRunHook):
         self._values.begin_session(self._engine.now(), step.value)
         if row.step is None:
             row.begun_at_step = step.value
-        row.step, row.key = step, step.training
+        row.step, row.key = step, step.gate.training
         if not self._display.has_others(row):
             self._display.change()
 
@@ -175,9 +175,9 @@ class ProgressHook(SessionRunHook):
 
     def _look_beside(self) -> tuple[str, tuple[str, ...]]:
         """Phase, and what runs beside training; called by the display."""
-        stops, row = self._session.stops, self._row
+        stop, row = self._session.stop, self._row
         assert row is not None
-        names = () if stops is None else stops.names_of_tasks()
+        names = () if stop is None else stop.names_of_tasks()
         hooks = [*self._session.hooks, *self._session.begun]
         ours = {type(each).__name__ for each in hooks}  # the tasks of guards are called so
         beside = tuple(name.rpartition("<locals>.")[2] for name in names if name not in ours)
@@ -189,8 +189,8 @@ class ProgressHook(SessionRunHook):
             return "evaluating", beside
         if row.step is None:
             return "opening", beside
-        if stops is not None and (stops.is_ending or stops.stop.is_set):
-            by = "" if stops.reason is None else f", by {stops.reason.who}"
+        if stop is not None and (stop.is_ending or stop.is_set):
+            by = "" if stop.reason is None else f", by {stop.reason.who}"
             return f"stopping{by}", beside
         return ("training" if row.num_runs else "starting"), beside
 
@@ -223,8 +223,8 @@ class ProgressHook(SessionRunHook):
 
     def _ending(self, exception: BaseException | None) -> tuple[Outcome, str]:
         """How the session has ended, and why."""
-        stops = self._session.stops
-        reason: StopReason | None = None if stops is None else stops.reason
+        stop = self._session.stop
+        reason: StopReason | None = None if stop is None else stop.reason
         if exception is None:
             if reason is None or reason.who == "the limit":
                 return Outcome.DONE, ""

@@ -14,8 +14,8 @@ from ..._check import integer
 from ..._engine.base import EngineTask, Slot
 from ..._engine.current import current_engine
 from ..._errors import SimulationError, StepUnreachableError, is_clean_end
+from ..._step.gate import Worker as StepWorker
 from ..._step.global_step import GlobalStep
-from ..._step.waiters import Worker as StepWorker
 from ...protocols import Asynchronous, ParameterServer, Protocol
 from ..delays._delay import Delay
 from ..delays._distributions import Exponential
@@ -256,7 +256,7 @@ class Cluster:
         self.workers = [Worker(self, index, *delays) for index in range(self.num_workers)]
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
         self.num_unfinished = self.num_workers
-        self._stand_in = self.global_step.open_worker(kernel)
+        self._stand_in = self.global_step.gate.open(kernel)
         self._change = Slot(kernel, "the end of training")
         hits = [
             (worker, failure)
@@ -300,7 +300,7 @@ class Cluster:
             self._record_loss()
             if self._num_away:  # no further step comes
                 self._num_away = 0
-                self.global_step.set_idle(self._stand_in, True)
+                self.global_step.gate.set_waiting(self._stand_in, True)
         finally:
             if flow is not None:
                 flow.unfold()
@@ -446,7 +446,7 @@ class Cluster:
             worker.is_away = is_away
             self._num_away += 1 if is_away else -1
             if self._num_away == int(is_away):  # the first, or the last
-                self.global_step.set_idle(self._stand_in, not is_away)
+                self.global_step.gate.set_waiting(self._stand_in, not is_away)
 
     def _start_worker(self, worker: Worker) -> None:
         self.num_active += 1

@@ -146,7 +146,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._next_number = itertools.count().__next__
         if kernel.choose is not None:
-            kernel.ready = Ready(kernel.choose, self._number_of)
+            kernel.ready = Ready(kernel.choose_next, self._number_of)
         super().__init__(_Selector(kernel, self))
 
     def time(self) -> float:

@@ -13,7 +13,7 @@ import math
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -183,7 +183,7 @@ class Kernel(Engine):
         orders: Iterator[int] | None,  # of each asking: they decide among equal times
         max_turns: int,  # at one virtual time, per task
         recording: Recording | None,
-        choose: Callable[[int], int] | None = None,  # a place below a number, among ready tasks
+        choose: Callable[[Sequence[object]], int] | None = None,  # as `choose_next`
     ) -> None:
         # fired last: its time is the current one
         self.entry: tuple[float, int, Any] = (0.0, 0, None)
@@ -191,6 +191,7 @@ class Kernel(Engine):
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
         self.choose = choose
+        self._chooses_entries = choose is not None and orders is None  # else an order is drawn
         self.error: BaseException | None = None  # the first; it leaves the run as itself
         self._num_later = 0  # errors that came after it
         self.is_ending = False
@@ -200,7 +201,7 @@ class Kernel(Engine):
         self.may_end_by_time = False  # by a condition that time alone fulfils
         self._num_outside = 0  # pieces of outside work under way
         self.heap: list[tuple[float, int, Any]] = []
-        self.fires_in_order_of_asking = orders is None  # at equal times
+        self.fires_in_order_of_asking = orders is None and choose is None  # at equal times
         self.next_order = (itertools.count(1) if orders is None else orders).__next__
         self._last_orders = itertools.count(_AFTER_ALL).__next__
         self._num_stale = 0  # entries that fire nothing
@@ -225,7 +226,8 @@ class Kernel(Engine):
 
     def _update_fast_path(self) -> None:
         """Set up to which time a kernel may fire entries without `next_target`."""
-        is_plain = not (self.recording or self._condition or self._num_outside)
+        is_special = self.recording or self._condition or self._num_outside
+        is_plain = not (is_special or self._chooses_entries)
         self.fires_freely_until = self._stop_at if is_plain else -math.inf
 
     def stop_when(
@@ -451,12 +453,39 @@ class Kernel(Engine):
                 if self.broken_by is not None:
                     return NOTHING  # tasks run now
                 continue
-            self.entry = heapq.heappop(heap)
-            target.due = 0
+            self.entry = self._take_entry()
+            fired: Target = self.entry[2]
+            fired.due = 0
             if self.recording is not None:
-                self.recording.events.append(Event(time, repr(target)))
-            fired: Target = target
+                self.recording.events.append(Event(time, repr(fired)))
             return fired
+
+    def _take_entry(self) -> tuple[float, int, Any]:
+        """Take out the entry that fires next: the first, or one of its time that is chosen."""
+        heap = self.heap
+        entry = heapq.heappop(heap)
+        if not self._chooses_entries:
+            return entry
+        ready = [entry]
+        while heap and heap[0][0] == entry[0] and heap[0][1] < _AFTER_ALL:
+            each = heapq.heappop(heap)
+            if each[2].due == each[1]:
+                ready.append(each)
+            else:
+                self._num_stale -= 1
+        chosen = ready.pop(self.choose_next([target for _, _, target in ready]))
+        for each in ready:
+            heapq.heappush(heap, each)
+        return chosen
+
+    def choose_next(self, ready: Sequence[object]) -> int:
+        """Which of the tasks that are ready goes on next, by its place: the one choice there is.
+
+        It is asked for the entries of one time, in order of asking, unless their orders were drawn;
+        and for what an event loop's own events wake, where ties are not left to the loop. A search
+        over schedules gives the kernel another `choose`.
+        """
+        return 0 if self.choose is None or len(ready) < 2 else self.choose(ready)
 
     def forget(self, target: Target) -> None:
         """Let the target's entry fire nothing; the heap is swept when there are many of these."""

@@ -6,22 +6,22 @@ event loop wakes itself, at an event of anyio, come here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Ready(Generic[T]):
-    """Steps of tasks that can be made now; one of them at a time is drawn. A kernel makes it.
+    """Steps of tasks that can be made now; one of them at a time is chosen. A kernel makes it.
 
     Args:
-        choose: draws a place from 0 to below a number.
+        choose: the kernel's `choose_next`.
         number_of: of the task that makes a step, in order of starting: event loops hand tasks over
             in orders of their own, such as that of a set.
     """
 
-    def __init__(self, choose: Callable[[int], int], number_of: Callable[[T], int]) -> None:
+    def __init__(self, choose: Callable[[Sequence[T]], int], number_of: Callable[[T], int]) -> None:
         self._choose, self._number_of = choose, number_of
         self._steps: list[T] = []
         self.left_of_round = 0
@@ -35,12 +35,11 @@ class Ready(Generic[T]):
         self._steps += sorted(steps, key=self._number_of)
 
     def take(self) -> T:
-        """Draw one of them, and take it out."""
+        """Choose one of them, and take it out."""
         steps = self._steps
         if self.left_of_round == 0:
             self.left_of_round = len(steps)
         self.left_of_round -= 1
-        if len(steps) > 1:
-            place = self._choose(len(steps))
-            steps[place], steps[-1] = steps[-1], steps[place]
+        place = self._choose(steps)
+        steps[place], steps[-1] = steps[-1], steps[place]
         return steps.pop()

@@ -68,7 +68,7 @@ class TrioKernel(AnyioKernel):
         context = getattr(trio._core._run, "GLOBAL_RUN_CONTEXT", None)
         self._runner = getattr(context, "runner", None)
         if self.choose is not None and self._runner is not None:
-            self.ready = Ready(self.choose, lambda task: task._counter)
+            self.ready = Ready(self.choose_next, lambda task: task._counter)
             self._runner.runq = _ReadyQueue(self.ready, self._runner.runq)
 
     async def _until_released(self) -> None:

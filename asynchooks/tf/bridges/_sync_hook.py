@@ -19,7 +19,7 @@ from ..._hook import (
     begin_graph,
 )
 from ..._step.global_step import GlobalStep
-from ..._stopping.coordinator import Coordinator, CoordinatorOwner
+from ..._stopping.coordinator import Coordinator
 from ...adapters._portal import BlockingPortal, HookPortal, end_side_tasks
 from ...backends._raw_session import RawSession
 from ..graph._default_graph import Driven, step_name
@@ -59,8 +59,6 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
 class _BridgedContext(SessionRunContext):
     """A run of TensorFlow's session: a stop that any of its hooks asks for is one for all."""
 
-    __slots__ = ("_theirs",)
-
     def __init__(self, theirs: Any, global_step: GlobalStep) -> None:
         super().__init__(SessionRunArgs(*theirs.original_args), theirs.session, global_step)
         self._theirs = theirs
@@ -76,8 +74,8 @@ class _BridgedContext(SessionRunContext):
         self._theirs.request_stop()
 
 
-class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc, name-defined]
-    """The hook as TensorFlow's session calls it; to its coordinator, it is the session."""
+class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+    """The hook as TensorFlow's session calls it."""
 
     def __init__(self, hook: SessionRunHook, portal: HookPortal) -> None:
         self._hook = hook
@@ -109,13 +107,13 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
             if last is not None:
                 last.restart(value)
         else:
-            raw.global_step.admission.reread()  # an earlier hook may have moved it
+            raw.global_step.gate.reread()  # an earlier hook may have moved it
         self._raw = raw
         self._stop.clear()
         self._step = raw.global_step.bound(self._stop)
         self._their_coord = coord
         self._coord = GraphCoordinator(clean_stop_exception_types=())
-        self._coord.attach(self)
+        self._coord.attach(None, self._coord_stopped, self._in_graph)
         self._call("after_create_session", session, self._coord)
 
     def before_run(self, run_context: Any) -> Any:
@@ -131,10 +129,10 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._reread_step()
-        self._context._is_made = True
+        self._context.say_made(None)
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
-            if self._context.has_last_calls:
+            if self._context._last is not None:
                 self._await(self._context.finish)
         except Exception as error:
             if not is_stop(error) or self._coord is None or not self._coord.should_stop():
@@ -182,20 +180,21 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
 
     def _reread_step(self) -> None:
         if self._raw is not None:  # another process may have moved it
-            self._step.admission.reread()
+            self._step.gate.reread()
 
     def _stop_at_limit(self, run_context: Any) -> None:
         if self._step.is_at_limit:  # TensorFlow's session has none
             run_context.request_stop()
 
-    def in_session_context(
+    def _in_graph(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
         return Driven(coroutine, self._graph, self._name)
 
-    def stop_changed(self, is_set: bool) -> None:
-        if is_set and self._coord is not None and self._their_coord is not None:
-            error = self._coord.error
+    def _coord_stopped(
+        self, error: BaseException | None, reason: StopReason, all_workers: bool
+    ) -> None:
+        if self._their_coord is not None:
             # TensorFlow takes a bare error for the one that is being handled
             info = None if error is None else (type(error), error, error.__traceback__)
             self._their_coord.request_stop(info)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..._step.credits import share_of
+from ...distributed._credits import share_of
 
 NUM_SLOTS = 256
 """Processes that may train at once."""

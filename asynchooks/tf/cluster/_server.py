@@ -19,11 +19,11 @@ import tensorflow as tf
 
 from ..._engine.base import Engine, Slot
 from ..._engine.current import system_now
-from ..._engine.real_time import OldObjects
 from ..._errors import is_preemption
-from ..._step.credits import CreditPolicy
 from ..._step.global_step import GlobalStep
-from ..._step.source import Demand, SourceState, StepSource
+from ..._step.remote import Demand, SourceState, StepSource
+from ...distributed._credits import CreditPolicy
+from ...distributed._old_objects import OldObjects
 from .._threads import GivenUp, PatientThread, TensorFlowThread
 from ._failure_detector import HEARTBEATS_LEASED, FailureDetector, ProcessIds
 from ._heartbeat import Heartbeat

@@ -160,7 +160,7 @@ class GraphHandle(SessionHandle):
         if self.creator.is_default and not self.graph.version:
             raise RuntimeError(
                 "MonitoredSession got no session_creator. To train a step function, give it one: "
-                "MonitoredSession(hooks, FunctionSessionCreator(step)). To train a TensorFlow "
+                "MonitoredSession(hooks, step). To train a TensorFlow "
                 "graph, build it first and make the session inside `with graph.as_default():`; the "
                 f"default graph here, {self.graph!r}, has no operations"
             ) from cause
@@ -352,8 +352,6 @@ class GraphHandle(SessionHandle):
         finally:
             if has_turn:
                 self._turn.release()
-        if getattr(raw.exposed, "asynchooks_restored", None) is not None:
-            raw.restored_step = step
         return raw, step
 
     def _join_members(self, server: Server) -> None:
@@ -414,7 +412,7 @@ async def _report_lost_peer(lost_peer: LostPeer, coord: Coordinator) -> None:
     with EndsAtStop(slot, lost_peer):
         await slot.engine.park(slot)
     if lost_peer.is_set and not coord.joined:
-        coord.request_stop(lost_peer.error())
+        coord.request_stop(lost_peer.error_now())
 
 
 def _close_late(outcome: Outcome) -> None:

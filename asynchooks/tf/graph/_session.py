@@ -142,7 +142,7 @@ class GraphSession(RawSession):
             try:
                 return run(*args, **options)
             finally:
-                self.global_step.admission.reread()
+                self.global_step.gate.reread()
 
         return run_and_note
 
@@ -152,7 +152,7 @@ class GraphSession(RawSession):
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = self._session.global_step = global_step
-        global_step.admission.read_by(self.read_step)
+        global_step.gate.read_by(self.read_step)
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -171,7 +171,7 @@ class GraphSession(RawSession):
         outputs = self.run(*args)
         # later, on the event loop, a read on a server might block for ever
         must_read = self._read is None or self._heartbeat is not None or self._says_steps
-        if must_read or self.global_step.admission.is_watched:
+        if must_read or self.global_step.gate.is_watched:
             return outputs, self.read_step()
         return outputs, UNREAD
 
@@ -205,7 +205,7 @@ class GraphSession(RawSession):
         if self._read is None:
             return
         if self.notifier is None:
-            self.global_step.admission.reread()
+            self.global_step.gate.reread()
             return
         # where it has gone back, no other worker runs meanwhile
         notifier = self.notifier
@@ -222,14 +222,14 @@ class GraphSession(RawSession):
         finally:
             release()
 
-    def read_step_after(self, error: BaseException) -> int | None:
+    def step_after(self, error: BaseException) -> tuple[Any, ...]:
         # the train op may have run although another op failed; a lost server would only block
         if not isinstance(error, tf.errors.OpError) or is_preemption(error):
-            return None
+            return ()
         try:
-            return self.read_step()
+            return (self.read_step(),)
         except tf.errors.OpError:
-            return None
+            return ()
 
     def rejects(self, fetches: Any, error: Exception) -> bool:
         if isinstance(fetches, dict):
@@ -274,8 +274,8 @@ class GraphSession(RawSession):
         return tf.compat.v1.RunMetadata()
 
     def close(self) -> None:
-        self.global_step.admission.refresh()
-        self.global_step.admission.read_by(None, instead_of=self.read_step)
+        self.global_step.gate.refresh()
+        self.global_step.gate.read_by(None, instead_of=self.read_step)
         try:
             self._session.close()
         finally:

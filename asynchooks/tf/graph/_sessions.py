@@ -208,6 +208,6 @@ class SingularMonitoredSession(MonitoredSession):
         Raises:
             BaseException: the error that was reported to the coordinator.
         """
-        if self._stops.coord is not None:
-            self._stops.coord.raise_requested_exception()
+        if self._stop.coord is not None:
+            self._stop.coord.raise_requested_exception()
         return super().should_stop()

@@ -25,7 +25,7 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks._step.admission import Admission
+from asynchooks._step.gate import Gate
 from asynchooks.data import Rollout, WhenStale, rollouts
 from asynchooks.data._stage import TRIM_EVERY
 
@@ -121,6 +121,45 @@ async def test_a_loop_goes_back_with_its_rollouts(tmp_path: Path, lost_at: tuple
                 assert finished_at(saved(hooks[0])) == set(model.places)
     assert sorted(model.places) == [*range(50)]
     assert max(model.ages) <= 3
+
+
+@pytest.mark.anyio
+async def test_a_model_goes_back_again_while_its_rollouts_are_just_going_back(
+    tmp_path: Path,
+) -> None:
+    closing, may_close, hangs = anyio.Event(), anyio.Event(), [7]
+
+    async def answer(item: int) -> int:
+        if item in hangs:
+            hangs.remove(item)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                closing.set()
+                with anyio.CancelScope(shield=True):
+                    await may_close.wait()
+        return item
+
+    async def lose_again(other: MonitoredSession) -> None:
+        await closing.wait()
+        model.lost_at = [1]
+        await other.run("loss", {"groups": []})
+        may_close.set()
+
+    model = Model((1,), is_fed=False)
+    stage = rollouts(answer, range(8), 1, concurrency=9, max_staleness=9)
+    creator = SharedSessionCreator(model.creator)
+    hooks = [InputPositionHook(stage), saving(tmp_path, model)]
+    with anyio.fail_after(SHORT_SECS):
+        async with (
+            MonitoredSession(hooks, creator) as session,
+            MonitoredSession([], creator) as other,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(lose_again, other)
+            async for groups in session.batches(stage):
+                await session.run("loss", {"groups": groups})
+    assert sorted(model.places) == [*range(8)]
 
 
 @pytest.mark.anyio
@@ -354,18 +393,18 @@ def test_a_version_that_is_published_between_the_look_and_the_wait_is_seen(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, version = Learner(backend), GlobalStep()
-    watch_next = Admission.watch_next
+    watch = Gate.watch
 
-    def watch_late(admission: Admission, slot: Any) -> Any:
+    def watch_late(gate: Gate, slot: Any, step: float) -> Any:
         if known(stage).num_items > version.value:  # as another thread would
             version.publish(version.value + 1)
-        return watch_next(admission, slot)
+        return watch(gate, slot, step)
 
     async def timed(item: int) -> int:
         await learner.sleep(1.0)
         return item
 
-    monkeypatch.setattr(Admission, "watch_next", watch_late)
+    monkeypatch.setattr(Gate, "watch", watch_late)
     stage = rollouts(timed, range(9), 1, concurrency=1, max_staleness=0, version=version)
     learner.run(lambda: learner.train(stage))
     assert learner.items == [[item] for item in range(9)]

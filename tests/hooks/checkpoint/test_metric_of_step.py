@@ -306,23 +306,6 @@ async def test_after_a_loss_no_checkpoint_has_a_metric_of_what_was_undone(
     assert len([each for each in found if each.metric is not None]) >= 2
 
 
-async def test_a_late_saver_that_takes_the_model_back_forgets_what_was_run_until_then(
-    tmp_path: Path,
-) -> None:
-    first = Model()
-    await run_workers(FunctionSessionCreator(first.step), [[first.saver_hook(tmp_path)]], 3)
-    model = Model(lambda count: count + 50.0)
-    creator = SharedSessionCreator(FunctionSessionCreator(model.step))
-    async with MonitoredSession([], creator) as session:
-        for _ in range(3):
-            await session.run([])
-        late = model.saver_hook(tmp_path, save_steps=100)
-        async with MonitoredSession([late], creator) as other:
-            assert other.global_step.value == 3
-            assert model.count == 3
-    assert metrics_of(tmp_path)[3] == 3.0  # as it was saved, and not 53
-
-
 async def test_of_two_models_that_count_on_one_step_each_has_its_own_metric(
     tmp_path: Path,
 ) -> None:

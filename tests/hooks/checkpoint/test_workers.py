@@ -23,11 +23,9 @@ from asynchooks import (
     Retention,
     SessionRunHook,
     SharedSessionCreator,
-    StepContext,
     WhenBusy,
 )
 from asynchooks.checkpoints import CheckpointDirectory
-from asynchooks.testing import RecordingHook
 
 from ...support.helpers import settle
 from ..preemptions import At
@@ -125,70 +123,6 @@ async def test_a_checkpoint_holds_one_step_while_workers_run_in_threads(
     assert saved(tmp_path) == {each.step: json.dumps([each.step] * 8) for each in found}
 
 
-class Late:
-    """Two workers on one cell; the second has the saver hook and opens on request."""
-
-    def __init__(self, path: Path, saver: type[CopyingSaver] = CopyingSaver) -> None:
-        self.cell = Cell()
-        self.saver: Any = saver(self.cell)
-        self.steps = Latch()
-        self.hook = CheckpointSaverHook(path, save_steps=9, saver=self.saver)
-        self.shared = SharedSessionCreator(FunctionSessionCreator(self.step), num_workers=2)
-
-    def step(self) -> dict[str, float]:
-        self.steps.pass_by()
-        return self.cell.step()
-
-
-async def save_step(path: Path, step: int) -> None:
-    """Leave a checkpoint of this step."""
-    held = Held(path, save_steps=9)
-    async with held.session:
-        await held.run(step)
-
-
-async def test_steps_of_a_worker_that_opened_first_go_back_to_the_checkpoint(
-    tmp_path: Path,
-) -> None:
-    await save_step(tmp_path, 3)
-    for num_early in (1, 5):
-        late = Late(tmp_path)
-        counter = Counter()
-        async with MonitoredSession([], late.shared) as early:
-            for _ in range(num_early):
-                await early.run([])
-            async with MonitoredSession([late.hook, counter], late.shared) as session:
-                assert late.cell.value == session.global_step.value == 3
-                assert early.global_step.value == 3
-                assert early.global_step.epoch == 1
-                assert late.saver.log == ["restore 3"]
-                assert await early.run("value") == 4
-                assert await session.run("value") == 5
-                late.cell.value = session.global_step.value - 2
-                session.global_step.restart(3)  # leave the checkpoint as it was
-
-
-async def test_it_waits_for_a_run_under_way_before_the_steps_go_back(tmp_path: Path) -> None:
-    await save_step(tmp_path, 1)
-    late = Late(tmp_path)
-    late.steps.close()
-
-    async def open_late() -> None:
-        async with MonitoredSession([late.hook], late.shared) as session:
-            assert (late.cell.value, session.global_step.value) == (1, 1)
-
-    async with MonitoredSession([], late.shared, step_runner="thread") as early:
-        async with anyio.create_task_group() as group:
-            group.start_soon(early.run, [])
-            await late.steps.wait_for_arrival()
-            group.start_soon(open_late)
-            await until(lambda: early.global_step.statistics().tasks_waiting_for_ticket == 1)
-            await settle()
-            assert late.saver.log == []
-            late.steps.open()
-    assert late.saver.log[0] == "restore 1"
-
-
 class SlowlyRestoring(CopyingSaver):
     """Waits in the midst of a restore while its latch is closed."""
 
@@ -201,100 +135,36 @@ class SlowlyRestoring(CopyingSaver):
         super().restore(path)
 
 
-async def cancel_while_it_restores(late: Late) -> None:
-    """Open the worker with the hook, and cancel it while its saver restores."""
-    late.saver.restores.close()
-    async with anyio.create_task_group() as group:
-        group.start_soon(MonitoredSession([late.hook], late.shared).__aenter__)
-        await late.saver.restores.wait_for_arrival()
-        group.cancel_scope.cancel()
-        late.saver.restores.open()
-
-
-async def test_model_and_step_go_back_together_when_the_worker_that_restores_is_cancelled(
-    tmp_path: Path,
-) -> None:
-    await save_step(tmp_path, 5)
-    late = Late(tmp_path, SlowlyRestoring)
-    async with MonitoredSession([], late.shared) as early:
-        for _ in range(3):
-            await early.run([])
-        await cancel_while_it_restores(late)
-        assert (late.cell.value, early.global_step.value) == (5, 5)
-        assert await early.run("value") == early.global_step.value == 6
-
-
 async def test_a_worker_goes_on_from_the_checkpoint_that_another_was_cancelled_in_restoring(
     tmp_path: Path,
 ) -> None:
-    await save_step(tmp_path, 5)
-    late = Late(tmp_path, SlowlyRestoring)
-    await cancel_while_it_restores(late)
-    async with MonitoredSession([], late.shared) as other:
+    held = Held(tmp_path, save_steps=9)
+    async with held.session:
+        await held.run(5)
+    cell = Cell()
+    saver, creator = SlowlyRestoring(cell), FunctionSessionCreator(cell.step)
+    shared = SharedSessionCreator(creator, num_workers=2)
+    hook = CheckpointSaverHook(tmp_path, save_steps=9, saver=saver)
+    saver.restores.close()
+    async with anyio.create_task_group() as group:
+        group.start_soon(MonitoredSession([hook], shared).open)
+        await saver.restores.wait_for_arrival()
+        group.cancel_scope.cancel()
+        saver.restores.open()
+    async with MonitoredSession([], shared) as other:
         assert await other.run("value") == other.global_step.value == 6
 
 
-async def test_a_run_after_a_step_fn_that_met_a_restore_calls_its_hooks_once(
-    tmp_path: Path,
-) -> None:
-    await save_step(tmp_path, 1)
-    late, hook = Late(tmp_path), RecordingHook("hook")
-    async with MonitoredSession([hook], late.shared) as early:
-
-        async def step_fn(step_context: StepContext) -> None:
-            await step_context.run_with_hooks([])
-            async with MonitoredSession([late.hook], late.shared):
-                pass
-
-        await early.run_step_fn(step_fn)
-        hook.log.clear()
-        await early.run([])
-    assert [moment for _, moment in hook.log] == ["before_run", "after_run", "end"]
-
-
-async def test_workers_that_restore_late_together_do_not_keep_each_other_waiting(
-    tmp_path: Path,
-) -> None:
-    late, opened = Late(tmp_path / "a"), anyio.Event()
-    other = CheckpointSaverHook(tmp_path / "b", save_steps=9, saver=late.saver)
-    begun = At()
-
-    async def open_late(hook: CheckpointSaverHook) -> None:
-        async with MonitoredSession([hook, begun], late.shared):
-            await opened.wait()
-
-    async with MonitoredSession([], late.shared) as early, anyio.create_task_group() as group:
-        batches = early.batches(range(9))
-        await anext(batches)
-        group.start_soon(open_late, late.hook)
-        group.start_soon(open_late, other)
-        await until(lambda: begun.log == ["begin", "begin"])
-        await settle()
-        await early.run([])
-        with anyio.fail_after(10):  # not for the 30 s of a loop that keeps its item
-            await until(lambda: len(saved(tmp_path / "a")) + len(saved(tmp_path / "b")) == 2)
-        opened.set()
-
-
-async def test_a_worker_that_opens_first_without_a_checkpoint_to_come_keeps_its_steps(
-    tmp_path: Path,
-) -> None:
-    late = Late(tmp_path)
-    async with MonitoredSession([], late.shared) as early:
-        await early.run([])
-        async with MonitoredSession([late.hook], late.shared):
-            assert saved(tmp_path) == {1: "1"}
-            assert early.global_step.epoch == 0
-
-
 async def test_a_second_opening_of_one_creator_restores_again(tmp_path: Path) -> None:
-    late = Late(tmp_path)
+    cell = Cell()
+    hook = CheckpointSaverHook(tmp_path, save_steps=9, saver=CopyingSaver(cell))
+    shared = SharedSessionCreator(FunctionSessionCreator(cell.step))
     for begun in (0, 2, 4):
-        async with MonitoredSession([late.hook], late.shared) as session:
-            assert session.global_step.value == late.cell.value == begun
+        async with MonitoredSession([hook], shared) as session:
+            assert session.global_step.value == cell.value == begun
             for _ in range(2):
                 await session.run([])
-        late.cell.value = 77
+        cell.value = 77
 
 
 @pytest.mark.parametrize("saver", [PlainSaver, CopyingSaver])

@@ -402,20 +402,6 @@ async def test_a_worker_that_goes_on_saves_no_more_and_says_so(
     assert steps_in(tmp_path) == ([0, 2], [5])
 
 
-async def test_a_model_that_was_restored_meanwhile_is_saved_again(tmp_path: Path) -> None:
-    """The first worker opens late, and brings the model back to a checkpoint."""
-    await train(tmp_path, Weights(), last_step=3)
-    pair = Pair(tmp_path, save_steps=1, fails=False)
-    pair.model.breaks = [2]
-    async with MonitoredSession(pair.looks, pair.shared) as b:
-        for _ in range(3):
-            await b.run([])
-        assert b.should_stop()
-        async with MonitoredSession(pair.saves, pair.shared) as a:
-            await a.run([])
-    assert steps_in(tmp_path) == ([0, 1, 2, 3, 4], [])
-
-
 async def test_a_lost_session_goes_on_from_what_no_worker_has_seen_to_be_nan(
     tmp_path: Path,
 ) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .source import Demand
+from .._step.remote import Demand
 
 LARGEST_BATCH = 64
 """Credits in one request: an exact stop costs one request for each batch."""

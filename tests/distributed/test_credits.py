@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._step.credits import LARGEST_BATCH, CreditPolicy, Move, share_of
 from asynchooks.distributed import Demand
+from asynchooks.distributed._credits import LARGEST_BATCH, CreditPolicy, Move, share_of
 
 
 def demand(
