@@ -370,3 +370,44 @@ async def test_a_worker_that_is_cancelled_lets_the_others_reach_the_last_step() 
         scopes[0].cancel()
         scopes[3].cancel()
     assert set(steps) == {50}
+
+
+class CancelsAfterRun(SessionRunHook):
+    """Cancels a task when its own run has ended, so that the task has not run since."""
+
+    task: asyncio.Task[Any]
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self.task.cancel()  # as natively, which also reaches a task that is about to go on
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", ("asyncio", {"use_uvloop": True})])
+@pytest.mark.anyio
+async def test_a_run_that_is_cancelled_as_its_turn_comes_leaves_the_turn_to_others(
+    anyio_backend: Any,
+) -> None:
+    may_end = anyio.Event()
+
+    async def step() -> dict[str, Any]:
+        await may_end.wait()
+        return {}
+
+    creator, cancels = SharedSessionCreator(step), CancelsAfterRun()
+    async with (
+        MonitoredSession([StopAtStepHook(last_step=3), cancels], creator) as first,
+        MonitoredSession([], creator) as second,
+    ):
+        run = asyncio.create_task(first.run([]))  # others wait until its stride is known
+        await settle()
+        cancels.task = asyncio.create_task(second.run([]))
+        await settle()
+        assert first.global_step.statistics().tasks_waiting_for_ticket == 1
+        may_end.set()
+        await run
+        with pytest.raises(asyncio.CancelledError):
+            await cancels.task
+        statistics = first.global_step.statistics()
+        assert (statistics.value, statistics.tickets) == (1, 0)
+        while not second.should_stop():
+            await second.run([])
+    assert first.global_step.value == 3
