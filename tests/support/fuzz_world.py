@@ -176,6 +176,12 @@ class Program:
     stages: tuple[str, ...] = ("prefetch",)
     is_async: bool = False
 
+    @property
+    def saves_apart(self) -> bool:
+        """Whether a directory has not been saved in by each life: which is newest may be unknown."""
+        used = [{place for each in life.workers for place in each.savers} for life in self.lives]
+        return any(each != used[0] for each in used)
+
 
 class Model:
     """Knows what it was trained with, and how often."""
@@ -617,6 +623,8 @@ class Worker:
     def _is_allowed(self, error: BaseException, played: list[Fault]) -> bool:
         if self.is_refused:
             return True
+        if isinstance(error, CheckpointError) and "newest is not known" in str(error):
+            return self.world.program.saves_apart
         if any(fault.error is not None and _is_of(error, fault.error) for fault in played):
             return True
         is_cancelled = any(fault.plan.kind in CANCELLED for fault in played)
