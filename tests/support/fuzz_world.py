@@ -178,7 +178,7 @@ class Program:
 
     @property
     def saves_apart(self) -> bool:
-        """Whether a directory has not been saved in by each life: which is newest may be unknown."""
+        """Whether a directory has not been saved in by each life: the newest may be unknown."""
         used = [{place for each in life.workers for place in each.savers} for life in self.lives]
         return any(each != used[0] for each in used)
 
