@@ -8,10 +8,12 @@ Timeline of a session:
     stop     should_stop() is True, and the next run raises StopTraining, which ends the block
              cleanly: normal from `end` on. A hook's request_stop lets the run it asked in complete;
              any other stop ends every wait, too
-    failure  what the body, a run or a side task raised: no end, on_error in reverse order, side
-             tasks and threads stop, close; the error leaves as itself
-    lost     AbortedError, UnavailableError or PreemptionError in a run: side tasks and threads
-             stop, close, create · restore_model · after_create_session, and the whole run again
+    failure  what the body or a run raised: no end, on_error in reverse order, side tasks and
+             threads stop, close; the error leaves as itself. One of a side task is a stop, and
+             leaves after `end`, with on_error
+    lost     AbortedError, UnavailableError or PreemptionError in a run: side tasks and threads of
+             the coordinator stop, close, create · restore_model · after_create_session, and the
+             whole run again. Workers that share it do the same, each at its next run
     cancel   as failure; clean-up is shielded, for the grace period at most
 
 `run` makes attempts of `_run_once` until one is not lost; `_Steps.make` makes the step when
@@ -36,7 +38,7 @@ from ._engine.stop import EndsAtStop, LostPeer, StopReason, reason_for
 from ._engine.sync import NO_LOCK, CallLock, Condition, Hold
 from ._engine.threads import (
     INLINE_SECS,
-    Kind,
+    CallKind,
     Outcome,
     StepRunner,
     StepRunnerName,
@@ -111,7 +113,7 @@ _OPEN = (State.READY, State.LOST, State.BROKEN)
 _READY = State.READY  # an enum's member costs as much as a call
 _NEXT = {
     State.NEW: (State.OPENING,),
-    State.OPENING: (State.READY, State.LOST, State.BROKEN, State.CLOSING),
+    State.OPENING: (State.READY, State.BROKEN, State.CLOSING),
     State.READY: (State.LOST, State.BROKEN, State.CLOSING),
     State.LOST: (State.READY, State.BROKEN, State.CLOSING),
     State.BROKEN: (State.READY, State.LOST, State.CLOSING),
@@ -182,7 +184,7 @@ class MonitoredSession(AsyncOnly):
         self._is_in_step_fn = False
         self._others = Condition()  # of tasks that wait for this one's run, or the session's end
         self._has_ended = False  # a run has said so
-        self._last_fetches: Any = None  # of the last run, for caller and hooks
+        self._last_fetches: Any = None  # of all in the last run: equal ones are the same object
         self._board = StatusBoard(self, self._hooks)
 
     def __repr__(self) -> str:
@@ -286,7 +288,7 @@ class MonitoredSession(AsyncOnly):
         raw = await handle.acquire(self._engine, self._grace_secs, lost, restore)
         if self._state is State.CLOSED:
             await handle.release(raw, self._engine, self._grace_secs)
-            self._enter(State.READY)  # raises
+            self._check_not_closed()
         return raw
 
     # --- running ----------------------------------------------------------------------------------
@@ -453,9 +455,10 @@ class MonitoredSession(AsyncOnly):
             # another worker has closed it under this one's hook: whatever that made of it
             lost = PreemptionError(f"the shared session was replaced: {error!r}")
             lost.__cause__ = error
+        self._check_not_closed()
         failures += 1
         recovery = self._recovery
-        if failures > recovery.max_attempts or self._state is State.CLOSED:
+        if failures > recovery.max_attempts:
             self._enter(State.BROKEN)
             add_note(lost, f"recreating the session was given up after {failures - 1} attempts")
             raise lost
@@ -709,20 +712,23 @@ class MonitoredSession(AsyncOnly):
     # --- what may be done when --------------------------------------------------------------------
 
     def _enter(self, state: State) -> None:
-        """Change the state, if the session does not close; RuntimeError where it has closed."""
-        if state is self._state or (self._state is State.CLOSING and state is not State.CLOSED):
+        """Change the state, unless the session closes; RuntimeError where it has closed."""
+        self._check_not_closed()
+        now = self._state
+        is_kept = state is now or (now is State.CLOSING and state is not State.CLOSED)
+        if is_kept or (now is State.OPENING and state is State.LOST):  # it opens still
             return
-        if self._state is State.CLOSED:
-            raise RuntimeError("the session was closed while a run recreated it")
-        if state not in _NEXT[self._state]:
+        if state not in _NEXT[now]:
             raise RuntimeError(
-                f"a session that is {self._state.name} became {state.name}; expected one of "
-                f"{[each.name for each in _NEXT[self._state]]}. Please report it"
+                f"a session that is {now.name} became {state.name}; expected one of "
+                f"{[each.name for each in _NEXT[now]]}. Please report it"
             )
-        if self._state is State.OPENING and state is State.LOST:
-            return  # it opens still
         self._state = state
         self._board.notify()
+
+    def _check_not_closed(self) -> None:
+        if self._state is State.CLOSED:
+            raise RuntimeError("the session was closed while a run recreated it")
 
     def _check_open(self, what: str, *, in_opening: bool = False) -> None:
         """Raise RuntimeError unless `what` may be called now."""
@@ -995,7 +1001,7 @@ class _Steps:
         self.raw: RawSession | None = None  # the present one; the session sets it
         self._last_raw: RawSession | None = None  # of the last step
         self._last_fetches: Any = None
-        self._kind: Kind  # of that step: these fetches of this raw session
+        self._kind: CallKind  # of that step: these fetches of this raw session
         self._lock: CallLock  # of that raw session
 
     def forget(self) -> None:
@@ -1162,7 +1168,7 @@ class _Steps:
         return await result if isinstance(result, Awaitable) else result
 
     async def _call_alone(
-        self, fn: Callable[[], Any], kind: Kind, lock: Any, raw: RawSession | None, stop: Any
+        self, fn: Callable[[], Any], kind: CallKind, lock: Any, raw: RawSession | None, stop: Any
     ) -> Any:
         lost = None if raw is None else raw.lost_peer
         grace_secs = self._runner.grace_secs

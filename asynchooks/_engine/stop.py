@@ -66,7 +66,7 @@ class Stop:
     error stand; an error stays with the stop that it was given to, as it leaves one session.
     """
 
-    def __init__(self, parent: Stop | None = None) -> None:
+    def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may interrupt any method
         # Each changes in one piece, and what comes in looks at `is_set` afterwards: so no lock.
         self._slots: dict[Slot, None] = {}
@@ -76,8 +76,6 @@ class Stop:
         self.is_for_good = False  # no recovery takes it back
         self.reason: StopReason | None = None
         self.error: BaseException | None = None
-        if parent is not None:
-            self.join(parent)
 
     def join(self, parent: Stop) -> None:
         """Be stopped with the parent from now on; at once, if it is set."""

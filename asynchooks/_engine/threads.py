@@ -1,7 +1,10 @@
 """Threads for blocking calls: how cancellation leaves them behind, and which steps need one.
 
-A thread belongs to one owner: more would never be used, and fewer for all sessions together would
-deadlock steps that wait for each other. Nothing here knows what is called.
+`StepRunner` decides for a session: by its name, or for "auto" by the last calls of the same kind.
+A call in the session's `WorkThread` is waited for when its task is cancelled, for the grace period;
+then thread and call are abandoned, and the session takes a new thread. A thread belongs to one
+owner: more would never be used, and fewer for all sessions together would deadlock steps that wait
+for each other. Nothing here knows what is called.
 """
 
 from __future__ import annotations
@@ -249,7 +252,7 @@ async def run_blocking(
         thread.close()
 
 
-class Kind:
+class CallKind:
     """What "auto" knows of one kind of call: `in_thread` says where the next one is made."""
 
     def __init__(self, *, in_thread: bool = True, forgives: bool = True, is_fixed: bool = False):
@@ -288,7 +291,7 @@ class Kind:
             slot.wake()
 
 
-_INLINE, _IN_THREAD = Kind(is_fixed=True, in_thread=False), Kind(is_fixed=True)
+_INLINE, _IN_THREAD = CallKind(is_fixed=True, in_thread=False), CallKind(is_fixed=True)
 
 
 class StepTimes:
@@ -303,16 +306,16 @@ class StepTimes:
     def __init__(self, *, always_in_thread: bool = False, forgives: bool = True) -> None:
         self.always_in_thread = always_in_thread
         self._forgives = forgives
-        self._kinds: dict[Hashable, Kind] = {}
+        self._kinds: dict[Hashable, CallKind] = {}
 
-    def of(self, key: Hashable) -> Kind:
+    def of(self, key: Hashable) -> CallKind:
         if self.always_in_thread:
             return _IN_THREAD
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= _MAX_KEYS:
                 self._kinds.clear()
-            kind = self._kinds[key] = Kind(forgives=self._forgives)
+            kind = self._kinds[key] = CallKind(forgives=self._forgives)
         return kind
 
 
@@ -335,13 +338,13 @@ class StepRunner:
         self._thread = WorkThread(engine, "asynchooks-step")
         self._num_until_look = 0  # slow calls until the next look at whether others could run
 
-    def kind(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> Kind:
+    def kind(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> CallKind:
         """What is known of this kind of call: whether the next one is made in a thread."""
         if self._name == "inline" or not blocks:
             return _INLINE
         return _IN_THREAD if self._name == "thread" else times.of(key)
 
-    def call_here(self, fn: Callable[[], Any], kind: Kind) -> Any:
+    def call_here(self, fn: Callable[[], Any], kind: CallKind) -> Any:
         """Call `fn` on the event loop."""
         now = self._engine.now
         begun = now()
@@ -353,7 +356,7 @@ class StepRunner:
     async def call(
         self,
         fn: Callable[[], Any],
-        kind: Kind,
+        kind: CallKind,
         lost_peer: LostPeer | None = None,
         when_late: WhenLate = drop,
     ) -> Any:

@@ -359,7 +359,7 @@ class HookList:
         self, session: Any, error: BaseException, engine: Engine, grace_secs: float
     ) -> None:
         """Call on_error of all that have begun, in reverse; shielded, for the grace period."""
-        until = engine.now() + grace_secs
+        until, leaving = engine.now() + grace_secs, None
         for call in reversed(self._calls("on_error")):
             if call.place >= self._num_begun:
                 continue
@@ -374,7 +374,9 @@ class HookList:
                 add_note(error, f"then, in {call}: {second!r}")
                 logger.error("%s failed: %r", call, second, extra=call.log_fields(second))
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
-                    raise
+                    leaving = leaving or second  # the other hooks let go of what they hold
+        if leaving is not None:
+            raise leaving
 
     @holds_loop(culprit)
     async def after_close(self, error: BaseException | None) -> BaseException | None:

@@ -3,7 +3,7 @@
 One lock guards everything that the workers of a model share: the value, the limit, the tickets of
 runs under way, the queue of those that ask for one, and the heap of those that wait for a step.
 Nothing is called and nobody is woken under it: each change computes its news, which are delivered
-after the lock is released. No other lock is taken while it is held.
+after the lock is released. No lock but that of a stop is taken while it is held.
 """
 
 from __future__ import annotations
@@ -76,13 +76,14 @@ class Asker:
 class Waiter:
     """One task that waits for a step; `worker` makes no step until this wait ends."""
 
-    __slots__ = ("fails_on_loss", "is_gone", "slot", "worker")
+    __slots__ = ("fails_on_loss", "is_gone", "slot", "value", "worker")
 
     def __init__(self, slot: Slot, worker: Worker | None, *, fails_on_loss: bool = False) -> None:
         self.slot = slot
         self.worker = worker
         self.fails_on_loss = fails_on_loss
         self.is_gone = False
+        self.value: Any = None  # that it was woken with, once it is gone
 
 
 class Worker:
@@ -746,7 +747,7 @@ class Gate:
         """The waiter waits no more; its entry may stay in the heap."""
         if waiter.is_gone:
             return
-        waiter.is_gone = True
+        waiter.is_gone, waiter.value = True, value
         self.num_waiters -= 1
         if waiter.worker is not None:  # at once, not when its task runs: it trains from now on
             self._count_wait(waiter.worker, -1)
@@ -786,7 +787,7 @@ class Gate:
         )
 
     def is_alone(self, worker: Worker) -> bool:
-        """Whether this is the only open worker, and no others are announced; with the lock held."""
+        """Whether this is the only open worker, and no others are announced."""
         is_only = len(self.workers) == 1 and worker in self.workers
         return is_only and self.num_opened >= (self.num_workers or 0)
 

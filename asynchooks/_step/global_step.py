@@ -16,7 +16,7 @@ from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot, async_blo
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
 from .._errors import StepSourceLostError, StepUnreachableError, StopTraining
-from .gate import UNREACHABLE, Gate, Waiter, Worker
+from .gate import Gate, Waiter, Worker
 from .remote import LOST, FedStep, SourceState
 
 _PATIENCE_SECS = 30.0
@@ -237,7 +237,7 @@ class GlobalStep(FedStep):
             if gate.unread_runs != gate.read_runs:  # by a thread that did not know of this waiter
                 gate.refresh()
             if not is_bounded and worker is None and self._is_in_body(engine):
-                value = await self._wait_as_body(waiter, step)
+                value = await self._wait_as_body(waiter)
             else:
                 with EndsAtStop(slot, self.stop):
                     value = await engine.park(slot, until)
@@ -259,7 +259,7 @@ class GlobalStep(FedStep):
     def _is_in_body(self, engine: Engine) -> bool:
         return self.body is not None and self.body.is_in_body(engine)
 
-    async def _wait_as_body(self, waiter: Waiter, step: int) -> Any:
+    async def _wait_as_body(self, waiter: Waiter) -> Any:
         """Wait, after a while as the session itself, unless other tasks run its steps."""
         gate, body, slot = self.gate, self.body, waiter.slot
         assert body is not None
@@ -271,7 +271,7 @@ class GlobalStep(FedStep):
         slot = Slot(engine, slot.what)
         is_own = body.num_runs == num_runs and not (body.is_shared or body.is_running)
         if not gate.wait_as_worker(waiter, slot, body if is_own else None):
-            return gate.value if gate.value >= step else UNREACHABLE
+            return waiter.value
         with EndsAtStop(slot, self.stop):
             return await engine.park(slot)
 

@@ -1,6 +1,8 @@
 """Side tasks run beside a session, are supervised, and never outlive it.
 
-What a failure does to the session is decided by whoever made their group.
+An error of one stops the session, unless its `OnFailure` or `Restart` says otherwise: every wait
+ends, and the next run raises StopTraining. The stop holds the error, which leaves the block behind
+`end` of the hooks; others that fail later are notes of it.
 """
 
 from __future__ import annotations

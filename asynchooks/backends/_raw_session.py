@@ -1,4 +1,9 @@
-"""RawSession: what runs steps, without hooks. Nothing here makes one, or calls a hook."""
+"""RawSession: what runs steps, without hooks. Nothing here makes one, or calls a hook.
+
+A backend of your own is a subclass of `RawSession` (`run`, `close`, and `read_step` if it counts)
+and a `SessionCreator` whose `create_session` makes it. `FunctionSession` is the one for step
+functions.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +155,7 @@ class RawSession(ABC):
         )
 
     async def call_alone(
-        self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = lambda outcome: None
+        self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = drop
     ) -> Any:
         """As `call_blocking`, overlapping no call of a step function that is not thread-safe.
 

@@ -668,3 +668,16 @@ async def test_a_generator_that_failed_raises_that_again_and_is_not_said_to_be_c
         with pytest.raises(Halt):
             await anext(stage)
     await stage.aclose()
+
+
+@pytest.mark.parametrize("kind", ["interrupt", "exit"])
+async def test_an_exit_in_on_error_keeps_no_other_hook_from_letting_go(
+    kind: str, tmp_path: Path
+) -> None:
+    error, cell = KINDS[kind](), Cell()
+    saver = CheckpointSaverHook(tmp_path, save_steps=10, saver=PlainSaver(cell))
+    async with nothing_left():
+        with pytest.raises(type(error)) as caught:
+            async with MonitoredSession([saver, raises_at("on_error", error)], cell.step):
+                raise ValueError("in the block")
+    assert caught.value is error
