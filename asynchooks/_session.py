@@ -840,7 +840,8 @@ class MonitoredSession(AsyncOnly):
             if closing is not None and error is not None:
                 add_note(error, f"then, closing the input: {closing!r}")
             error = error or closing
-        error = await hooks.after_close(error)
+        with self._engine.shielded(self._grace_secs):
+            error = await hooks.after_close(error)
         self._runner.close()  # a plain after_close may have needed its thread
         self._board.notify()
         if error is not None:
@@ -854,7 +855,7 @@ class MonitoredSession(AsyncOnly):
         the raw session is given back.
         """
         self._fail_others(error)
-        if error is None and self._raw is not None and self._raw.is_retired:  # it was replaced
+        while error is None and self._raw is not None and self._raw.is_retired:  # it was replaced
             error = await raised_by(self._recovering(self._succeed))
         session = self.raw_session()
         if error is None:
@@ -1060,6 +1061,8 @@ class _Steps:
             if raw.is_retired:
                 raise PreemptionError("the shared session was lost and replaced meanwhile")
             result = raw.run_and_read_step(args)
+            if type(result) is not tuple:
+                raw.enter_run(is_held=True)  # its thread may come back after a successor is there
         except BaseException as error:
             self._settle_failed(raw, ticket, error)
             raise
@@ -1069,8 +1072,6 @@ class _Steps:
             made = self._gate.settle(ticket, *result[1:])
             if context is not None:
                 context._made = made
-        else:
-            raw.enter_run()
         return result
 
     def _settle_failed(self, raw: RawSession, ticket: Ticket, error: BaseException) -> None:

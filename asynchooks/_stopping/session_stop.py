@@ -115,7 +115,9 @@ class SessionStop(Stop):
         self.note(self.hook_reason)
 
     def forget(self) -> None:
-        """A recovery: take back what was not for good."""
+        """A recovery: take back what was not for good; while the session ends, every stop is."""
+        if self.is_ending:
+            return
         self.hook_reason = None
         if self.for_all_by_hook is not None:
             self.set(self.for_all_by_hook)

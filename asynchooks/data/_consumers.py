@@ -298,13 +298,15 @@ class Consumers:
         return taken.generation == self._generation
 
     def state_dict(self) -> dict[str, Any]:
+        in_runs = {each.place_run for each in self.members} - {-1}
         if self._rewind_to is not None:
-            items = {place: self._kept.get(place, ()) for place in self._carried_used}
+            used = self._carried_used | in_runs
+            items = {place: self._kept.get(place, ()) for place in used}
             state = self.stage._state_with(self._rewind_to, items)
             self._remember(state, 0)
             return state
         self.stage._check_alone()
-        used = self._used_beyond | {each.place_run for each in self.members}
+        used = self._used_beyond | in_runs
         num_used = self._num_used
         if self._num_seen < 0:  # nothing was taken yet; the program may have read a few items
             num_used, used = self.stage._num_out, used | self.stage._used_beyond

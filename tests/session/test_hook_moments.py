@@ -166,10 +166,14 @@ async def test_workers_share_what_the_hook_of_one_restores(num_others: int, tmp_
     saver = JsonSaver(tmp_path / "model", model, 1)
     creator = SharedSessionCreator(FunctionSessionCreator(model.step))
     seen: list[int] = []
+    all_are_open = anyio.Event()
 
     async def work(hooks: list[Any]) -> None:
         async with MonitoredSession(hooks, creator, recovery=NOW) as session:
             seen.append(session.global_step.value)
+            if len(seen) > num_others:
+                all_are_open.set()
+            await all_are_open.wait()
             while session.global_step.value < 30:
                 await session.run([])
                 await anyio.lowlevel.checkpoint()
