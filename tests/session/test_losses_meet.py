@@ -1,18 +1,22 @@
-"""A loss of the shared raw session that meets something else: another loss, an end, a stop."""
+"""A loss of the shared raw session that meets another loss, an end, a stop, or an input."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import numpy as np
 import pytest
 
 from asynchooks import (
+    CheckpointSaverHook,
     Coordinator,
+    InputPositionHook,
     MonitoredSession,
     PreemptionError,
     SessionRunContext,
@@ -22,6 +26,8 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
+from asynchooks.checkpoints import StateDictSaver
+from asynchooks.data import prefetch
 
 from ..support.helpers import settle
 
@@ -189,3 +195,85 @@ async def test_after_close_is_shielded_from_the_cancellation_of_its_block() -> N
             scope.cancel()
             await anyio.sleep_forever()
     assert seen == ["closed"]
+
+
+class Gates:
+    """What two workers wait for."""
+
+    def __init__(self) -> None:
+        self.begins_again, self.step_is_made = anyio.Event(), anyio.Event()
+        self.has_item = anyio.Event()
+
+
+class FirstWorker(SessionRunHook):
+    """Its run is made again after a loss, once the other worker has made its step."""
+
+    def __init__(self, gates: Gates) -> None:
+        self.gates, self.num_runs = gates, 0
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        self.num_runs += 1
+        if self.num_runs == 5:
+            self.gates.begins_again.set()
+            await self.gates.step_is_made.wait()
+
+
+class OtherWorker(SessionRunHook):
+    """Its step is made while the first one's run is made again; its run does not end."""
+
+    def __init__(self, gates: Gates) -> None:
+        self.gates = gates
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        await self.gates.begins_again.wait()
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self.gates.step_is_made.set()
+        await anyio.sleep_forever()
+
+
+async def train_life(directory: Path, loses: list[int]) -> list[int]:
+    """The items of one life, which ends after the run behind a loss if there is one."""
+    weights, gates, is_first = np.zeros(6), Gates(), bool(loses)
+
+    def step(x: int) -> dict[str, Any]:
+        if x in loses:
+            loses.remove(x)
+            raise PreemptionError("the machine went away")
+        weights[x] += 1
+        return {}
+
+    creator, source = SharedSessionCreator(step), prefetch(range(6), 1)
+    saver = StateDictSaver(weights={"w": weights})
+    hooks = [
+        CheckpointSaverHook(directory, save_steps=2, saver=saver),
+        InputPositionHook(source),
+        *([FirstWorker(gates)] if is_first else []),
+    ]
+
+    async def help_out() -> None:
+        async with MonitoredSession([OtherWorker(gates)], creator) as session:
+            async for x in session.batches(source):
+                gates.has_item.set()
+                await session.run([], {"x": x})
+
+    async with anyio.create_task_group() as group:
+        async with MonitoredSession(hooks, creator) as session:
+            async for x in session.batches(source):
+                if is_first and x == 3:
+                    group.start_soon(help_out)
+                    await gates.has_item.wait()
+                await session.run([], {"x": x})
+                if is_first and x == 3:
+                    group.cancel_scope.cancel()  # as a process ends
+                    break
+            if is_first:
+                await anyio.sleep_forever()
+    return [int(each) for each in weights]
+
+
+async def test_an_item_whose_step_is_made_before_the_position_goes_back_is_trained_once(
+    tmp_path: Path,
+) -> None:
+    assert await train_life(tmp_path, [3]) == [1, 1, 0, 1, 1, 0]
+    assert await train_life(tmp_path, []) == [1] * 6
