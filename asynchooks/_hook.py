@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import IntEnum
 from operator import itemgetter
 from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from ._engine.stop import StopReason, reason_for
+from ._engine.stop import Stop, StopReason, reason_for
 from ._errors import call_text
 from .metrics._live import LiveMetrics
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ._stopping.coordinator import Coordinator
     from ._stopping.session_stop import SessionStop
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -28,32 +26,34 @@ begin_graph: ContextVar[Any] = ContextVar("asynchooks_graph", default=None)
 """In a hook's begin: the TensorFlow graph that its session runs, None for a step function."""
 
 
+CallPlain = Callable[[Callable[[], Any], Hashable, "Stop | None"], Awaitable[Any]]
+"""Calls a plain function where blocking steps run; those of one key take about the same time.
+
+Without a key it is called on the event loop. The last argument ends the wait for its turn.
+"""
+
+
 class SessionHooks:
     """What the hooks of one session share; a hook of ours asks for it in its begin.
 
     `SessionHooks.of` says to which session the hook belongs, also where it stands in a wrapper,
-    whose further moments the session then calls on the hook itself if the wrapper has none.
+    whose further moments the session then calls on the hook itself if the wrapper has none. The
+    session's own is a `HookList`.
 
     Args:
         hooks: as they were given to the session: wrappers, where there are any.
         stop: of the session, with what else hooks may know of it; None where no session calls
             the hook.
-        live: the session's metrics.
-        record: begins to record the session.
     """
 
-    def __init__(
-        self,
-        hooks: Sequence[Any],
-        stop: SessionStop | None,
-        live: LiveMetrics,
-        record: Callable[[Recorder, str], SessionRecord | None] = lambda recorder, name: None,
-    ) -> None:
-        self.hooks = hooks
-        self.stop = stop
-        self.live = live
-        self.record = record
-        """Have the session recorded from now on, under this name; None by hand."""
+    current: Any = None
+    """The call of a hook that is under way."""
+    call_plain: CallPlain
+
+    def __init__(self, hooks: Sequence[Any], stop: SessionStop | None = None) -> None:
+        self.hooks, self.stop = hooks, stop
+        self.live = LiveMetrics()
+        """The session's metrics."""
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
         self.leave: list[Callable[[BaseException | None], Awaitable[BaseException | None]]] = []
@@ -70,39 +70,32 @@ class SessionHooks:
     @classmethod
     def of(cls, hook: SessionRunHook) -> SessionHooks:
         """In a hook's begin: those of its session, or of the hook alone where none calls it."""
-        begin = begin_session.get()
-        hooks = None if begin is None else begin.hooks
-        return cls((hook,), None, LiveMetrics()) if hooks is None else hooks.join(hook)
+        for hooks in begin_session.get():
+            return hooks.join(hook)
+        return cls((hook,))
 
+    def join(self, hook: SessionRunHook) -> SessionHooks:
+        """A hook in its begin asks what it shares with the others of its session."""
+        return self
 
-class CalledBy(Protocol):
-    """The session's list of hooks, as one of its hooks or runs sees it."""
+    def culprit(self) -> str:
+        """Which hook is being called, and when."""
+        return str(self.current or "the session")
 
-    current: Any
-    """The call of a hook that is under way."""
-    stop: SessionStop
-    call_plain: Callable[[Callable[[], Any], Any, bool], Awaitable[Any]]
+    def record(self, recorder: Recorder, name: str) -> SessionRecord | None:
+        """Have the session recorded from now on, under this name; None by hand."""
+        return None
 
-    def culprit(self) -> str: ...
-
-    def recorded(
+    def put_off(
         self, fn: Callable[[], Awaitable[None]], what: str
-    ) -> Callable[[], Awaitable[None]]: ...
-
-    def join(self, hook: SessionRunHook) -> SessionHooks: ...
-
-
-class Begin:
-    """One call of a hook's begin: a task that it starts inherits this, but not for longer."""
-
-    __slots__ = ("hooks",)
-
-    def __init__(self, hooks: CalledBy) -> None:
-        self.hooks: CalledBy | None = hooks  # of the session that calls it, until it returns
+    ) -> Callable[[], Awaitable[None]]:
+        """What is awaited for `fn` as the last thing in a run, where the present call asks so."""
+        return fn
 
 
-begin_session: ContextVar[Begin | None] = ContextVar("asynchooks_session", default=None)
-"""In a hook's begin: the call of it by a session; None where it is called by hand."""
+begin_session: ContextVar[Sequence[SessionHooks]] = ContextVar("asynchooks_session", default=())
+"""In a hook's begin: the session's hooks, until it returns, so that a task which it starts finds
+none later; empty where it is called by hand."""
 
 
 class SessionRunArgs(NamedTuple):
@@ -168,7 +161,8 @@ class FinishPhase(IntEnum):
 def worker_of(run_context: SessionRunContext) -> int | None:
     """The number of the session's worker, for the log; None where no hook of it says one."""
     hooks = run_context.called_by
-    return None if hooks is None else hooks.stop.worker_number
+    stop = None if hooks is None else hooks.stop
+    return None if stop is None else stop.worker_number
 
 
 class SessionRunContext:
@@ -191,15 +185,14 @@ class SessionRunContext:
     """
 
     # of few runs
-    called_by: CalledBy | None = None  # the session's list of hooks; None by hand
+    called_by: SessionHooks | None = None  # the session's list of hooks; None by hand
     stop_reason: StopReason | None = None
     """Of the stop that a hook asked for in this run; None: no hook did."""
     stops_all = False
     """Whether that is for all workers."""
     _made: int | None = None
     _is_made = False
-    # the last things to do, by phase, each with the call that asked for it
-    _last: list[tuple[int, Any, Callable[[], Awaitable[None]]]] | None = None
+    _last: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = ()  # things to do, by phase
     _release: Callable[[], None] | None = None  # ends access that is held since an evaluation
 
     def __init__(
@@ -295,12 +288,10 @@ class SessionRunContext:
         Raises:
             StopTraining: out of `run`: a stop came while other workers' steps were waited for.
         """
-        hooks, call = self.called_by, None
         fn = self._exclusively(fn) if exclusive else fn
-        if hooks is not None:
-            call, fn = hooks.current, hooks.recorded(fn, phase.name.lower())
-        self._last = self._last or []
-        insort(self._last, (phase, call, fn), key=itemgetter(0))
+        if self.called_by is not None:
+            fn = self.called_by.put_off(fn, phase.name.lower())
+        self._last = tuple(sorted((*self._last, (phase, fn)), key=itemgetter(0)))
 
     async def finish(self) -> None:
         """Await what hooks asked for through `finish_with`, in order; `MonitoredSession.run` does.
@@ -309,9 +300,8 @@ class SessionRunContext:
         """
         try:
             while self._last:
-                _, call, fn = self._last.pop(0)
-                if self.called_by is not None:
-                    self.called_by.current = call
+                (_, fn), *left = self._last
+                self._last = tuple(left)
                 await fn()
         finally:
             self.end_exclusive()

@@ -38,7 +38,8 @@ class HookDriver:
     def __init__(
         self, hooks: Iterable[AnyHook], portal: BlockingPortal | None, trainer: str
     ) -> None:
-        self._hooks = HookList(hooks, _call_here)
+        self._hooks = HookList(hooks)
+        self._hooks.call_plain = _call_here
         self._stop = self._hooks.stop  # of the present training
         self._portal = HookPortal(portal)
         self._trainer = trainer
@@ -288,5 +289,5 @@ class TrainerSession(RawSession):
         self.global_step.publish(self.read_step())
 
 
-async def _call_here(fn: Callable[[], Any], key: Any, ends_at_stop: bool) -> Any:
+async def _call_here(fn: Callable[[], Any], key: Any, stop: object) -> Any:
     return fn()
