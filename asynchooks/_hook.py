@@ -190,8 +190,14 @@ class SessionRunContext:
     """Of the stop that a hook asked for in this run; None: no hook did."""
     stops_all = False
     """Whether that is for all workers."""
+    step_is_made = False
+    """Whether the step of this run was made, so that it counts; from any thread.
+
+    True in `after_run` of all hooks, before that as soon as a thread has made the step, and from
+    then on, also where the run was cancelled, or failed in a hook. So a hook that feeds knows in
+    its next `before_run` whether what it fed last was used.
+    """
     _made: int | None = None
-    _is_made = False
     _last: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = ()  # things to do, by phase
     _release: Callable[[], None] | None = None  # ends access that is held since an evaluation
 
@@ -199,8 +205,10 @@ class SessionRunContext:
         self, original_args: tuple[Any, ...], session: Any, global_step: GlobalStep | None = None
     ) -> None:
         self._original_args = original_args
-        self._session = session
-        self._step: GlobalStep = session.global_step if global_step is None else global_step
+        self.session = session
+        """The raw session; running it bypasses the hooks."""
+        self.global_step: GlobalStep = session.global_step if global_step is None else global_step
+        """The session's global step. Waiting for it here counts as the worker's own waiting."""
 
     @property
     def original_args(self) -> SessionRunArgs:
@@ -209,37 +217,17 @@ class SessionRunContext:
         return args if isinstance(args, SessionRunArgs) else SessionRunArgs(*args[:2])
 
     @property
-    def session(self) -> Any:
-        """The raw session; running it bypasses the hooks."""
-        return self._session
-
-    @property
-    def global_step(self) -> GlobalStep:
-        """The session's global step. Waiting for it here counts as the worker's own waiting."""
-        return self._step
-
-    @property
     def step(self) -> int:
         """The global step that this run made, to which its values belong.
 
         Other workers may have moved `global_step.value` since. Before the step is made, and where
         the run cannot know (a graph's variable is read after the run), it is that value.
         """
-        return self._step.value if self._made is None else self._made
-
-    @property
-    def step_is_made(self) -> bool:
-        """Whether the step of this run was made, so that it counts; from any thread.
-
-        True in `after_run` of all hooks, before that as soon as a thread has made the step, and
-        from then on, also where the run was cancelled, or failed in a hook. So a hook that feeds
-        knows in its next `before_run` whether what it fed last was used.
-        """
-        return self._is_made
+        return self.global_step.value if self._made is None else self._made
 
     def say_made(self, step: int | None) -> None:
         """The step of this run is made; None where the run cannot know which one that is."""
-        self._made, self._is_made = step, True
+        self._made, self.step_is_made = step, True
 
     @property
     def stop_requested(self) -> bool:
@@ -309,8 +297,8 @@ class SessionRunContext:
     def _exclusively(self, fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def alone() -> None:
             if self._release is None:
-                self._release = await self._step.take_exclusive(ends_at_stop=True)
-            with self._step.gate.held_here("global_step.exclusive()"):
+                self._release = await self.global_step.take_exclusive(ends_at_stop=True)
+            with self.global_step.gate.held_here("global_step.exclusive()"):
                 await fn()
             if self._last and self._last[0][0] == FinishPhase.EVALUATE:
                 self.end_exclusive()

@@ -63,7 +63,7 @@ from ._errors import (
     raised_by,
     shorten_traceback,
 )
-from ._hook import AnyHook, SessionRunContext, SessionRunValues
+from ._hook import AnyHook, SessionRunContext
 from ._running.hooks import NOTHING, HookList, MergedRun, RunArguments, wrong_feeds
 from ._running.status import PhaseName, Status, StatusBoard, Subscription
 from ._running.step_context import StepContext, check_step_fn
@@ -168,6 +168,8 @@ class MonitoredSession(AsyncOnly):
         self._handle = creator.handle()
         self._gate = self._handle.global_step.gate
         self._stop = self._hooks.stop
+        self.global_step: GlobalStep = self._handle.global_step.bound(self._stop)
+        """The global step, as a handle of this session: a stop of the session ends waits for it."""
         self._stop.handle, self._stop.recovers = self._handle, self._recovers
         self._stop.tasks = self._tasks = TaskGroup(
             self._stop, self._stop.request, self._handle.in_session_context
@@ -175,10 +177,8 @@ class MonitoredSession(AsyncOnly):
         self._state = State.NEW
         self._raw: RawSession | None = None
         self._lost: RawSession | None = None  # what the next one replaces
-        self._step: GlobalStep | None = None
         self._is_in_step_fn = False
         self._others = Condition()  # of tasks that wait for this one's run, or the session's end
-        self._last_fetches: Any = None  # of all in the last run: equal ones are the same object
         self._board = StatusBoard(self, self._hooks)
 
     def __repr__(self) -> str:
@@ -194,13 +194,6 @@ class MonitoredSession(AsyncOnly):
     def graph(self) -> Any:
         """The TensorFlow graph that is run; None for step functions, and outside of the block."""
         return None if self._raw is None else self._handle.graph
-
-    @property
-    def global_step(self) -> GlobalStep:
-        """The global step, as a handle of this session: a stop of the session ends waits for it."""
-        if self._step is None:
-            self._step = self._handle.global_step.bound(self._stop, body=self._stop.worker)
-        return self._step
 
     def raw_session(self) -> Any:
         """The raw session, which bypasses hooks and recovery; None outside of the block."""
@@ -229,7 +222,7 @@ class MonitoredSession(AsyncOnly):
         self._worker.task = self._engine.current_task()
         if stop.for_all is not None:
             self._gate.stop_all(stop.for_all)
-        self._step = None  # that one knows nothing of the worker
+        self.global_step = handle.global_step.bound(stop, body=self._worker)
         self._steps = _Steps(self._runner, handle, stop)
         hooks.call_plain = self._steps.call_plain
         self._enters_graph = hooks.needs_graph_entered and handle.graph is not None
@@ -274,7 +267,6 @@ class MonitoredSession(AsyncOnly):
             raise
         self._run_stop, gate_step = coord.stop, handle.global_step
         self._run_step = gate_step.bound(coord.stop, self._worker)
-        self._unasked = SessionRunValues(None, *raw.no_options)
         self._enter(State.READY)
         return raw
 
@@ -358,14 +350,13 @@ class MonitoredSession(AsyncOnly):
                         merged.add(call, request)
                 hooks.current = None
             if merged is not None:
-                args = merged.finish(self._last_fetches)
-                self._last_fetches = args[0]
+                args = merged.finish()
 
             outputs = await self._steps.make(raw, args, context)
 
-            values, asked = self._unasked, NOTHING
+            values, asked = hooks.unasked, NOTHING
             if merged is not None:
-                outputs, values, asked = merged.split(outputs, values)
+                outputs, values, asked = merged.split(outputs)
             if context is not None:
                 for call in hooks.after_runs:
                     hooks.current = call
@@ -376,8 +367,6 @@ class MonitoredSession(AsyncOnly):
                 if context.stop_reason is not None:
                     stop.request_by_hook(context.stop_reason, context.stops_all)
         except BaseException as error:
-            if context is not None:
-                context.end_exclusive()
             explained = self._judged(hooks.explained(error, hooks.current, merged))
             if explained is not error:
                 raise explained from explained.__cause__
@@ -486,7 +475,7 @@ class MonitoredSession(AsyncOnly):
     async def _end_coord(self, until: float, *, cancel: bool) -> None:
         """Join the threads and side tasks of the coordinator, if there is one."""
         coord, lost_peer = self._stop.coord, None if self._raw is None else self._raw.lost_peer
-        if coord is not None and not coord.joined:
+        if coord is not None:
             await coord.end(self._engine, until, cancel_tasks=cancel, lost_peer=lost_peer)
 
     async def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
@@ -673,12 +662,10 @@ class MonitoredSession(AsyncOnly):
     def _enter(self, state: State) -> None:
         """Change the state, unless the session closes; RuntimeError where it has closed."""
         self._check_not_closed()
-        now = self._state
-        is_kept = state is now or (now is State.CLOSING and state is not State.CLOSED)
-        if is_kept or (now is State.OPENING and state is State.LOST):  # it opens still
-            return
-        self._state = state
-        self._board.notify()
+        opens_still = self._state is State.OPENING and state is State.LOST
+        if self._state is not State.CLOSING and not opens_still:
+            self._state = state
+            self._board.notify()
 
     def _check_not_closed(self) -> None:
         if self._state is State.CLOSED:
@@ -965,7 +952,7 @@ class _Steps:
             raise
         if type(result) is tuple:
             if context is not None:
-                context._is_made = True  # before others may be alone with the model
+                context.step_is_made = True  # before others may be alone with the model
             made = self._gate.settle(ticket, *result[1:])
             if context is not None:
                 context._made = made

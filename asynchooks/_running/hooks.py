@@ -80,8 +80,11 @@ class HookCall:
         return f"{self.moment} of {self.owner}"
 
     def blamed(self, error: BaseException, *, is_stopping: bool = False) -> BaseException:
-        """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
-        if is_input_end(error) or (is_stop(error) and not is_stopping):
+        """Name hook and moment; the end of an input ends training, or is the hook's bug."""
+        ends, reads = is_input_end(error), self.moment == "before_run"
+        if ends and reads:
+            return input_ended(error, str(self))
+        if not reads and (ends or (is_stop(error) and not is_stopping)):
             cause = error.__cause__ if type(error) is RuntimeError else error
             bug = RuntimeError(
                 f"{self} raised {cause!r}, but no input is read there; "
@@ -116,6 +119,9 @@ class HookList(SessionHooks):
         self._joined: dict[int, list[Any]] = {}  # by place, as they may be in wrappers
         self._watchers: tuple[SessionRunHook, ...] = ()  # called after the hooks, in runs only
         self._records: tuple[SessionRecord, ...] = ()
+        self.unasked = SessionRunValues(None, None, None)
+        """What a hook gets of a run that asked for nothing, where no options were asked for."""
+        self.last_fetches: tuple[Any, ...] = ()  # of the last run for which hooks asked for any
         self._is_planned = False  # hooks that act outside are left out
         self._find_runs()
 
@@ -268,15 +274,14 @@ class HookList(SessionHooks):
                 if raised is not error:
                     raise raised from error
                 raise
-            if step is None:
-                return None
             if step is not NotImplemented:
-                expected = "an integer >= 0, None or NotImplemented"
-                return integer(f"what {call} returned", step, least=0, expected=expected)
+                what, expected = f"what {call} returned", "an integer >= 0, None or NotImplemented"
+                return None if step is None else integer(what, step, least=0, expected=expected)
         return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
 
     @holds_loop(SessionHooks.culprit)
     async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
+        self.unasked = SessionRunValues(None, *raw.no_options)
         for call in self._calls("after_create_session"):
             with self._blaming(call):
                 await self._called(call, raw.exposed, coord)
@@ -294,13 +299,11 @@ class HookList(SessionHooks):
         for record in self._records:
             record.cut_run(error)
         error = as_stop(error)
-        if call is not None and call.moment == "after_run":
+        if call is not None:
             return call.blamed(error, is_stopping=self.stop.is_set)
         if is_input_end(error):
-            return input_ended(error, "the step" if call is None else str(call))
-        if call is not None:
-            note_once(error, f"in {call}")
-        elif merged is not None and isinstance(error, (TypeError, ValueError, LookupError)):
+            return input_ended(error, "the step")
+        if merged is not None and isinstance(error, (TypeError, ValueError, LookupError)):
             merged.blame(error)
         return error
 
@@ -432,7 +435,7 @@ class MergedRun:
     def __init__(self, raw: RawSession, args: RunArguments, hooks: HookList) -> None:
         self._raw = raw
         self._args = args
-        self._hooks = hooks.hooks
+        self._hooks = hooks
         self._fetches: dict[int, Any] = {}  # by the hook's place
 
     def add(self, call: HookCall, request: Any) -> None:
@@ -464,7 +467,7 @@ class MergedRun:
     def _names(self, feeds: Mapping[Any, Any]) -> Iterator[Hashable]:
         return (name for key in feeds for name in self._raw.feed_names(key))
 
-    def finish(self, last_fetches: Any = None) -> RunArguments:
+    def finish(self) -> RunArguments:
         """What to run: the caller's fetches, or a tuple of these and of each hook's.
 
         The last run's fetches if they are the same: a raw session may have compiled that object.
@@ -477,26 +480,21 @@ class MergedRun:
         if self._options:
             asked = self._options if options is None else (options, *self._options)
             options = self._raw.merge_options(list(asked))
-        if options is not None and metadata is None and self._hooks:
+        if options is not None and metadata is None and self._hooks.hooks:
             metadata = self._raw.new_run_metadata()
         self._args = (fetches, feed_dict, options, metadata)
         if self._fetches:
-            fetches, last = (fetches, *self._fetches.values()), last_fetches
-            if type(last) is tuple and len(last) == len(fetches):
-                fetches = last if all(map(operator.is_, last, fetches)) else fetches
+            fetches, last = (fetches, *self._fetches.values()), self._hooks.last_fetches
+            if len(last) == len(fetches) and all(map(operator.is_, last, fetches)):
+                fetches = last
+            self._hooks.last_fetches = fetches
         return fetches, feed_dict, options, metadata
 
-    def split(
-        self, outputs: Any, unasked: SessionRunValues
-    ) -> tuple[Any, SessionRunValues, Mapping[int, SessionRunValues]]:
-        """(what the caller gets, what a hook gets that asked for nothing, the others' by place).
-
-        Args:
-            unasked: what a hook gets where no options were asked for.
-        """
-        asked = self._args[2:]
+    def split(self, outputs: Any) -> tuple[Any, SessionRunValues, Mapping[int, SessionRunValues]]:
+        """(what the caller gets, what a hook gets that asked for nothing, the others' by place)."""
+        unasked, asked = self._hooks.unasked, self._args[2:]
         if asked != (None, None):
-            both = zip(asked, self._raw.no_options, strict=True)
+            both = zip(asked, unasked[1:], strict=True)
             unasked = SessionRunValues(None, *(no if each is None else each for each, no in both))
         if not self._fetches:
             return outputs, unasked, NOTHING
@@ -510,7 +508,7 @@ class MergedRun:
         """Name the hooks whose fetches or feeds made the run fail, if that is the cause."""
         for place, fetches in self._fetches.items():
             if self._raw.rejects(fetches, error):
-                hook = self._hooks[place]
+                hook = self._hooks.hooks[place]
                 what = getattr(hook, "_fetches_are", "")
                 where = f"fetched in before_run of {type(hook).__name__}"
                 add_note(error, f"{where}, as {what}" if what else where)
