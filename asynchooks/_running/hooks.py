@@ -150,14 +150,13 @@ class HookList(SessionHooks):
 
     def _method(self, hook: Any, moment: str, place: int) -> Callable[..., Any]:
         method: Callable[..., Any] = getattr(hook, moment)
-        if moment == "on_drop":
-            return method
-        key = None if moment == "begin" else (moment, place)  # it may build a graph
-        ends_at_stop = moment == "before_run"
-        return self.as_async(method, key, lambda: self.stop.run_stop if ends_at_stop else None)
+        if moment == "before_run":
+            return self.as_async(method, (moment, place), lambda: self.stop.run_stop)
+        key = None if moment == "begin" else (moment, place)  # a plain begin may build a graph
+        return method if moment == "on_drop" else self.as_async(method, key)
 
     def as_async(
-        self, fn: Callable[..., Any], key: Hashable, stop: Callable[[], Stop | None]
+        self, fn: Callable[..., Any], key: Hashable, stop: Callable[[], Stop | None] = lambda: None
     ) -> Callable[..., Coroutine[Any, Any, Any]]:
         """A coroutine function as it is; a plain one as `call_plain` calls it."""
         if is_async(fn):
@@ -184,9 +183,10 @@ class HookList(SessionHooks):
         self._find_runs()
         return record
 
-    def _span(self, kind: Kind, name: str) -> ExitStack:
-        """The block, as one span of the session in each record."""
-        stack = ExitStack()
+    def _span(self, call: HookCall, what: str | None = None) -> ExitStack:
+        """The block, as one span of the session in each record: of a call, or what it put off."""
+        stack, kind = ExitStack(), Kind.HOOK if what is None else Kind.FINISH
+        name = f"{call.owner}.{call.moment}" if what is None else f"{call.owner}: {what}"
         for record in self._records:
             stack.enter_context(ended(record.span(kind, name)))
         return stack
@@ -200,7 +200,7 @@ class HookList(SessionHooks):
 
         async def run() -> None:
             self.current = call
-            with self._span(Kind.FINISH, f"{call.owner}: {what}"):
+            with self._span(call, what):
                 await fn()
 
         return run
@@ -218,27 +218,21 @@ class HookList(SessionHooks):
         if (recorder := current_recorder()) is not None:
             self._is_planned = recorder.stand_in is not None
             self.record(recorder)
-        checks: list[tuple[HookCall, Callable[[], None]]] = []
         begins = {call.place: call for call in self._calls("begin")}
         for place, hook in enumerate(self.hooks):
             self._num_begun = place + 1
-            call = begins.get(place) or HookCall(place, hook, "begin", hook.begin)
-            with self._blaming(call):
-                if getattr(hook, "needs_global_step", False) and not has_global_step():
-                    raise RuntimeError(
-                        f"Global step should be created to use {call.owner}. Create one "
-                        "(tf.compat.v1.train.get_or_create_global_step()) before the session. If "
-                        "there is one, it is in another graph: make the session inside "
-                        "`with graph.as_default():`"
-                    )
-                if place in begins:
-                    await self._begin_one(call, graph)
+            if getattr(hook, "needs_global_step", False) and not has_global_step():
+                raise RuntimeError(
+                    f"Global step should be created to use {type(hook).__name__}. Create one "
+                    "(tf.compat.v1.train.get_or_create_global_step()) before the session. If "
+                    "there is one, it is in another graph: make the session inside "
+                    "`with graph.as_default():`"
+                )
+            if place in begins:
+                await self._begin_one(begins[place], graph)
             self._begun.add(place)
-            checks += [(call, check) for check in self.checks]
-            self.checks.clear()
-        for call, check in checks:
-            with self._blaming(call):
-                check()
+        for check in self.checks:
+            check()
         self.current = None
 
     async def _begin_one(self, call: HookCall, graph: Any) -> None:
@@ -247,7 +241,7 @@ class HookList(SessionHooks):
         shown_to_it = joinable if needs(call.hook, "needs_session_in_begin") else ()
         try:
             with _having(begin_graph, graph), _having(begin_session, shown_to_it):
-                await self._called(call)
+                await self._call(call)
         finally:
             joinable.clear()
 
@@ -267,7 +261,8 @@ class HookList(SessionHooks):
         # `current` stays as it is: another worker may have this one's hooks restore their model
         for call in self._calls("restore_model"):
             try:
-                step: RestoredStep = await self._called(call, raw.exposed)
+                with self._span(call):
+                    step: RestoredStep = await call.fn(raw.exposed)
             except BaseException as error:
                 raised = no_input_end(error, f"{call},")
                 raised = call.blamed(raised, is_stopping=self.stop.is_set)
@@ -283,10 +278,9 @@ class HookList(SessionHooks):
     async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
         self.unasked = SessionRunValues(None, *raw.no_options)
         for call in self._calls("after_create_session"):
-            with self._blaming(call):
-                await self._called(call, raw.exposed, coord)
-                if needs(call.hook, "uses_default_graph"):
-                    await raw.take_up_step()  # the hooks after it count from there
+            await self._call(call, raw.exposed, coord)
+            if needs(call.hook, "uses_default_graph"):
+                await raw.take_up_step()  # the hooks after it count from there
         self.current = None
 
     def explained(
@@ -314,8 +308,7 @@ class HookList(SessionHooks):
         first: BaseException | None = None
         for call in [*self._calls("before_end"), *self._calls("end")]:
             try:
-                with self._blaming(call):
-                    await self._called(call, session)
+                await self._call(call, session)
             except BaseException as error:
                 is_exit = isinstance(error, (KeyboardInterrupt, SystemExit))  # perhaps a signal's
                 if is_exit or engine.failure_in(error) is not error:  # or a cancellation
@@ -336,10 +329,9 @@ class HookList(SessionHooks):
         for call in reversed(self._calls("on_error")):
             if call.place >= self._num_begun:
                 continue
-            self.current = call
             try:
                 with engine.shielded(max(0.0, until - engine.now())) as scope:
-                    await self._called(call, session, error)
+                    await self._call(call, session, error)
                 if scope.cancelled_caught:
                     extra = fields(call.hook, reason=repr(error))
                     logger.warning("%s took longer than %g s", call, grace_secs, extra=extra)
@@ -356,12 +348,10 @@ class HookList(SessionHooks):
     async def after_close(self, error: BaseException | None) -> BaseException | None:
         """Call after_close of those that have begun; returns what leaves the session."""
         for call in self._to_leave("after_close"):
-            self.current = call
             try:
-                error = None if await self._called(call, error) else error
+                error = None if await self._call(call, error, is_stopping=True) else error
             except BaseException as raised:
                 if raised is not error:
-                    raised = call.blamed(raised, is_stopping=True)
                     raised.__context__ = raised.__context__ or error
                 error = raised
         self.current = None
@@ -386,19 +376,14 @@ class HookList(SessionHooks):
         """The calls to hooks that have begun: one that was refused in its begin holds nothing."""
         return [call for call in self._calls(moment) if call.place in self._begun]
 
-    async def _called(self, call: HookCall, *args: Any) -> Any:
-        """Call one method, perhaps in a task of another session."""
-        with self._span(Kind.HOOK, f"{call.owner}.{call.moment}"):
-            return await call.fn(*args)
-
-    @contextmanager
-    def _blaming(self, call: HookCall) -> Iterator[None]:
-        """Calls the hook; its error names it."""
+    async def _call(self, call: HookCall, *args: Any, is_stopping: bool = False) -> Any:
+        """Call one method; an error of it names it."""
         self.current = call
         try:
-            yield
+            with self._span(call):
+                return await call.fn(*args)
         except BaseException as error:
-            blamed = call.blamed(error)
+            blamed = call.blamed(error, is_stopping=is_stopping)
             if blamed is not error:
                 raise blamed from error
             raise
