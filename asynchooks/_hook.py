@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from enum import IntEnum
 from operator import itemgetter
 from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from ._engine.stop import Stop, StopReason, reason_for
+from ._engine.stop import StopReason, reason_for
 from ._errors import call_text
 from .metrics._live import LiveMetrics
 
@@ -26,13 +26,6 @@ begin_graph: ContextVar[Any] = ContextVar("asynchooks_graph", default=None)
 """In a hook's begin: the TensorFlow graph that its session runs, None for a step function."""
 
 
-CallPlain = Callable[[Callable[[], Any], Hashable, "Stop | None"], Awaitable[Any]]
-"""Calls a plain function where blocking steps run; those of one key take about the same time.
-
-Without a key it is called on the event loop. The last argument ends the wait for its turn.
-"""
-
-
 class SessionHooks:
     """What the hooks of one session share; a hook of ours asks for it in its begin.
 
@@ -46,9 +39,8 @@ class SessionHooks:
             the hook.
     """
 
-    current: Any = None
-    """The call of a hook that is under way."""
-    call_plain: CallPlain
+    record: Callable[[Recorder, str], SessionRecord]
+    """Have the session recorded from now on, under this name; not by hand."""
 
     def __init__(self, hooks: Sequence[Any], stop: SessionStop | None = None) -> None:
         self.hooks, self.stop = hooks, stop
@@ -70,30 +62,13 @@ class SessionHooks:
     @classmethod
     def of(cls, hook: SessionRunHook) -> SessionHooks:
         """In a hook's begin: those of its session, or of the hook alone where none calls it."""
-        for hooks in begin_session.get():
-            return hooks.join(hook)
-        return cls((hook,))
-
-    def join(self, hook: SessionRunHook) -> SessionHooks:
-        """A hook in its begin asks what it shares with the others of its session."""
-        return self
-
-    def culprit(self) -> str:
-        """Which hook is being called, and when."""
-        return str(self.current or "the session")
-
-    def record(self, recorder: Recorder, name: str) -> SessionRecord | None:
-        """Have the session recorded from now on, under this name; None by hand."""
-        return None
-
-    def put_off(
-        self, fn: Callable[[], Awaitable[None]], what: str
-    ) -> Callable[[], Awaitable[None]]:
-        """What is awaited for `fn` as the last thing in a run, where the present call asks so."""
-        return fn
+        begin = begin_session.get()
+        hooks: SessionHooks = begin[0].join(hook) if begin else cls((hook,))
+        return hooks
 
 
-begin_session: ContextVar[Sequence[SessionHooks]] = ContextVar("asynchooks_session", default=())
+# of `HookList`, which is above
+begin_session: ContextVar[Sequence[Any]] = ContextVar("asynchooks_session", default=())
 """In a hook's begin: the session's hooks, until it returns, so that a task which it starts finds
 none later; empty where it is called by hand."""
 
@@ -161,8 +136,7 @@ class FinishPhase(IntEnum):
 def worker_of(run_context: SessionRunContext) -> int | None:
     """The number of the session's worker, for the log; None where no hook of it says one."""
     hooks = run_context.called_by
-    stop = None if hooks is None else hooks.stop
-    return None if stop is None else stop.worker_number
+    return None if hooks is None else hooks.stop.worker_number
 
 
 class SessionRunContext:
@@ -185,7 +159,7 @@ class SessionRunContext:
     """
 
     # of few runs
-    called_by: SessionHooks | None = None  # the session's list of hooks; None by hand
+    called_by: Any = None  # the session's `HookList`, which is above; None by hand
     stop_reason: StopReason | None = None
     """Of the stop that a hook asked for in this run; None: no hook did."""
     stops_all = False

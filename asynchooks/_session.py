@@ -254,7 +254,7 @@ class MonitoredSession(AsyncOnly):
             raw = await handle.acquire(self._engine, self._grace_secs, lost, restore)
             if self._state is State.CLOSED:
                 await handle.release(raw, self._engine, self._grace_secs)
-                self._check_not_closed()
+                self._enter(State.READY)  # which says so
             self._raw = self._steps.raw = raw
             stop.coord = coord = handle.new_coordinator()
             coord.attach(stop, stop.coord_stopped, handle.in_session_context)
@@ -378,11 +378,12 @@ class MonitoredSession(AsyncOnly):
 
         But within a step_fn, which has the old one in its hands, and is called again itself.
         """
-        raw, is_lost = self._raw, self._state in (State.LOST, State.BROKEN)
-        is_reported = self._preemption is not None or (raw is not None and raw.is_retired)
-        if self._recovers and is_reported and not self._is_in_step_fn:
-            is_lost = True
-        return await self._create() if raw is None or is_lost else raw
+        raw, is_there = self._raw, self._state not in (State.LOST, State.BROKEN)
+        if raw is not None and is_there:
+            is_lost = self._preemption is not None or (self._recovers and raw.is_retired)
+            if self._is_in_step_fn or not is_lost:
+                return raw
+        return await self._create()
 
     @property
     def _preemption(self) -> BaseException | None:
@@ -413,7 +414,6 @@ class MonitoredSession(AsyncOnly):
             lost.__cause__ = error
         if self._is_in_step_fn or not stop.is_curable(lost):
             raise error
-        self._check_not_closed()
         failures += 1
         recovery = self._recovery
         if failures > recovery.max_attempts:
@@ -661,15 +661,12 @@ class MonitoredSession(AsyncOnly):
 
     def _enter(self, state: State) -> None:
         """Change the state, unless the session closes; RuntimeError where it has closed."""
-        self._check_not_closed()
+        if self._state is State.CLOSED:
+            raise RuntimeError("the session was closed while a run recreated it")
         opens_still = self._state is State.OPENING and state is State.LOST
         if self._state is not State.CLOSING and not opens_still:
             self._state = state
             self._board.notify()
-
-    def _check_not_closed(self) -> None:
-        if self._state is State.CLOSED:
-            raise RuntimeError("the session was closed while a run recreated it")
 
     def _check_open(self, what: str, *, in_opening: bool = False) -> None:
         """Raise RuntimeError unless `what` may be called now."""
@@ -763,11 +760,10 @@ class MonitoredSession(AsyncOnly):
             # that the raw session is given back
             for end in (self._end_hooks, self._end_tasks, self._release):
                 error = await end(error)
-                if (
-                    stop.error is not None and stop.error is not error
-                ):  # one that is held goes first
-                    stop.error.__context__ = error or stop.error.__context__
-                    error = stop.error
+                held = stop.error or error  # one that is held goes first
+                if held is not None and held is not error:
+                    held.__context__ = error or held.__context__
+                    error = held
                 if error is not None and not is_reported:
                     is_reported = True
                     error = await self._report(error)

@@ -51,6 +51,13 @@ logger = logging.getLogger("asynchooks")
 T = TypeVar("T")
 
 
+CallPlain = Callable[[Callable[[], Any], Hashable, Stop | None], Awaitable[Any]]
+"""Calls a plain function where blocking steps run; those of one key take about the same time.
+
+Without a key it is called on the event loop. The last argument ends the wait for its turn.
+"""
+
+
 class HookCall:
     """One method of one hook, as what can be awaited.
 
@@ -109,11 +116,13 @@ class HookList(SessionHooks):
     """
 
     stop: SessionStop
+    call_plain: CallPlain  # whoever calls the hooks sets it
 
     def __init__(self, hooks: Iterable[AnyHook] | None) -> None:
         super().__init__(checked(hooks), SessionStop())
         warn_of_misspelt(self.hooks)
         self.needs_graph_entered = any(needs(hook, "uses_default_graph") for hook in self.hooks)
+        self.current: HookCall | None = None  # that is under way
         self._num_begun = 0
         self._begun: set[int] = set()  # places of hooks that have returned from begin, or joined
         self._joined: dict[int, list[Any]] = {}  # by place, as they may be in wrappers
@@ -168,6 +177,10 @@ class HookList(SessionHooks):
 
         return call
 
+    def culprit(self) -> str:
+        """Which hook is being called, and when."""
+        return str(self.current or "the session")
+
     def watch_runs(self, watcher: SessionRunHook) -> None:
         """Call this hook in runs, too, from the next one on, after all others."""
         self._watchers += (watcher,)
@@ -176,6 +189,7 @@ class HookList(SessionHooks):
     # --- recording --------------------------------------------------------------------------------
 
     def record(self, recorder: Recorder, name: str = "session") -> SessionRecord:
+        """Record the session from now on, as it opens."""
         handle = self.stop.handle
         step = None if handle is None else handle.global_step
         record = recorder.open_session(current_engine(), name, step)
@@ -207,7 +221,7 @@ class HookList(SessionHooks):
 
     # --- moments, in the order of a session's life ------------------------------------------------
 
-    @holds_loop(SessionHooks.culprit)
+    @holds_loop(culprit)
     async def begin(
         self, has_global_step: Callable[[], bool] = lambda: True, graph: Any = None
     ) -> None:
@@ -246,6 +260,7 @@ class HookList(SessionHooks):
             joinable.clear()
 
     def join(self, hook: SessionRunHook) -> SessionHooks:
+        """A hook in its begin asks what it shares with the others of its session."""
         place = self._num_begun - 1
         self._begun.add(place)
         self._joined.setdefault(place, []).append(hook)
@@ -274,7 +289,7 @@ class HookList(SessionHooks):
                 return None if step is None else integer(what, step, least=0, expected=expected)
         return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
 
-    @holds_loop(SessionHooks.culprit)
+    @holds_loop(culprit)
     async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
         self.unasked = SessionRunValues(None, *raw.no_options)
         for call in self._calls("after_create_session"):
@@ -301,7 +316,7 @@ class HookList(SessionHooks):
             merged.blame(error)
         return error
 
-    @holds_loop(SessionHooks.culprit)
+    @holds_loop(culprit)
     async def end(self, session: Any) -> BaseException | None:
         """Call before_end and end of all, also after one failed; returns the first error."""
         engine = current_engine()
@@ -320,7 +335,7 @@ class HookList(SessionHooks):
                 first = first or error
         return first
 
-    @holds_loop(SessionHooks.culprit)
+    @holds_loop(culprit)
     async def on_error(
         self, session: Any, error: BaseException, engine: Engine, grace_secs: float
     ) -> None:
@@ -344,7 +359,7 @@ class HookList(SessionHooks):
         if leaving is not None:
             raise leaving
 
-    @holds_loop(SessionHooks.culprit)
+    @holds_loop(culprit)
     async def after_close(self, error: BaseException | None) -> BaseException | None:
         """Call after_close of those that have begun; returns what leaves the session."""
         for call in self._to_leave("after_close"):

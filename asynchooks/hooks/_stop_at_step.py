@@ -66,10 +66,8 @@ class StopAtStepHook(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> None:
         # with several hooks on one step the largest limit holds; this one may be smaller
         if self._is_reached(run_context):
-            hooks = run_context.called_by
-            stop = None if hooks is None else hooks.stop
-            if not run_context.global_step.is_at_limit and stop is not None:
-                stop.note(self._reason(run_context))
+            if not run_context.global_step.is_at_limit and run_context.called_by is not None:
+                run_context.called_by.stop.note(self._reason(run_context))
             raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
