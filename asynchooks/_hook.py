@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from enum import IntEnum
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ._stopping.coordinator import Coordinator
     from ._stopping.session_stop import SessionStop
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -32,28 +30,22 @@ class SessionHooks:
     """What the hooks of one session share; a hook of ours asks for it in its begin.
 
     `SessionHooks.of` says to which session the hook belongs, also where it stands in a wrapper,
-    whose further moments the session then calls on the hook itself if the wrapper has none.
+    whose further moments the session then calls on the hook itself if the wrapper has none. The
+    session's own is a `HookList`.
 
     Args:
         hooks: as they were given to the session: wrappers, where there are any.
         stop: of the session, with what else hooks may know of it; None where no session calls
             the hook.
-        live: the session's metrics.
-        record: begins to record the session.
     """
 
-    def __init__(
-        self,
-        hooks: Sequence[Any],
-        stop: SessionStop | None,
-        live: LiveMetrics,
-        record: Callable[[Recorder, str], SessionRecord | None] = lambda recorder, name: None,
-    ) -> None:
-        self.hooks = hooks
-        self.stop = stop
-        self.live = live
-        self.record = record
-        """Have the session recorded from now on, under this name; None by hand."""
+    record: Callable[[Recorder, str], SessionRecord]
+    """Have the session recorded from now on, under this name; not by hand."""
+
+    def __init__(self, hooks: Sequence[Any], stop: SessionStop | None = None) -> None:
+        self.hooks, self.stop = hooks, stop
+        self.live = LiveMetrics()
+        """The session's metrics."""
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
         self.leave: list[Callable[[BaseException | None], Awaitable[BaseException | None]]] = []
@@ -71,38 +63,14 @@ class SessionHooks:
     def of(cls, hook: SessionRunHook) -> SessionHooks:
         """In a hook's begin: those of its session, or of the hook alone where none calls it."""
         begin = begin_session.get()
-        hooks = None if begin is None else begin.hooks
-        return cls((hook,), None, LiveMetrics()) if hooks is None else hooks.join(hook)
+        hooks: SessionHooks = begin[0].join(hook) if begin else cls((hook,))
+        return hooks
 
 
-class CalledBy(Protocol):
-    """The session's list of hooks, as one of its hooks or runs sees it."""
-
-    current: Any
-    """The call of a hook that is under way."""
-    stop: SessionStop
-    call_plain: Callable[[Callable[[], Any], Any, bool], Awaitable[Any]]
-
-    def culprit(self) -> str: ...
-
-    def recorded(
-        self, fn: Callable[[], Awaitable[None]], what: str
-    ) -> Callable[[], Awaitable[None]]: ...
-
-    def join(self, hook: SessionRunHook) -> SessionHooks: ...
-
-
-class Begin:
-    """One call of a hook's begin: a task that it starts inherits this, but not for longer."""
-
-    __slots__ = ("hooks",)
-
-    def __init__(self, hooks: CalledBy) -> None:
-        self.hooks: CalledBy | None = hooks  # of the session that calls it, until it returns
-
-
-begin_session: ContextVar[Begin | None] = ContextVar("asynchooks_session", default=None)
-"""In a hook's begin: the call of it by a session; None where it is called by hand."""
+# of `HookList`, which is above
+begin_session: ContextVar[Sequence[Any]] = ContextVar("asynchooks_session", default=())
+"""In a hook's begin: the session's hooks, until it returns, so that a task which it starts finds
+none later; empty where it is called by hand."""
 
 
 class SessionRunArgs(NamedTuple):
@@ -191,23 +159,30 @@ class SessionRunContext:
     """
 
     # of few runs
-    called_by: CalledBy | None = None  # the session's list of hooks; None by hand
+    called_by: Any = None  # the session's `HookList`, which is above; None by hand
     stop_reason: StopReason | None = None
     """Of the stop that a hook asked for in this run; None: no hook did."""
     stops_all = False
     """Whether that is for all workers."""
+    step_is_made = False
+    """Whether the step of this run was made, so that it counts; from any thread.
+
+    True in `after_run` of all hooks, before that as soon as a thread has made the step, and from
+    then on, also where the run was cancelled, or failed in a hook. So a hook that feeds knows in
+    its next `before_run` whether what it fed last was used.
+    """
     _made: int | None = None
-    _is_made = False
-    # the last things to do, by phase, each with the call that asked for it
-    _last: list[tuple[int, Any, Callable[[], Awaitable[None]]]] | None = None
+    _last: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = ()  # things to do, by phase
     _release: Callable[[], None] | None = None  # ends access that is held since an evaluation
 
     def __init__(
         self, original_args: tuple[Any, ...], session: Any, global_step: GlobalStep | None = None
     ) -> None:
         self._original_args = original_args
-        self._session = session
-        self._step: GlobalStep = session.global_step if global_step is None else global_step
+        self.session = session
+        """The raw session; running it bypasses the hooks."""
+        self.global_step: GlobalStep = session.global_step if global_step is None else global_step
+        """The session's global step. Waiting for it here counts as the worker's own waiting."""
 
     @property
     def original_args(self) -> SessionRunArgs:
@@ -216,37 +191,17 @@ class SessionRunContext:
         return args if isinstance(args, SessionRunArgs) else SessionRunArgs(*args[:2])
 
     @property
-    def session(self) -> Any:
-        """The raw session; running it bypasses the hooks."""
-        return self._session
-
-    @property
-    def global_step(self) -> GlobalStep:
-        """The session's global step. Waiting for it here counts as the worker's own waiting."""
-        return self._step
-
-    @property
     def step(self) -> int:
         """The global step that this run made, to which its values belong.
 
         Other workers may have moved `global_step.value` since. Before the step is made, and where
         the run cannot know (a graph's variable is read after the run), it is that value.
         """
-        return self._step.value if self._made is None else self._made
-
-    @property
-    def step_is_made(self) -> bool:
-        """Whether the step of this run was made, so that it counts; from any thread.
-
-        True in `after_run` of all hooks, before that as soon as a thread has made the step, and
-        from then on, also where the run was cancelled, or failed in a hook. So a hook that feeds
-        knows in its next `before_run` whether what it fed last was used.
-        """
-        return self._is_made
+        return self.global_step.value if self._made is None else self._made
 
     def say_made(self, step: int | None) -> None:
         """The step of this run is made; None where the run cannot know which one that is."""
-        self._made, self._is_made = step, True
+        self._made, self.step_is_made = step, True
 
     @property
     def stop_requested(self) -> bool:
@@ -295,12 +250,10 @@ class SessionRunContext:
         Raises:
             StopTraining: out of `run`: a stop came while other workers' steps were waited for.
         """
-        hooks, call = self.called_by, None
         fn = self._exclusively(fn) if exclusive else fn
-        if hooks is not None:
-            call, fn = hooks.current, hooks.recorded(fn, phase.name.lower())
-        self._last = self._last or []
-        insort(self._last, (phase, call, fn), key=itemgetter(0))
+        if self.called_by is not None:
+            fn = self.called_by.put_off(fn, phase.name.lower())
+        self._last = tuple(sorted((*self._last, (phase, fn)), key=itemgetter(0)))
 
     async def finish(self) -> None:
         """Await what hooks asked for through `finish_with`, in order; `MonitoredSession.run` does.
@@ -309,9 +262,8 @@ class SessionRunContext:
         """
         try:
             while self._last:
-                _, call, fn = self._last.pop(0)
-                if self.called_by is not None:
-                    self.called_by.current = call
+                (_, fn), *left = self._last
+                self._last = tuple(left)
                 await fn()
         finally:
             self.end_exclusive()
@@ -319,8 +271,8 @@ class SessionRunContext:
     def _exclusively(self, fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def alone() -> None:
             if self._release is None:
-                self._release = await self._step.take_exclusive(ends_at_stop=True)
-            with self._step.gate.held_here("global_step.exclusive()"):
+                self._release = await self.global_step.take_exclusive(ends_at_stop=True)
+            with self.global_step.gate.held_here("global_step.exclusive()"):
                 await fn()
             if self._last and self._last[0][0] == FinishPhase.EVALUATE:
                 self.end_exclusive()

@@ -24,8 +24,10 @@ them in errors; stops are a tree, `_engine/stop.py`; side tasks: `_stopping/task
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from contextlib import nullcontext
 from enum import Enum, auto
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat, TypeVar, cast
@@ -34,8 +36,8 @@ from ._check import instance
 from ._engine.base import STOPPED, AsyncOnly, Engine, Slot
 from ._engine.current import current_engine
 from ._engine.stacks import holds_loop
-from ._engine.stop import EndsAtStop, LostPeer, StopReason, reason_for
-from ._engine.sync import NO_LOCK, CallLock, Condition, Hold
+from ._engine.stop import EndsAtStop, Stop, StopReason, reason_for
+from ._engine.sync import NO_LOCK, CallLock, Condition
 from ._engine.threads import (
     INLINE_SECS,
     CallKind,
@@ -43,9 +45,10 @@ from ._engine.threads import (
     StepRunner,
     StepRunnerName,
     StepTimes,
+    WhenLate,
     check_runner,
     close_unrun,
-    is_async,
+    drop,
 )
 from ._errors import (
     PreemptionError,
@@ -60,11 +63,11 @@ from ._errors import (
     raised_by,
     shorten_traceback,
 )
-from ._hook import AnyHook, SessionRunContext, SessionRunValues
+from ._hook import AnyHook, SessionRunContext
 from ._running.hooks import NOTHING, HookList, MergedRun, RunArguments, wrong_feeds
 from ._running.status import PhaseName, Status, StatusBoard, Subscription
 from ._running.step_context import StepContext, check_step_fn
-from ._step.gate import Gate, Ticket
+from ._step.gate import Ticket
 from ._step.global_step import GlobalStep
 from ._stopping.backoff import Recovery, Restart, checked_grace_secs
 from ._stopping.session_stop import SessionStop
@@ -118,7 +121,6 @@ _NEXT = {
     State.LOST: (State.READY, State.BROKEN, State.CLOSING),
     State.BROKEN: (State.READY, State.LOST, State.CLOSING),
     State.CLOSING: (State.CLOSED,),
-    State.CLOSED: (),
 }
 """Which state may follow which; while a session closes, its raw session changes no state."""
 
@@ -175,16 +177,17 @@ class MonitoredSession(AsyncOnly):
         self._handle = creator.handle()
         self._gate = self._handle.global_step.gate
         self._stop = self._hooks.stop
+        self.global_step: GlobalStep = self._handle.global_step.bound(self._stop)
+        """The global step, as a handle of this session: a stop of the session ends waits for it."""
         self._stop.handle, self._stop.recovers = self._handle, self._recovers
-        self._stop.tasks = self._tasks = _side_tasks(self._stop, self._handle)
+        self._stop.tasks = self._tasks = TaskGroup(
+            self._stop, self._stop.request, self._handle.in_session_context
+        )
         self._state = State.NEW
         self._raw: RawSession | None = None
         self._lost: RawSession | None = None  # what the next one replaces
-        self._step: GlobalStep | None = None
         self._is_in_step_fn = False
         self._others = Condition()  # of tasks that wait for this one's run, or the session's end
-        self._has_ended = False  # a run has said so
-        self._last_fetches: Any = None  # of all in the last run: equal ones are the same object
         self._board = StatusBoard(self, self._hooks)
 
     def __repr__(self) -> str:
@@ -200,13 +203,6 @@ class MonitoredSession(AsyncOnly):
     def graph(self) -> Any:
         """The TensorFlow graph that is run; None for step functions, and outside of the block."""
         return None if self._raw is None else self._handle.graph
-
-    @property
-    def global_step(self) -> GlobalStep:
-        """The global step, as a handle of this session: a stop of the session ends waits for it."""
-        if self._step is None:
-            self._step = self._handle.global_step.bound(self._stop, body=self._stop.worker)
-        return self._step
 
     def raw_session(self) -> Any:
         """The raw session, which bypasses hooks and recovery; None outside of the block."""
@@ -235,33 +231,40 @@ class MonitoredSession(AsyncOnly):
         self._worker.task = self._engine.current_task()
         if stop.for_all is not None:
             self._gate.stop_all(stop.for_all)
-        self._step = None  # that one knows nothing of the worker
-        self._steps = _Steps(self._engine, self._runner, self._gate, handle, stop)
+        self.global_step = handle.global_step.bound(stop, body=self._worker)
+        self._steps = _Steps(self._runner, handle, stop)
         hooks.call_plain = self._steps.call_plain
         self._enters_graph = hooks.needs_graph_entered and handle.graph is not None
         try:
             async with handle.opening(self._engine, self._grace_secs):
-                has_step, call = lambda: handle.has_global_step, self._steps.call_begin
-                begin = hooks.begin(has_step, handle.graph, call)
+                begin = hooks.begin(lambda: handle.has_global_step, handle.graph)
                 await handle.in_session_context(begin, hooks.culprit)
             await self._recovering(self._create)
         except BaseException as error:
-            leaving = await self._close(error)
-            if leaving is error:
-                raise
-            assert leaving is not None
-            raise leaving from error
+            leaving = await self._close(error) or error
+            if leaving is not error:
+                raise leaving from error
+            raise
         return self
 
     open = __aenter__
 
     async def _create(self) -> RawSession:
         """Have a raw session with a coordinator, of use to all hooks."""
-        hooks, handle, stop = self._hooks, self._handle, self._stop
-        if self._raw is not None and stop.coord is not None:  # its hooks were not all called
+        hooks, handle, stop, restore = self._hooks, self._handle, self._stop, None
+        if self._raw is not None:  # it is lost, or its hooks were not all called
             await self._drop()
+        if names := hooks.names_of_restoring():  # other workers may use it: it holds no session
+            restore = Restore(
+                names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
+            )
         try:
-            raw = self._raw = self._steps.raw = await self._acquire()
+            lost, self._lost = self._lost, None
+            raw = await handle.acquire(self._engine, self._grace_secs, lost, restore)
+            if self._state is State.CLOSED:
+                await handle.release(raw, self._engine, self._grace_secs)
+                self._enter(State.READY)  # which says so
+            self._raw = self._steps.raw = raw
             stop.coord = coord = handle.new_coordinator()
             coord.attach(stop, stop.coord_stopped, handle.in_session_context)
             handle.start_threads(raw, coord)
@@ -273,27 +276,12 @@ class MonitoredSession(AsyncOnly):
             raise
         self._run_stop, gate_step = coord.stop, handle.global_step
         self._run_step = gate_step.bound(coord.stop, self._worker)
-        self._unasked = SessionRunValues(None, *raw.no_options)
         self._enter(State.READY)
-        return raw
-
-    async def _acquire(self) -> RawSession:
-        """Have a raw session, before after_create_session of hooks."""
-        lost, self._lost = self._lost, None
-        hooks, handle, restore = self._hooks, self._handle, None
-        if names := hooks.names_of_restoring():
-            restore = Restore(
-                names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
-            )
-        raw = await handle.acquire(self._engine, self._grace_secs, lost, restore)
-        if self._state is State.CLOSED:
-            await handle.release(raw, self._engine, self._grace_secs)
-            self._check_not_closed()
         return raw
 
     # --- running ----------------------------------------------------------------------------------
 
-    @holds_loop(lambda session: session._hooks.held_in_run())
+    @holds_loop(lambda session: str(session._hooks.current or "the step"))
     async def run(
         self,
         fetches: Any,
@@ -336,8 +324,8 @@ class MonitoredSession(AsyncOnly):
                 except Exception as error:
                     failures = await self._recover(error, failures)
         except BaseException as error:
-            if type(error) is StopTraining:
-                await self._note_end()
+            if type(error) is StopTraining:  # a loop that swallows it would hold the event loop
+                await self._engine.turn()
             shorten_traceback(error)
             raise
         finally:
@@ -352,7 +340,11 @@ class MonitoredSession(AsyncOnly):
         # there may be a stop to look at, perhaps one that recreating makes forgotten
         is_asked = self._state is not _READY or self._run_stop.is_set or stop.hook_reason
         if is_asked or raw is None or raw.is_retired:
-            raw = await self._revive()
+            if raw is None or not stop.is_for_good:  # else it need not be recreated before
+                raw = await self._present()
+            if stop.hook_reason is not None or (stop.is_set and stop.reason is not None):
+                # a session that another task closes lets a step_fn end: that stop has no reason
+                raise StopTraining(f"no run begins after a stop, by {stop.reason}")
         try:
             if args[2] is not None or args[3] is not None:
                 merged = MergedRun(raw, args, hooks)
@@ -367,69 +359,46 @@ class MonitoredSession(AsyncOnly):
                         merged.add(call, request)
                 hooks.current = None
             if merged is not None:
-                args = merged.finish(self._last_fetches)
-                self._last_fetches = args[0]
+                args = merged.finish()
 
             outputs = await self._steps.make(raw, args, context)
 
-            values, asked = self._unasked, NOTHING
+            values, asked = hooks.unasked, NOTHING
             if merged is not None:
-                outputs, values, asked = merged.split(outputs, values)
+                outputs, values, asked = merged.split(outputs)
             if context is not None:
                 for call in hooks.after_runs:
                     hooks.current = call
                     await call.fn(context, asked.get(call.place, values) if asked else values)
-                if context._last is not None:
+                if context._last:
                     await context.finish()
                 hooks.current = None
                 if context.stop_reason is not None:
                     stop.request_by_hook(context.stop_reason, context.stops_all)
         except BaseException as error:
-            if context is not None:
-                context.end_exclusive()
             explained = self._judged(hooks.explained(error, hooks.current, merged))
-            if explained is error:
-                raise
-            raise explained from explained.__cause__ or error
+            if explained is not error:
+                raise explained from explained.__cause__
+            raise
         return outputs
 
-    async def _revive(self) -> RawSession:
-        """Have a raw session for a run, a new one if the last was lost; StopTraining after a stop.
+    async def _present(self) -> RawSession:
+        """The raw session, a new one if the last was lost.
 
-        Not within a step_fn: that has the old one in its hands, and is called again itself.
+        But within a step_fn, which has the old one in its hands, and is called again itself.
         """
-        stop = self._stop
-        # a session that another task closes lets a step_fn end: that stop has no reason
-        if self._raw is not None and stop.is_for_good and stop.reason is not None:
-            raise self._refusal()  # a session that is to end need not be recreated before
-        if not self._is_in_step_fn and self._is_lost:
-            await self._drop()
-        raw = self._raw
-        if raw is None or self._state in (State.LOST, State.BROKEN):
-            raw = await self._create()
-        if stop.hook_reason is not None or (stop.is_set and stop.reason is not None):
-            raise self._refusal()
-        if raw.is_retired:
-            raise PreemptionError("the shared session was lost and replaced meanwhile")
-        return raw
+        raw, is_there = self._raw, self._state not in (State.LOST, State.BROKEN)
+        if raw is not None and is_there:
+            is_lost = self._preemption is not None or (self._recovers and raw.is_retired)
+            if self._is_in_step_fn or not is_lost:
+                return raw
+        return await self._create()
 
     @property
-    def _is_lost(self) -> bool:
-        """Whether the raw session was given up by another worker, or is reported as lost."""
-        coord, raw = self._stop.coord, self._raw
-        if not self._recovers or coord is None:
-            return False
-        return is_preemption(coord.error) or (raw is not None and raw.is_retired)
-
-    def _refusal(self) -> StopTraining:
-        """What a run raises that would begin after a stop."""
-        return StopTraining(f"no run begins after a stop, by {self._stop.reason}")
-
-    async def _note_end(self) -> None:
-        """A run has raised StopTraining: a loop that swallows it would hold the event loop."""
-        has_ended, self._has_ended = self._has_ended, True
-        if has_ended:
-            await self._engine.checkpoint()
+    def _preemption(self) -> BaseException | None:
+        """What is reported to the coordinator, if recreating the raw session cures it."""
+        coord = self._stop.coord
+        return coord.error if coord is not None and self._stop.is_curable(coord.error) else None
 
     async def _recovering(self, attempt: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Make the attempt; recreate a lost raw session and try again, within bounds."""
@@ -447,15 +416,13 @@ class MonitoredSession(AsyncOnly):
         cannot cure it.
         """
         stop, lost = self._stop, error
-        was_replaced = self._raw is not None and self._raw.is_retired
-        is_final = is_stop(lost) or leaves_as_itself(lost) or not was_replaced
-        if not self._recovers or (not is_preemption(lost) and is_final) or self._is_in_step_fn:
-            raise error
-        if not is_preemption(lost):
+        is_led_to = not (is_preemption(error) or is_stop(error) or leaves_as_itself(error))
+        if is_led_to and self._raw is not None and self._raw.is_retired:
             # another worker has closed it under this one's hook: whatever that made of it
             lost = PreemptionError(f"the shared session was replaced: {error!r}")
             lost.__cause__ = error
-        self._check_not_closed()
+        if self._is_in_step_fn or not stop.is_curable(lost):
+            raise error
         failures += 1
         recovery = self._recovery
         if failures > recovery.max_attempts:
@@ -487,17 +454,12 @@ class MonitoredSession(AsyncOnly):
         Where the coordinator holds another error than the run's preemption, that one leaves when
         the session is dropped. Source: TensorFlow's `_CoordinatedSession.run`.
         """
-        stop, coord = self._stop, self._stop.coord
-        held = None if coord is None else coord.error
-        if not isinstance(held, Exception) or not stop.is_curable(held):
+        held = self._preemption
+        if held is None or is_preemption(error) or not isinstance(error, Exception):
             return error
-        if is_preemption(error) or not isinstance(error, Exception):
-            return error
-        # a preemption ends the waits of a run, and no other ones
-        if type(error) is StopTraining and stop.is_set:
-            return error
-        if held.__cause__ is None and held is not error:
-            held.__cause__ = error
+        if type(error) is StopTraining and self._stop.is_set:
+            return error  # a preemption ends the waits of a run, and no other ones
+        held.__cause__ = held.__cause__ or error
         return held
 
     async def _drop(self) -> None:
@@ -509,19 +471,21 @@ class MonitoredSession(AsyncOnly):
         self._enter(State.LOST)
         if coord is not None:
             coord.detach()
-            until = self._engine.now() + self._grace_secs
-            await coord.end(self._engine, until, cancel_tasks=False, lost_peer=self._lost_peer)
+            await self._end_coord(self._engine.now() + self._grace_secs, cancel=False)
             coord.stop.leave()
             if coord.error is not None and not is_preemption(coord.error):
                 self._enter(State.BROKEN)
                 raise coord.error
         self._lost = self._raw or self._lost
-        self._raw = self._steps.raw = stop.coord = None
+        self._raw = stop.coord = None
+        self._steps.forget()
         stop.forget()
 
-    @property
-    def _lost_peer(self) -> LostPeer | None:
-        return None if self._raw is None else self._raw.lost_peer
+    async def _end_coord(self, until: float, *, cancel: bool) -> None:
+        """Join the threads and side tasks of the coordinator, if there is one."""
+        coord, lost_peer = self._stop.coord, None if self._raw is None else self._raw.lost_peer
+        if coord is not None:
+            await coord.end(self._engine, until, cancel_tasks=cancel, lost_peer=lost_peer)
 
     async def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         """Call a function that runs steps on the raw session, with or without hooks.
@@ -550,12 +514,10 @@ class MonitoredSession(AsyncOnly):
 
     @holds_loop(lambda session: "the step_fn")
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
-        if self._is_lost:
-            await self._drop()
-        raw = self._raw if self._state is State.READY else await self._create()
-        assert raw is not None
+        raw = await self._present()
         context = StepContext(raw.exposed, self._run_in_step_fn)
-        call = self._steps.call_step_fn(raw, step_fn, context)
+        key: Any = getattr(step_fn, "__code__", type(step_fn))  # itself it may not be hashable
+        call = self._hooks.as_async(step_fn, key, lambda: self._stop)(context)
         self._is_in_step_fn = True
         try:
             return await self._handle.in_session_context(call, lambda: f"the step_fn {step_fn!r}")
@@ -566,13 +528,9 @@ class MonitoredSession(AsyncOnly):
         finally:
             self._is_in_step_fn = False
 
-    async def _run_in_step_fn(self, *args: Any) -> Any:
+    def _run_in_step_fn(self, *args: Any) -> Awaitable[Any]:
         self._worker.is_running = False  # the step_fn makes room for it
-        try:
-            return await MonitoredSession.run(self, *args)
-        except BaseException as error:
-            shorten_traceback(error)
-            raise
+        return MonitoredSession.run(self, *args)
 
     # --- stopping, and work beside the runs -------------------------------------------------------
 
@@ -581,8 +539,7 @@ class MonitoredSession(AsyncOnly):
         stop, state = self._stop, self._state
         if state in (State.CLOSING, State.CLOSED, State.BROKEN):
             return True
-        coord = stop.coord
-        if state is State.LOST or (coord is not None and stop.is_curable(coord.error)):
+        if state is State.LOST or self._preemption is not None:
             return stop.is_for_good  # the next run recreates it, which makes others forgotten
         return stop.is_set or stop.hook_reason is not None or self._gate.is_at_limit
 
@@ -712,23 +669,15 @@ class MonitoredSession(AsyncOnly):
     # --- what may be done when --------------------------------------------------------------------
 
     def _enter(self, state: State) -> None:
-        """Change the state, unless the session closes; RuntimeError where it has closed."""
-        self._check_not_closed()
-        now = self._state
-        is_kept = state is now or (now is State.CLOSING and state is not State.CLOSED)
-        if is_kept or (now is State.OPENING and state is State.LOST):  # it opens still
-            return
-        if state not in _NEXT[now]:
-            raise RuntimeError(
-                f"a session that is {now.name} became {state.name}; expected one of "
-                f"{[each.name for each in _NEXT[now]]}. Please report it"
-            )
-        self._state = state
-        self._board.notify()
-
-    def _check_not_closed(self) -> None:
+        """Change the state, unless it opens still or closes; RuntimeError where it has closed."""
         if self._state is State.CLOSED:
             raise RuntimeError("the session was closed while a run recreated it")
+        now = self._state
+        if now is State.CLOSING or (now is State.OPENING and state is State.LOST):
+            return
+        assert state is now or state in _NEXT[now], f"a session that is {now.name} became {state}"
+        self._state = state
+        self._board.notify()
 
     def _check_open(self, what: str, *, in_opening: bool = False) -> None:
         """Raise RuntimeError unless `what` may be called now."""
@@ -777,10 +726,11 @@ class MonitoredSession(AsyncOnly):
             await self._others.wait_until(lambda: self._state is State.CLOSED, "the session's end")
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
-        if self._state is State.NEW:
-            self._check_open("__aexit__")
+        self._check_open("__aexit__", in_opening=True)
         if exc is not None and error is None:
-            self._note_clean_end(exc)
+            op = getattr(exc, "op", None)  # TensorFlow's message holds the stack of its making
+            why = (str(exc) or repr(exc)) if op is None else f"the input ended in {op.name!r}"
+            self._stop.note(self.stop_reason or StopReason("the block", why))
         if self._worker.is_running:  # in another task: no further run begins, and its waits end
             self._enter(State.CLOSING)
             self._stop.set()
@@ -793,12 +743,6 @@ class MonitoredSession(AsyncOnly):
         if leaving is not None and leaving is not exc:
             raise leaving
         return leaving is None
-
-    def _note_clean_end(self, error: BaseException) -> None:
-        """What ended the block cleanly."""
-        op = getattr(error, "op", None)  # TensorFlow's message holds the stack of its making
-        why = (str(error) or repr(error)) if op is None else f"the input ended in {op.name!r}"
-        self._stop.note(self.stop_reason or StopReason("the block", why))
 
     @_is_session
     async def close(self) -> None:
@@ -821,18 +765,27 @@ class MonitoredSession(AsyncOnly):
         stop.is_ending = self._tasks.is_ending = True
         self._enter(State.CLOSING)
         stop.reason = self.stop_reason  # a limit is forgotten with the last worker
+        is_reported = False
         try:
-            error = await self._end(error)
+            # on_error is called where the error is first known: a cancellation may come as late as
+            # that the raw session is given back
+            for end in (self._end_hooks, self._end_tasks, self._release):
+                error = await end(error)
+                held = stop.error or error  # one that is held goes first
+                if held is not None and held is not error:
+                    held.__context__ = error or held.__context__
+                    error = held
+                if error is not None and not is_reported:
+                    is_reported = True
+                    error = await self._report(error)
         except GeneratorExit:  # thrown away meanwhile: `after_close` cannot be awaited
             hooks.on_drop()
             raise
         finally:
-            self._last_fetches = None
-            self._steps.forget()
             self._runner.close()
             self._handle.close()
-            worker, stop.worker = self._worker, None
-            self._gate.close(worker)
+            stop.worker = None
+            self._gate.close(self._worker)
             self._state = State.CLOSED
             self._others.notify()
         if stop.input is not None:
@@ -848,121 +801,80 @@ class MonitoredSession(AsyncOnly):
             shorten_traceback(error)
         return error
 
-    async def _end(self, error: BaseException | None) -> BaseException | None:
-        """End hooks, side tasks and threads, and give the raw session back; returns what leaves.
+    async def _report(self, error: BaseException) -> BaseException:
+        """Note what leaves, stop the workers that share the creator, and call on_error of hooks.
 
-        on_error is called where the error is first known: a cancellation may come as late as that
-        the raw session is given back.
+        Returns what leaves then: another error, if one interrupted that.
         """
-        self._fail_others(error)
-        while error is None and self._raw is not None and self._raw.is_retired:  # it was replaced
-            error = await raised_by(self._recovering(self._succeed))
-        session = self.raw_session()
-        if error is None:
-            error = await self._end_hooks(session)
-        if error is not None:
-            error = self._first_error(error)
-        reported = error
-        error = await self._report(session, error) or error
-        error = self._first_error(await self._end_tasks(error))
-        if reported is None:
-            reported = error
-            error = await self._report(session, error) or error
-        released = await raised_by(self._release())
-        error = error or released
-        if reported is None:
-            error = await self._report(None, error) or error
-        return error
-
-    async def _succeed(self) -> None:
-        """Have the successor of a raw session that another worker has replaced, for `end`."""
-        await self._drop()
-        await self._create()
-
-    async def _end_hooks(self, session: Any) -> BaseException | None:
-        """Call before_end and end of hooks; no worker that shares the raw session closes it."""
-        raw = self._raw
-        try:
-            if raw is not None:
-                raw.enter_run()
-            try:
-                calls = self._hooks.end(session)
-                return await self._handle.in_session_context(calls, self._hooks.culprit)  # type: ignore[no-any-return]
-            finally:
-                if raw is not None and raw.leave():
-                    await close_raw(raw, self._engine, self._grace_secs)
-        except BaseException as error:  # of what surrounds the hooks
-            return error
-
-    def _first_error(self, error: BaseException | None) -> BaseException | None:
-        """The error that leaves: one that is held goes first."""
-        held = self._stop.error
-        if held is None or held is error:
-            return error
-        if error is not None:
-            held.__context__ = error
-        return held
-
-    def _fail_others(self, error: BaseException | None) -> None:
-        """An error leaves the session: note it, and stop the workers that share its creator."""
-        if error is None:
-            return
-        stop, reason = self._stop, StopReason("the block", repr(error), error)
+        stop, hooks, reason = self._stop, self._hooks, StopReason("the block", repr(error), error)
         stop.note(reason)
         if not isinstance(error, GeneratorExit) and self._engine.failure_in(error) is not None:
             noted = stop.reason
             self._handle.fail(noted if noted is not None and noted.error is error else reason)
+        calls = hooks.on_error(self.raw_session(), error, self._engine, self._grace_secs)
+        return await raised_by(self._handle.in_session_context(calls, hooks.culprit)) or error
 
-    async def _report(self, session: Any, error: BaseException | None) -> BaseException | None:
-        """Call on_error of hooks, if there is an error; returns what interrupted that."""
-        self._fail_others(error)
-        if error is None:
-            return None
-        calls = self._hooks.on_error(session, error, self._engine, self._grace_secs)
-        return await raised_by(self._handle.in_session_context(calls, self._hooks.culprit))
+    async def _end_hooks(self, error: BaseException | None) -> BaseException | None:
+        """At a clean end, call before_end and end of hooks; returns what leaves.
+
+        No worker that shares the raw session closes it meanwhile.
+        """
+        while error is None and self._raw is not None and self._raw.is_retired:  # it was replaced
+            error = await raised_by(self._recovering(self._create))
+        raw, hooks = self._raw, self._hooks
+        if error is not None:
+            return error
+        try:
+            if raw is not None:
+                raw.enter_run()
+            try:
+                calls = hooks.end(self.raw_session())
+                return await self._handle.in_session_context(calls, hooks.culprit)  # type: ignore[no-any-return]
+            finally:
+                if raw is not None and raw.leave():
+                    await close_raw(raw, self._engine, self._grace_secs)
+        except BaseException as raised:  # of what surrounds the hooks
+            return raised
 
     async def _end_tasks(self, error: BaseException | None) -> BaseException | None:
         """Stop side tasks and threads, within the grace period; returns what leaves.
 
         However often this task is cancelled meanwhile, it goes on to the end.
         """
-        engine, stop = self._engine, self._stop
-        coord, until = stop.coord, engine.now() + self._grace_secs
+        engine, stop, coord = self._engine, self._stop, self._stop.coord
+        until = engine.now() + self._grace_secs
         if coord is not None:
             coord.detach()
         stop.set()
         self._tasks.cancel(all_tasks=False)  # not only once the coordinator's have ended
         cancel = not isinstance(error, (Exception, NoneType))
-        is_ended = False
-        if error is None:
-            error = await raised_by(self._end_all_tasks(until, cancel=False))
-            is_ended, cancel = error is None, not isinstance(error, (Exception, NoneType))
-        while not is_ended:  # an anyio shield does not hold a native cancellation back
-            with engine.shielded(float("inf")):
-                again = await raised_by(self._end_all_tasks(until, cancel=cancel))
-            error = error or again
-            is_ended = again is None or engine.failure_in(again) is not None
-            cancel = True
-        if coord is not None and stop.is_curable(coord.error):
+
+        async def end() -> None:
+            await self._end_coord(until, cancel=cancel)
+            await self._tasks.end(engine, until, cancel=cancel)
+
+        while True:  # an anyio shield does not hold a native cancellation back
+            with nullcontext() if error is None else engine.shielded(math.inf):
+                again = await raised_by(end())
+            if again is None or (error is not None and engine.failure_in(again) is not None):
+                break
+            error, cancel = error or again, cancel or not isinstance(again, Exception)
+        if self._preemption is not None:
             logger.error(
                 "A preemption was reported while the session ended: %r",
-                coord.error,
-                extra=stop.log_fields(repr(coord.error)),
+                self._preemption,
+                extra=stop.log_fields(repr(self._preemption)),
             )
         return error
 
-    async def _end_all_tasks(self, until: float, *, cancel: bool) -> None:
-        coord, engine, lost_peer = self._stop.coord, self._engine, self._lost_peer
-        if coord is not None and not coord.joined:
-            await coord.end(engine, until, cancel_tasks=cancel, lost_peer=lost_peer)
-        await self._tasks.end(engine, until, cancel=cancel)
-
-    async def _release(self) -> None:
-        """Give the raw session back, closed within the grace period."""
+    async def _release(self, error: BaseException | None) -> BaseException | None:
+        """Give the raw session back, closed within the grace period; returns what leaves."""
         raw = self._raw or self._lost
-        self._raw = self._lost = self._steps.raw = self._stop.coord = None
+        self._raw = self._lost = self._stop.coord = None
+        self._steps.forget()
         self._tasks.is_over = True
-        await self._handle.release(raw, self._engine, self._grace_secs)
+        raised = await raised_by(self._handle.release(raw, self._engine, self._grace_secs))
+        return error or raised
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         """Dropped: nothing can be awaited any more. Called in whichever thread drops it."""
@@ -987,17 +899,11 @@ class _Steps:
     It holds no session, which may be dropped.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        runner: StepRunner,
-        gate: Gate,
-        handle: SessionHandle,
-        stop: SessionStop,
-    ) -> None:
-        self._engine, self._runner = engine, runner
-        self._gate, self._handle, self._stop = gate, handle, stop
-        self._tick = engine.tick
+    def __init__(self, runner: StepRunner, handle: SessionHandle, stop: SessionStop) -> None:
+        assert stop.worker is not None
+        self._worker, self._engine = stop.worker, current_engine()
+        self._runner, self._handle, self._stop = runner, handle, stop
+        self._gate, self._tick = handle.global_step.gate, self._engine.tick
         self._plain_times = StepTimes(forgives=False)
         self.raw: RawSession | None = None  # the present one; the session sets it
         self._last_raw: RawSession | None = None  # of the last step
@@ -1007,7 +913,7 @@ class _Steps:
 
     def forget(self) -> None:
         """Hold no raw session any more, nor what was fetched of it."""
-        self._last_raw = self._last_fetches = None
+        self.raw = self._last_raw = self._last_fetches = None
 
     async def make(
         self, raw: RawSession, args: RunArguments, context: SessionRunContext | None
@@ -1029,31 +935,19 @@ class _Steps:
             begun = self._tick()
         # asked for only now: a hook that waits for data must not keep others from running
         ticket = gate.take_ticket_nowait() or await gate.take_ticket(self._stop.run_stop)
-        if kind.in_thread:
-            result = await self._make_in_thread(raw, args, ticket, context)
+        here = None if kind.in_thread else self._lock.take_here()
+        if here is None:
+            result = await self._make_apart(raw, args, ticket, context)
         else:
-            hold = self._lock.take_here() or await self._take_lock(raw, ticket, begins=True)
             try:
                 result = self._make(raw, args, ticket, context)
             finally:
-                hold.end()
+                here.end()
             if (secs := self._tick() - begun) > INLINE_SECS or kind.num_slow:
                 kind.learn(secs)
         if type(result) is tuple:
             return result[0]
         return await self._finish(raw, ticket, result, context)
-
-    async def _take_lock(self, raw: RawSession, ticket: Ticket, *, begins: bool) -> Hold:
-        """Wait for the end of another call that the step must not overlap."""
-        stop, lost, grace_secs = self._stop.run_stop, self._lost_step(raw), self._runner.grace_secs
-        try:
-            hold = await self._lock.take(self._engine, grace_secs, stop=stop, lost_peer=lost)
-        except BaseException:
-            self._gate.give_back(ticket)
-            raise
-        if begins:
-            hold.begin()
-        return hold
 
     def _make(self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any) -> Any:
         """Make the step in this thread; if it is a coroutine, `_finish` goes on with it."""
@@ -1068,7 +962,7 @@ class _Steps:
             raise
         if type(result) is tuple:
             if context is not None:
-                context._is_made = True  # before others may be alone with the model
+                context.step_is_made = True  # before others may be alone with the model
             made = self._gate.settle(ticket, *result[1:])
             if context is not None:
                 context._made = made
@@ -1083,10 +977,10 @@ class _Steps:
         finally:
             self._gate.settle(ticket, *after)
 
-    async def _make_in_thread(
+    async def _make_apart(
         self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any
     ) -> Any:
-        hold = await self._take_lock(raw, ticket, begins=False)
+        """Make the step in the thread, or when another call has ended that it must not overlap."""
 
         def make() -> Any:
             try:
@@ -1106,24 +1000,14 @@ class _Steps:
                 raw.leave_run()
                 close_unrun(outcome.value)
 
-        try:
-            return await self._runner.call(
-                hold.around(make), self._kind, self._lost_step(raw), give_up
-            )
-        except BaseException:
-            if hold.abandon():
-                self._gate.abandon(ticket)
-            else:
-                self._gate.give_back(ticket)
-            raise
+        kind, lock, stop = self._kind, self._lock, self._stop.run_stop
+        return await self._call(make, kind, lock, raw, stop, ticket, give_up)
 
     async def _finish(
         self, raw: RawSession, ticket: Ticket, pending: Awaitable[Any], context: Any
     ) -> Any:
         """Go on with a step that turned out to be a coroutine, here."""
-        worker = self._stop.worker
-        if worker is not None:
-            worker.step = pending
+        self._worker.step = pending
         try:
             result = await pending
         except BaseException as error:
@@ -1135,65 +1019,47 @@ class _Steps:
                 context.say_made(made)
             return result[0]
         finally:
-            if worker is not None:
-                worker.step = None
+            self._worker.step = None
             raw.leave_run()
 
-    def _lost_step(self, raw: RawSession) -> LostPeer | None:
-        """What ends the wait for a step in a thread: its backend's silence, else a guard."""
-        coord = self._stop.coord
-        return raw.lost_peer or (None if coord is None else coord.lost_step)
-
     async def call_plain(
-        self, fn: Callable[[], Any], key: Hashable, ends_at_stop: bool = False
+        self, fn: Callable[[], Any], key: Hashable, stop: Stop | None = None
     ) -> Any:
-        """As `hooks.CallPlain`."""
-        raw = self.raw
-        times, lock = self._plain_times, self._handle.creator.call_lock
+        """As `CallPlain`."""
+        raw, times, lock = self.raw, self._plain_times, self._handle.creator.call_lock
         if raw is not None:
             times.always_in_thread, lock = raw.step_times.always_in_thread, raw.call_lock
-        kind = self._runner.kind(times, key)
-        stop = self._stop.run_stop if ends_at_stop else None
-        return await self._call_alone(lambda: self._handle.call(fn), kind, lock, raw, stop)
+        kind = self._runner.kind(times, key, blocks=key is not None)
+        return await self._call(lambda: self._handle.call(fn), kind, lock, raw, stop)
 
-    async def call_step_fn(self, raw: RawSession, step_fn: Callable[..., Any], arg: Any) -> Any:
-        """Call a step_fn, a sync one where steps run; a stop ends the wait for another call."""
-        if is_async(step_fn):
-            return await step_fn(arg)
-        key: Any = getattr(step_fn, "__code__", type(step_fn))  # itself it may not be hashable
-        kind, call = (
-            self._runner.kind(raw.step_times, key),
-            lambda: self._handle.call(lambda: step_fn(arg)),
-        )
-        result = await self._call_alone(call, kind, raw.call_lock, raw, self._stop)
-        return await result if isinstance(result, Awaitable) else result
-
-    async def _call_alone(
-        self, fn: Callable[[], Any], kind: CallKind, lock: Any, raw: RawSession | None, stop: Any
+    async def _call(
+        self,
+        fn: Callable[[], Any],
+        kind: CallKind,
+        lock: CallLock,
+        raw: RawSession | None,
+        stop: Stop | None,
+        ticket: Ticket | None = None,
+        when_late: WhenLate = drop,
     ) -> Any:
-        lost = None if raw is None else raw.lost_peer
-        grace_secs = self._runner.grace_secs
-        hold = await lock.take(self._engine, grace_secs, stop=stop, lost_peer=lost)
-        if not kind.in_thread:
-            hold.begin()
-            try:
-                return self._runner.call_here(fn, kind)
-            finally:
-                hold.end()
+        """Make a call in its turn, a step's with its ticket, here or in the thread.
+
+        Its task may leave before its turn, when the call is not made, and while it is under way in
+        the thread, which is not waited for then.
+        """
+        hold, coord = None, self._stop.coord
+        lost_peer = None if raw is None else raw.lost_peer
+        if ticket is not None and coord is not None:  # a guard may say so of a step
+            lost_peer = lost_peer or coord.lost_step
         try:
-            return await self._runner.call(hold.around(fn), kind, lost)
-        finally:
-            hold.abandon()  # unless it has ended
-
-    async def call_begin(self, fn: Callable[[], Any]) -> Any:
-        """Call a plain `begin` on the event loop, before there is a raw session."""
-        lock = self._handle.creator.call_lock
-        hold = await lock.take(self._engine, self._runner.grace_secs)
-        return hold.around(fn)()
-
-
-def _side_tasks(stop: SessionStop, handle: SessionHandle) -> TaskGroup:
-    """Those of a session; they do not hold it, as it may be dropped."""
-    return TaskGroup(
-        stop, lambda error, reason: stop.request(error, reason), handle.in_session_context
-    )
+            hold = await lock.take(
+                self._engine, self._runner.grace_secs, stop=stop, lost_peer=lost_peer
+            )
+            return await self._runner.call(hold.around(fn), kind, lost_peer, when_late)
+        except BaseException:
+            has_begun = hold is not None and hold.abandon()
+            if ticket is not None and has_begun:
+                self._gate.abandon(ticket)
+            elif ticket is not None:
+                self._gate.give_back(ticket)
+            raise

@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal
 from .._engine.current import current_engine
 from .._engine.stop import StopReason
 from .._errors import DamagedCheckpointError, FetchError, StopTraining, add_note, shown
-from .._hook import AnyHook, SessionRunContext, SessionRunValues
+from .._hook import AnyHook, SessionRunContext
 from .._running.hook_state import load_hooks, save_hooks
 from .._running.hooks import HookList, MergedRun, RunArguments
 from .._step.global_step import GlobalStep
@@ -38,7 +38,8 @@ class HookDriver:
     def __init__(
         self, hooks: Iterable[AnyHook], portal: BlockingPortal | None, trainer: str
     ) -> None:
-        self._hooks = HookList(hooks, _call_here)
+        self._hooks = HookList(hooks)
+        self._hooks.call_plain = _call_here
         self._stop = self._hooks.stop  # of the present training
         self._portal = HookPortal(portal)
         self._trainer = trainer
@@ -175,8 +176,8 @@ class HookDriver:
         except FetchError as error:
             self._merged.blame(error)
             raise
-        hooks, nothing = self._hooks, SessionRunValues(None, None, None)
-        _, values, asked = self._merged.split(picked, nothing)
+        hooks = self._hooks
+        _, values, asked = self._merged.split(picked)
         with self._blaming():
             for call in hooks.after_runs:
                 hooks.current = call
@@ -288,5 +289,5 @@ class TrainerSession(RawSession):
         self.global_step.publish(self.read_step())
 
 
-async def _call_here(fn: Callable[[], Any], key: Any, ends_at_stop: bool) -> Any:
+async def _call_here(fn: Callable[[], Any], key: Any, stop: object) -> Any:
     return fn()

@@ -115,7 +115,8 @@ class FeedFnHook(SessionRunHook):
         elif hooks is None:  # called by hand
             feeds = await raw_session_of(run_context.session).call_blocking(self._draw)
         else:
-            feeds = await hooks.call_plain(self._draw, ("feed_fn", id(self)), True)
+            key, stop = ("feed_fn", id(self)), hooks.stop.run_stop
+            feeds = await hooks.call_plain(self._draw, key, stop)
         return await feeds if isinstance(feeds, Awaitable) else feeds
 
     def _draw(self) -> Feeds | Awaitable[Feeds]:

@@ -132,7 +132,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._context.say_made(None)
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
-            if self._context._last is not None:
+            if self._context._last:
                 self._await(self._context.finish)
         except Exception as error:
             if not is_stop(error) or self._coord is None or not self._coord.should_stop():
