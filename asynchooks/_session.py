@@ -313,7 +313,7 @@ class MonitoredSession(AsyncOnly):
         args, failures = (fetches, feed_dict, options, run_metadata), 0
         worker = self._worker
         worker.is_running = True
-        worker.num_runs += 1
+        worker.has_run = True
         try:
             while True:  # one attempt after the other, as long as the raw session is lost
                 try:

@@ -1,29 +1,31 @@
 """The gate: which run may make a step now, and who is woken when the step moves.
 
 One lock guards everything that the workers of a model share: the value, the limit, the tickets of
-runs under way, the queue of those that ask for one, and the heap of those that wait for a step.
+runs under way, the queue of those that ask for one, and the list of those that wait for a step.
 Nothing is called and nobody is woken under it: each change computes its news, which are delivered
 after the lock is released. No lock but that of a stop is taken while it is held.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import threading
 from _thread import start_new_thread
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot
+from .._engine.base import STOPPED, Engine, Sentinel, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
 from .._errors import StepUnreachableError, StopTraining
 from .._log import fields
-from .remote import Remote
+from .remote import LOST, Remote, SourceState
 
 logger = logging.getLogger("asynchooks")
 
@@ -31,8 +33,6 @@ ADVANCED = Sentinel("ADVANCED")
 """In place of the step after a run: one more than before, as the run alone counts it."""
 UNREAD = Sentinel("UNREAD")
 """In place of the step after a run: it may have moved, and is read when it is asked for."""
-GRANTED, REFUSED, CUT_OFF = Sentinel("GRANTED"), Sentinel("REFUSED"), Sentinel("CUT_OFF")
-"""What an asker is told: go on; the limit is reached; no credits of other processes come."""
 UNREACHABLE = Sentinel("UNREACHABLE")
 """What a waiter is woken with when its step can no longer come."""
 
@@ -48,84 +48,69 @@ class Kept(NamedTuple):
     """What computed them: of several models that count on one step, this one."""
 
 
+@dataclass(eq=False)
 class Ticket:
     """The right to run one step, until it is settled."""
 
-    is_settled = is_abandoned = False
-    terms = -1  # of the credit that it took from other processes, if any
-    lost_in: int | None = None  # how often other processes had forgotten lost runs at its loss
-
-    def __init__(self, epoch: int, value: int | None, was_alone_at: int, num_taken: int) -> None:
-        self.epoch = epoch
-        self.value = value  # before the run; None where runs have ended unread
-        self.was_alone_at = was_alone_at  # which grant it is; 0 if other runs were under way
-        self.num_taken = num_taken  # values that the gate had taken when it was granted
+    epoch: int
+    value: int | None
+    """Before the run; None where runs have ended unread."""
+    was_alone_at: int
+    """Which grant it is; 0 if other runs were under way."""
+    terms: int = -1
+    """Of the credit that it took from other processes, if any."""
 
 
+@dataclass(eq=False)
 class Asker:
-    """One place in the gate's queue; `answer` is a ticket, or one of the sentinels."""
+    """One place in the gate's queue."""
 
-    __slots__ = ("answer", "is_exclusive", "slot")
-
-    def __init__(self, slot: Slot, is_exclusive: bool) -> None:
-        self.slot = slot
-        self.is_exclusive = is_exclusive
-        self.answer: Ticket | Sentinel | None = None
+    slot: Slot
+    is_exclusive: bool
+    answer: Ticket | Callable[[], None] | Exception | None = None
+    """Its ticket, or what ends its exclusive side; or why it gets none."""
 
 
+@dataclass(eq=False)
 class Waiter:
-    """One task that waits for a step; `worker` makes no step until this wait ends."""
+    """One task that waits for a step; the gate's fields are set while it is in its list."""
 
-    __slots__ = ("fails_on_loss", "is_gone", "slot", "value", "worker")
+    fails_on_loss: bool = False
+    is_watching: bool = False
+    """Whether it is woken, too, when the limit changes or the step goes back."""
+    place: tuple[float, int] | None = None
+    """The step, then the order of asking."""
+    slot: Any = None
+    worker: Worker | None = None
+    """What makes no step until this wait ends."""
+    value: Any = None
+    """What it was woken with, once it waits no more."""
 
-    def __init__(self, slot: Slot, worker: Worker | None, *, fails_on_loss: bool = False) -> None:
-        self.slot = slot
-        self.worker = worker
-        self.fails_on_loss = fails_on_loss
-        self.is_gone = False
-        self.value: Any = None  # that it was woken with, once it is gone
 
-
+@dataclass(eq=False)
 class Worker:
     """One open session, as the gate sees it: it may still move the step."""
 
-    __slots__ = (
-        "body_waits_since",
-        "engine",
-        "is_running",
-        "is_shared",
-        "num_runs",
-        "step",
-        "stop",
-        "task",
-        "waits",
-    )
-
-    def __init__(self, engine: Engine | None = None, stop: Stop | None = None) -> None:
-        self.engine = engine
-        self.stop = stop
-        self.waits = 0  # of its own for a step: during these it moves none
-        self.step: Any = None  # the coroutine of the step that it runs, where that is one
-        self.task: object | None = None  # which opened it
-        self.is_running = False
-        self.is_shared = False  # tasks other than that one run its steps
-        self.num_runs = 0
-        self.body_waits_since = -1  # the run since which its body waits, if that is its own wait
-
-    def is_in_step(self, engine: Engine) -> bool:
-        """Whether the running task is within this worker's step, an async one."""
-        # a coroutine is running exactly as long as what it awaits does
-        return self.engine is engine and getattr(self.step, "cr_running", False)
-
-    def is_in_body(self, engine: Engine) -> bool:
-        """Whether the running task is the one that opened it, and no other runs its steps now."""
-        is_own = self.task is not None and self.task is engine.current_task()
-        return is_own and not (self.is_shared or self.is_running)
+    engine: Engine | None = None
+    stop: Stop | None = None
+    waits: int = 0
+    """Of its own for a step: during these it moves none."""
+    step: Any = None
+    """The coroutine of the step that it runs, where that is one."""
+    task: object | None = None
+    """Which opened it."""
+    is_running: bool = False
+    is_shared: bool = False
+    """Whether tasks other than that one run its steps."""
+    body_waits: bool = False
+    """Whether one of its waits is that of the body of its block."""
+    has_run: bool = False
+    """Whether a run has begun since the body began to wait: by another task."""
 
     @property
-    def runs_elsewhere(self) -> bool:
-        """Whether another task has begun to run its steps while its body waits."""
-        return self.body_waits_since not in (-1, self.num_runs)
+    def is_waiting(self) -> bool:
+        """Whether it moves no step for now."""
+        return self.waits > 0 and not (self.body_waits and self.has_run)
 
 
 class Gate:
@@ -133,46 +118,9 @@ class Gate:
 
     The invariant that makes the stop exact: under a limit, `value` plus one stride for each run
     under way never exceeds it, but for a single run, which may be the one that shows the stride.
-    """
 
-    __slots__ = (
-        "__weakref__",
-        "_described",
-        "_num_waiting",
-        "_order",
-        "_watchers",
-        "abandoned",
-        "askers",
-        "epoch",
-        "first_epoch",
-        "grants",
-        "holder",
-        "is_closed",
-        "is_exclusive",
-        "is_final",
-        "is_moved_by_others",
-        "kept",
-        "limit",
-        "lock",
-        "lone",
-        "name",
-        "num_opened",
-        "num_taken",
-        "num_waiters",
-        "num_workers",
-        "published_only",
-        "read_runs",
-        "reader",
-        "remote",
-        "stop",
-        "stride",
-        "tickets",
-        "training",
-        "unread_runs",
-        "value",
-        "waiters",
-        "workers",
-    )
+    It has fewer than 30 attributes, which CPython keeps within the object: each step looks at many.
+    """
 
     def __init__(self, value: int, name: str, num_workers: float | None) -> None:
         self.name = name
@@ -180,36 +128,30 @@ class Gate:
         self.lock = threading.Lock()
         self.value = value
         self.epoch = 0  # how often the step has gone back
-        self.first_epoch = 0  # runs that began in it, or later, still move the step
         self.limit: int | None = None
         self.stride: int | None = None  # the largest advance of a run that was alone
         self.is_closed = False  # no further run is granted until the last worker has closed
         self.is_final = False  # the step will not move again
         self.published_only = False  # runs do not count; callers of `publish` respect the limit
-        self.is_moved_by_others = False  # than the runs of this process
-        self.remote: Remote | None = None  # what is known of other processes that move the step
-        self.tickets = 0  # runs under way
-        self.abandoned = 0  # of these, the ones whose thread may never end
+        self.remote = Remote()  # what is known of other processes that move the step
+        self.tickets: set[Ticket] = set()  # of runs under way
+        self.void: set[Ticket] = set()  # of runs under way whose step was lost with its epoch
+        self.abandoned: set[Ticket] = set()  # of runs whose thread may never end; some have
         self.grants = 0
-        self.is_exclusive = False
+        self.exclusive: Asker | None = None  # who has the exclusive side
         # the task that holds the exclusive side, and what it does: it may not wait for itself
         self.holder: tuple[object, str] | None = None
         self.askers: deque[Asker] = deque()
         self.kept: tuple[int, Kept | None] = -1, None  # with the step; None: which run is unknown
         self.lone = -1  # the last step that was read after a run which alone may have made it
-        # a graph's step is read when it is asked for: runs that ended unread, and those read since
+        # what reads a graph's step, in the thread that asks for it
         self.reader: Callable[[], int | None] | None = None
-        self.unread_runs = self.read_runs = 0
-        self.num_taken = 0  # values taken, ever: one that was read before the last is no news
-        self.waiters: list[tuple[float, int, Waiter]] = []  # a heap by step, then order of asking
-        self.num_waiters = 0  # of these, the ones that have not left
-        self._order = 0
-        self._watchers: list[Slot] = []  # woken when the limit changes, or the step goes back
-        self._described = value, f"{name} {value}"
+        self.unread: object | None = None  # the last run that has ended and was not read since
+        self.waiters: list[tuple[float, int, Waiter]] = []  # by step, then order of asking
+        self.num_asked = 0
+        self.told: tuple[int | None, int] = None, 0  # limit and epoch that watchers know of
         self.workers: dict[Worker, None] = {}  # in order of opening
         self.num_opened = 0
-        self._num_waiting = 0  # open workers that wait themselves
-        self.training = object()  # identifies it for all sessions that share it
         self.stop = Stop()  # of all workers, also of those that open before the last has closed
 
     def __repr__(self) -> str:
@@ -227,76 +169,85 @@ class Gate:
         with self.lock:
             yield
             news = self._news()
-        self._deliver(news)
-
-    def _deliver(self, news: News) -> None:
         for slot, value in news:
             slot.wake(value)
-        if self.remote is not None:
-            self.remote.look_again()
+        self.remote.look_again()
 
     def _news(self) -> News:
         """Who need not wait any longer; with the lock held, after every change."""
         news: News = []
-        while self.waiters and self.waiters[0][0] <= self.value:
-            self._take(heapq.heappop(self.waiters)[2], self.value, news)
-        while self.askers:
-            asker = self.askers[0]
-            answer = self._answer(asker.is_exclusive)
-            if answer is None:
-                break
-            asker.answer = answer
-            if answer is GRANTED and asker.is_exclusive:
-                self.is_exclusive = True
-            elif answer is GRANTED:
+        if self.waiters:
+            num_due = bisect_right(self.waiters, (self.value, math.inf))
+            news += self._take(self.waiters[:num_due], self.value)
+            if self.told != (self.limit, self.epoch):
+                watching = [each for each in self.waiters if each[2].is_watching]
+                news += self._take(watching, self.value)
+            if self.remote.state is SourceState.LOST:
+                failing = [each for each in self.waiters if each[2].fails_on_loss]
+                news += self._take(failing, LOST)
+        self.told = self.limit, self.epoch
+        while self.askers and (answer := self._answer(self.askers[0].is_exclusive)):
+            asker = self.askers.popleft()
+            if isinstance(answer, Exception):
+                asker.answer = answer
+            elif asker.is_exclusive:
+                self.exclusive, asker.answer = asker, partial(self._release, asker)
+            else:
                 asker.answer = self._grant()
-            news.append((self.askers.popleft().slot, None))
+            news.append((asker.slot, None))
         # by now those that are due wait no more, and their workers may train
-        if self.num_waiters and not self._may_come():
-            for _, _, waiter in sorted(self.waiters):
-                self._take(waiter, UNREACHABLE, news)
+        if self.waiters and not self._may_come():
+            news += self._take(self.waiters, UNREACHABLE)
         return news
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def _answer(self, is_exclusive: bool) -> Sentinel | None:
-        """The answer for whoever is first in the queue; None: wait."""
-        if self.limit is None and not (is_exclusive or self.is_exclusive or self.is_closed):
-            return GRANTED
-        hangs = self.tickets == self.abandoned  # waiting for the end of these is in vain
-        if is_exclusive:
-            return GRANTED if hangs and not self.is_exclusive else None
+    def _answer(self, is_exclusive: bool) -> bool | Exception:
+        """Whether whoever is first in the queue goes on; or why it never will."""
         limit, remote = self.limit, self.remote
-        if self.is_closed or (limit is not None and self.value >= limit):
-            return REFUSED
-        if self.is_exclusive:
-            return None
-        if limit is None or self.published_only:
-            return GRANTED
-        if remote is not None and remote.needs_credits:
-            if remote.has_credit:
-                return GRANTED
-            if remote.is_closed:
-                return CUT_OFF
-            # no other process is granted those steps either
-            is_last = hangs and self.value + self.tickets * (self.stride or 1) >= limit
-            return REFUSED if is_last else None
-        if self.unread_runs != self.read_runs:
-            return None
-        if not self.tickets or (self.stride is None and hangs):
-            return GRANTED
-        if self.stride is None:
-            return None
-        if self.value + (self.tickets + 1) * self.stride <= limit:
-            return GRANTED
-        return REFUSED if hangs else None
+        if is_exclusive:
+            return self._hangs and self.exclusive is None
+        if self.is_closed:
+            return StopTraining(f"all workers were stopped, and the model is final: {self!r}")
+        if limit is None or self.value < limit:
+            if self.exclusive is not None:
+                return False
+            if limit is None or self.published_only:
+                return True
+            num, stride = len(self.tickets), self.stride
+            if remote.needs_credits:
+                if remote.has_credit:
+                    return True
+                if remote.state is SourceState.CLOSED:
+                    return StepUnreachableError(
+                        f"no step of {self!r} can be run any more: its source is closed, which "
+                        "gave the credits below the limit. Keep the source open until the "
+                        "sessions have closed."
+                    )
+                # else no other process is granted those steps either
+                if self.value + num * (stride or 1) < limit:
+                    return False
+            elif self.unread is not None:
+                return False
+            elif not num or (
+                self._hangs if stride is None else self.value + (num + 1) * stride <= limit
+            ):
+                return True
+            if not self._hangs:
+                return False
+        return StopTraining(f"{self.name} has reached its limit: {self!r}")
+
+    @property
+    def _hangs(self) -> bool:
+        """Whether waiting for the end of the runs under way is in vain."""
+        return self.tickets <= self.abandoned
 
     def _grant(self) -> Ticket:
         self.grants = grants = self.grants + 1
-        value = self.value if self.unread_runs == self.read_runs else None
-        ticket = Ticket(self.epoch, value, 0 if self.tickets else grants, self.num_taken)
-        self.tickets += 1
-        if self.remote is not None and self.limit is not None:
+        value = self.value if self.unread is None else None
+        ticket = Ticket(self.epoch, value, 0 if self.tickets else grants)
+        self.tickets.add(ticket)
+        if self.remote.needs_credits and self.limit is not None:
             ticket.terms = self.remote.spend()
         return ticket
 
@@ -307,22 +258,24 @@ class Gate:
             StopTraining: the limit is reached, or no run takes a step any more.
             StepUnreachableError: it is not, but other processes grant no more credits.
         """
-        answer = ticket = None
+        ticket: Ticket | None = None
+        answer: bool | Exception = False
         with self.lock:
             if not self.askers:
-                is_free = self.limit is None and not (self.is_exclusive or self.is_closed)
-                answer = GRANTED if is_free else self._answer(is_exclusive=False)
-                if answer is GRANTED:
+                is_free = self.limit is None and not (self.exclusive or self.is_closed)
+                answer = is_free or self._answer(is_exclusive=False)
+                if answer is True:
                     ticket = self._grant()
-        if self.remote is not None:
-            self._ask_for_credits(self.remote)
-        if ticket is None and answer is not None:
-            raise self._refusal(answer)
+        if self.remote.needs_credits:
+            self._ask_for_credits()
+        if ticket is None and isinstance(answer, Exception):
+            raise answer
         return ticket
 
-    def _ask_for_credits(self, remote: Remote) -> None:
-        is_below = self.limit is not None and self.value < self.limit and not self.is_closed
-        if remote.is_short and is_below:
+    def _ask_for_credits(self) -> None:
+        remote, limit = self.remote, self.limit
+        is_below = limit is not None and self.value < limit and not self.is_closed
+        if is_below and remote.credits <= remote.low_water:
             remote.look_again()
 
     async def take_ticket(self, stop: Stop | None = None) -> Ticket:
@@ -330,51 +283,64 @@ class Gate:
 
         Cancellation safe. It raises as `take_ticket_nowait`, and StopTraining at the stop.
         """
-        ticket = self.take_ticket_nowait()
-        if ticket is not None:
-            return ticket
-        answer = (await self._ask(is_exclusive=False, stop=stop)).answer
-        if isinstance(answer, Ticket):
-            if answer.epoch >= self.first_epoch:
-                return answer
-            self.give_back(answer)  # the step was restarted before this task went on
-            return await self.take_ticket(stop)
-        if answer is not None:
-            raise self._refusal(answer)
-        raise StopTraining(f"a stop was requested while waiting to run a step of {self.name}")
+        while True:
+            ticket: Ticket = self.take_ticket_nowait() or await self.ask(stop)
+            if ticket in self.tickets:
+                return ticket
+            self.give_back(ticket)  # the step was restarted before this task went on
 
-    def _refusal(self, answer: Sentinel) -> Exception:
-        if answer is CUT_OFF:
-            return StepUnreachableError(
-                f"no step of {self!r} can be run any more: its source is closed, which gave the "
-                "credits below the limit. Keep the source open until the sessions have closed."
+    async def ask(
+        self,
+        stop: Stop | None,
+        *,
+        is_exclusive: bool = False,
+        timeout: float | None = None,
+        ends_at_stop: bool = True,
+    ) -> Any:
+        """Stand in the queue for a ticket, or for the exclusive side: for what ends that."""
+        engine, holder = current_engine(), self.holder
+        if holder is not None and holder[0] is engine.current_task():
+            wants = "asks for global_step.exclusive() again" if is_exclusive else "runs a step"
+            instead = "leave that out" if is_exclusive else "run the step after it"
+            raise RuntimeError(
+                f"this task is in {holder[1]} of {self!r}, and {wants}: it would wait for itself, "
+                f"for ever. Within {holder[1]} no step of that model runs; {instead}"
             )
-        if self.is_closed:
-            return StopTraining(f"all workers were stopped, and the model is final: {self!r}")
-        return StopTraining(f"{self.name} has reached its limit: {self!r}")
-
-    async def take_exclusive(
-        self, *, stop: Stop | None = None, timeout: float | None = None, ends_at_stop: bool = True
-    ) -> Callable[[], None]:
-        """Wait until no run is under way; returns what lets runs go on, from any thread."""
-        asker = await self._ask(
-            is_exclusive=True, stop=stop, timeout=timeout, ends_at_stop=ends_at_stop
-        )
-        if asker.answer is None and asker.slot.value is STOPPED:
-            raise StopTraining(f"a stop was requested while runs were under way: {self!r}")
+        slot = Slot(engine, f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}")
+        asker = Asker(slot, is_exclusive)
+        until = math.inf if timeout is None else engine.now() + timeout
+        with self.changing():
+            self.askers.append(asker)
+        try:
+            try:
+                # a side task's own stop ends it also where none is given
+                with EndsAtStop(slot, stop) if ends_at_stop else nullcontext():
+                    await engine.park(slot, until)
+            finally:
+                with self.changing():
+                    if asker.answer is None:
+                        self.askers.remove(asker)
+        except BaseException:  # a cancellation, perhaps after the answer: that is passed on
+            if isinstance(asker.answer, Ticket):
+                self.give_back(asker.answer)
+            elif is_exclusive:
+                self._release(asker)
+            raise
+        if isinstance(asker.answer, Exception):
+            raise asker.answer
+        if asker.answer is None and slot.value is STOPPED:
+            what = "runs were under way" if is_exclusive else "waiting to run a step"
+            raise StopTraining(f"a stop was requested while {what}: {self!r}")
         if asker.answer is None:
             raise TimeoutError(
                 f"the runs that are under way have not ended within {timeout} s: {self!r}"
             )
-        return self._releasing(asker)
+        return asker.answer
 
-    def _releasing(self, asker: Asker) -> Callable[[], None]:
-        def release() -> None:
-            with self.changing():
-                if asker.answer is GRANTED:
-                    asker.answer, self.is_exclusive = None, False
-
-        return release
+    def _release(self, asker: Asker) -> None:
+        with self.changing():
+            if self.exclusive is asker:
+                self.exclusive = None
 
     @contextmanager
     def held_here(self, what: str) -> Iterator[None]:
@@ -390,56 +356,6 @@ class Gate:
             if self.holder is holder:
                 self.holder = None
 
-    def _refuse_to_wait_for_itself(self, engine: Engine, *, is_exclusive: bool) -> None:
-        holder = self.holder
-        if holder is None or holder[0] is not engine.current_task():
-            return
-        wants = "asks for global_step.exclusive() again" if is_exclusive else "runs a step"
-        instead = "leave that out" if is_exclusive else "run the step after it"
-        raise RuntimeError(
-            f"this task is in {holder[1]} of {self!r}, and {wants}: it would wait for itself, for "
-            f"ever. Within {holder[1]} no step of that model runs; {instead}"
-        )
-
-    async def _ask(
-        self,
-        *,
-        is_exclusive: bool,
-        stop: Stop | None,
-        timeout: float | None = None,
-        ends_at_stop: bool = True,
-    ) -> Asker:
-        """Stand in the queue until there is an answer, or a stop, or the time is over."""
-        engine = current_engine()
-        self._refuse_to_wait_for_itself(engine, is_exclusive=is_exclusive)
-        slot = Slot(engine, f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}")
-        asker = Asker(slot, is_exclusive)
-        until = math.inf if timeout is None else engine.now() + timeout
-        with self.changing():
-            self.askers.append(asker)
-        try:
-            # a side task's own stop ends it also where none is given
-            with EndsAtStop(slot, stop) if ends_at_stop else nullcontext():
-                await engine.park(slot, until)
-        except BaseException:
-            self._withdraw(asker)
-            raise
-        if slot.value in (STOPPED, TIMED_OUT):  # the answer may have come all the same
-            with self.changing():
-                if asker.answer is None:
-                    self.askers.remove(asker)
-        return asker
-
-    def _withdraw(self, asker: Asker) -> None:
-        """A task that asked was cancelled, perhaps after the answer: that is passed on."""
-        with self.changing():
-            if asker.answer is None:
-                self.askers.remove(asker)
-            elif isinstance(asker.answer, Ticket):
-                self._take_back(asker.answer)
-            elif asker.is_exclusive:
-                self.is_exclusive = False
-
     def settle(
         self, ticket: Ticket, after: int | Sentinel | None = None, kept: Kept | None = None
     ) -> int | None:
@@ -450,57 +366,45 @@ class Gate:
         Returns:
             The step that the run made; None if it made none that counts, or that is known.
         """
+        made: int | None = None
+        news: News = []
         with self.lock:
-            epoch = self.epoch
-            made = self._settle(ticket, after, kept)
-            news: News | tuple[()] = ()
+            try:
+                self.tickets.remove(ticket)
+            except KeyError:  # its step was lost, and so was its place
+                self.void.discard(ticket)
+                after = None
+            if after is ADVANCED:
+                self.value = made = self.value + 1
+            elif isinstance(after, int):
+                made = after
+                if not self._take_value(made, ticket.epoch, ticket.value):
+                    self.unread = ticket
+            elif after is not None:  # UNREAD
+                self.unread = ticket
+            if made is not None:
+                was_alone = ticket.was_alone_at == self.grants
+                if kept is not None:
+                    self._keep(made, kept, is_alone=was_alone)
+                # where others move it too, an advance says nothing of the run
+                is_shared = self.published_only or self.remote.source is not None
+                if was_alone and ticket.value is not None and not is_shared:
+                    self.lone, advance = made, made - ticket.value
+                    if advance > (self.stride or 0):
+                        self.stride = advance
             waiters = self.waiters
-            if self.askers or (waiters and waiters[0][0] <= self.value) or epoch != self.epoch:
-                news = self._news_of_epoch(epoch)
+            if (
+                self.askers
+                or (waiters and waiters[0][0] <= self.value)
+                or self.epoch != self.told[1]
+            ):
+                news = self._news()
         for slot, value in news:
             slot.wake(value)
-        if self.remote is not None:
-            self._ask_for_credits(self.remote)
-        if self.unread_runs != self.read_runs and self.is_watched:  # since a moment ago
+        if self.remote.needs_credits:
+            self._ask_for_credits()
+        if self.unread is not None and self.is_watched:  # since a moment ago
             self.refresh()
-        return made
-
-    def _news_of_epoch(self, before: int) -> News:
-        news = self._news()
-        return news if before == self.epoch else news + self._take_watchers()
-
-    def _settle(
-        self, ticket: Ticket, after: int | Sentinel | None, kept: Kept | None = None
-    ) -> int | None:
-        if ticket.is_settled:
-            return None
-        ticket.is_settled = True
-        if ticket.epoch < self.first_epoch:  # its step was lost, and so was its place
-            if self.remote is not None:
-                self.remote.forget_void(ticket.epoch, ticket.lost_in)
-            return None
-        self.tickets -= 1
-        if ticket.is_abandoned:
-            self.abandoned -= 1
-        if after is ADVANCED:
-            self.value = made = self.value + 1
-        elif after is None:
-            return None
-        elif isinstance(after, Sentinel):  # UNREAD
-            self.unread_runs += 1
-            return None
-        else:
-            made = after
-            if not self._take_value(made, ticket.epoch, ticket.num_taken):
-                self.unread_runs += 1
-        was_alone = ticket.was_alone_at == self.grants
-        if kept is not None:
-            self._keep(made, kept, is_alone=was_alone)
-        # where others move it too, an advance says nothing of the run
-        if was_alone and ticket.value is not None and not self.is_moved_by_others:
-            self.lone, advance = made, made - ticket.value
-            if advance > (self.stride or 0):
-                self.stride = advance
         return made
 
     def _keep(self, made: int, kept: Kept, *, is_alone: bool) -> None:
@@ -522,13 +426,10 @@ class Gate:
 
     def give_back(self, ticket: Ticket) -> None:
         """Give a ticket back whose run has not begun: others may have it."""
-        with self.changing():
-            self._take_back(ticket)
-
-    def _take_back(self, ticket: Ticket) -> None:
-        self._settle(ticket, None)
-        if self.remote is not None:
-            self.remote.refund(ticket.terms)
+        with self.lock:
+            if ticket in self.tickets:
+                self.remote.refund(ticket.terms)
+        self.settle(ticket)
 
     def abandon(self, ticket: Ticket) -> None:
         """The run of this ticket is not waited for any longer; a thread may still settle it.
@@ -537,30 +438,21 @@ class Gate:
         given without it.
         """
         with self.changing():
-            if ticket.is_settled or ticket.is_abandoned:
-                return
-            ticket.is_abandoned = True
-            ticket.lost_in = 0 if self.remote is None else self.remote.num_forgets
-            if ticket.epoch >= self.first_epoch:
-                self.abandoned += 1
-            elif self.remote is not None:
-                self.remote.num_lost += 1
+            self.abandoned = (self.abandoned | {ticket}) & (self.tickets | self.void)
 
     # --- the value --------------------------------------------------------------------------------
 
     def publish(self, value: int | Sentinel, epoch: int | None, kept: Kept | None = None) -> None:
         """Take note of a step that was said, perhaps late; one of another epoch is outdated."""
         with self.changing():
-            if epoch not in (None, self.epoch):
-                return
-            made = self.value + 1 if isinstance(value, Sentinel) else value
-            self.value = max(self.value, made)
-            self.num_taken += 1
-            if kept is not None:
-                self._keep(made, kept, is_alone=True)
+            if epoch in (None, self.epoch):
+                made = self.value + 1 if isinstance(value, Sentinel) else value
+                self.value = max(self.value, made)
+                if kept is not None:
+                    self._keep(made, kept, is_alone=True)
 
-    def _take_value(self, value: int, epoch: int, num_taken: int) -> bool:
-        """Take note of a step that was read, in this epoch and since so many values were taken.
+    def _take_value(self, value: int, epoch: int, before: int | None) -> bool:
+        """Take note of a step that was read, since the gate was in this epoch, at another value.
 
         Where a variable of this process holds the step, it is followed back, too: a read that
         began after the last value was taken is newer than that. Of two that overlapped either may
@@ -569,42 +461,28 @@ class Gate:
         Returns:
             False if it must be read again, to know.
         """
-        goes_back = value < self.value
-        # once the gate is closed, a model that is brought back is no training: that step stays
-        if self.reader is None or self.is_moved_by_others or self.is_closed:
-            if goes_back:
-                return True
-        elif epoch != self.epoch or (goes_back and num_taken != self.num_taken):
+        if epoch != self.epoch:
             return False
-        elif goes_back:
+        if value < self.value:
+            is_shared = self.published_only or self.remote.source is not None
+            # once the gate is closed, a model that is brought back is no training: that step stays
+            if self.reader is None or is_shared or self.is_closed:
+                return True
+            if before != self.value:
+                return False
             self.epoch += 1  # runs under way go on, and move the step from there
         self.value = value
-        self.num_taken += 1
         return True
 
     def restart(self, value: int) -> None:
         """Begin a new epoch: the step may have gone back; tickets of the old one are void."""
-        with self.lock:
-            if self.remote is not None:
-                self.remote.restarted(self.tickets, self.abandoned)
+        with self.changing():
             self.epoch += 1
-            self.first_epoch = self.epoch
             self.value = value
-            self.kept, self.lone = (-1, None), -1
-            self.num_taken += 1
-            self.read_runs = self.unread_runs
-            self.tickets = self.abandoned = 0
-            news = self._news() + self._take_watchers()
-        self._deliver(news)
-
-    def raise_limit(self, step: int) -> None:
-        """Start no run that could move the step beyond `step`; the largest limit applies."""
-        with self.lock:
-            self.limit = step if self.limit is None else max(self.limit, step)
-            news = self._news() + self._take_watchers()
-        self._deliver(news)
-        if self.unread_runs != self.read_runs:
-            self.refresh()
+            self.kept, self.lone, self.unread = (-1, None), -1, None
+            self.void |= self.tickets
+            self.tickets.clear()
+            self.remote.void_credits()
 
     @property
     def is_at_limit(self) -> bool:
@@ -614,103 +492,56 @@ class Gate:
     @property
     def is_watched(self) -> bool:
         """Whether a limit or a waiter depends on the step after each run."""
-        return self.limit is not None or self.num_waiters > 0
-
-    def read_by(
-        self,
-        read: Callable[[], int | None] | None,
-        instead_of: Callable[[], int | None] | None = None,
-    ) -> None:
-        """Have the step of unread runs read by this function, in the thread that asks for it.
-
-        If it is to replace a function that is not the present one, nothing changes.
-        """
-        if instead_of is None or self.reader == instead_of:
-            self.reader = read
+        return self.limit is not None or bool(self.waiters)
 
     def reread(self) -> None:
         """The step may have moved otherwise than by a run: it is read when it is asked for."""
-        with self.lock:
-            self.unread_runs += 1
+        self.unread = object()
         if self.is_watched:
             self.refresh()
 
     def refresh(self) -> None:
         """Read the step of runs that have ended unread; where that fails, the last one stands."""
-        while not self._read_once():
-            pass  # others took a value meanwhile, and either may be the newer one
-
-    def _read_once(self) -> bool:
-        with self.lock:
-            seen, epoch, num_taken = self.unread_runs, self.epoch, self.num_taken
-            read = self.reader if seen != self.read_runs else None
-        value = None
-        try:
-            if read is not None:
-                value = read()
-        except Exception as error:  # a lost session; its runs raise, too
-            logger.info("%s could not be read: %r", self.name, error)
-        with self.lock:
-            before, is_known = self.epoch, True
-            if value is not None and epoch >= self.first_epoch:
-                is_known = self._take_value(value, epoch, num_taken)
-            if is_known:
-                self.read_runs = max(self.read_runs, seen)
-            news = self._news_of_epoch(before)
-        self._deliver(news)
-        return is_known
+        is_known = False
+        # else others took a value meanwhile, and either may be the newer one
+        while (unread := self.unread) is not None and not is_known:
+            epoch, before, read, value = self.epoch, self.value, self.reader, None
+            try:
+                value = None if read is None else read()
+            except Exception as error:  # a lost session; its runs raise, too
+                logger.info("%s could not be read: %r", self.name, error)
+            with self.changing():
+                is_known = value is None or self._take_value(value, epoch, before)
+                if is_known and self.unread is unread:
+                    self.unread = None
 
     # --- waits ------------------------------------------------------------------------------------
 
-    def description(self, step: int) -> str:
-        """What a slot waits for, in words. Waiters of a step share one text."""
-        if self._described[0] != step:
-            self._described = step, f"{self.name} {step}"
-        return self._described[1]
-
-    def wait(self, step: float, waiter: Waiter) -> None:
-        """Join those that wait for a step."""
+    def wait(self, step: float, waiter: Waiter, slot: Slot, worker: Worker | None = None) -> None:
+        """Join those that wait for a step; or wait on in another slot, as a worker from now on."""
         with self.changing():
-            heapq.heappush(self.waiters, (step, self._order, waiter))
-            self._order += 1
-            self.num_waiters += 1
-            if waiter.worker is not None:
-                self._count_wait(waiter.worker, 1)
-        self._warn_if_all_wait(waiter)
-
-    def wait_as_worker(self, waiter: Waiter, slot: Slot, worker: Worker | None) -> bool:
-        """A waiter goes on to wait in another slot, from now on as the worker, if there is one.
-
-        Returns False if it was woken at this very moment.
-        """
-        with self.changing():
-            if waiter.is_gone:
-                return False
-            waiter.slot = slot
-            if worker is not None:
-                waiter.worker, worker.body_waits_since = worker, worker.num_runs
-                self._count_wait(worker, 1)
-        self._warn_if_all_wait(waiter)
-        return True
-
-    def _warn_if_all_wait(self, waiter: Waiter) -> None:
-        """One more worker waits, and none of those that are open is left to bring its step."""
-        is_fed = self.remote is not None and self.remote.source is not None
-        if waiter.worker is None or waiter.slot.is_woken or is_fed:
-            return
-        with self.lock:
-            all_wait = self._all_wait()
-        if all_wait:
-            what = waiter.slot.what
-            logger.warning("All open workers wait for %s or another step: %r", what, self)
+            waits_on = waiter.place is not None
+            if waiter.place is None:
+                self.num_asked += 1
+                waiter.place = step, self.num_asked
+                insort(self.waiters, (*waiter.place, waiter))
+            if waiter.value is None:
+                waiter.slot, waiter.worker = slot, worker
+                if worker is not None:
+                    self._count_wait(worker, 1)
+                    worker.body_waits = worker.body_waits or waits_on
+            is_alone = worker is not None and self.remote.source is None
+            all_wait = is_alone and all(each.is_waiting for each in self.workers)
+        if waiter.value is not None:
+            slot.wake(waiter.value)
+        elif all_wait and not slot.is_woken:
+            logger.warning("All open workers wait for %s or another step: %r", slot.what, self)
 
     def leave(self, waiter: Waiter) -> None:
-        """A task waits no more; its entry goes when it would be due, or when half are gone."""
+        """A task waits no more."""
         with self.lock:
-            self._take(waiter, None, [])
-            if self.num_waiters < len(self.waiters) // 2:
-                self.waiters = [entry for entry in self.waiters if not entry[2].is_gone]
-                heapq.heapify(self.waiters)
+            if waiter.place is not None and waiter.value is None:
+                self._take([(*waiter.place, waiter)], STOPPED)
 
     def watch(self, slot: Slot, step: float) -> Callable[[], None]:
         """Wake the slot at that step, and when the limit changes or the step goes back.
@@ -718,83 +549,43 @@ class Gate:
         It does not count as a wait for a step: the task's session may make its next run. Returns a
         function that ends this.
         """
-        waiter = Waiter(slot, None)
-        with self.lock:
-            self._watchers.append(slot)
-        self.wait(step, waiter)
+        waiter = Waiter(is_watching=True)
+        self.wait(step, waiter, slot)
+        return partial(self.leave, waiter)
 
-        def forget() -> None:
-            self.leave(waiter)
-            with self.lock:
-                if slot in self._watchers:
-                    self._watchers.remove(slot)
-
-        return forget
-
-    def _take_watchers(self) -> News:
-        watchers, self._watchers = self._watchers, []
-        return [(slot, self.value) for slot in watchers]
-
-    def take_failing(self, value: Sentinel) -> News:
-        """Those that end where no news of other processes arrive; with the lock held."""
-        news: News = []
-        for _, _, waiter in sorted(self.waiters):
-            if waiter.fails_on_loss:
-                self._take(waiter, value, news)
+    def _take(self, waiters: Iterable[tuple[float, int, Waiter]], value: Any) -> News:
+        """These wait no more, and their workers train from now on, not when their tasks run."""
+        news = []
+        for step, order, waiter in [*waiters]:
+            del self.waiters[bisect_left(self.waiters, (step, order))]
+            waiter.value = value
+            if waiter.worker is not None:
+                self._count_wait(waiter.worker, -1)
+            news.append((waiter.slot, value))
         return news
 
-    def _take(self, waiter: Waiter, value: Any, news: News) -> None:
-        """The waiter waits no more; its entry may stay in the heap."""
-        if waiter.is_gone:
-            return
-        waiter.is_gone, waiter.value = True, value
-        self.num_waiters -= 1
-        if waiter.worker is not None:  # at once, not when its task runs: it trains from now on
-            self._count_wait(waiter.worker, -1)
-        news.append((waiter.slot, value))
-
     def _count_wait(self, worker: Worker, change: int) -> None:
-        was_waiting = worker.waits > 0
         worker.waits += change
-        if worker.waits == 0:
-            worker.body_waits_since = -1
-        if worker in self.workers:
-            self._num_waiting += (worker.waits > 0) - was_waiting
-
-    def _all_wait(self) -> bool:
-        """Whether every open worker waits itself."""
-        if self._num_waiting != len(self.workers):
-            return False
-        return not any(worker.runs_elsewhere for worker in self.workers)
+        worker.body_waits = worker.body_waits and worker.waits > 0
 
     def _may_come(self) -> bool:
         """Whether some worker does not wait, or others are expected to open.
 
         With their number known, until that many have opened; else until one has closed.
         """
-        if self.is_final or (self.remote is not None and self.remote.is_closed):
+        if self.is_final or self.remote.state is SourceState.CLOSED:
             return False
-        if not self._all_wait():
-            return True
         opened, expected = self.num_opened, self.num_workers
+        if not all(each.is_waiting for each in self.workers):
+            return True
         if opened < expected if expected else opened <= len(self.workers):
             return True
         # one that timed out, or that was stopped, has been woken and may still train
-        return any(
-            each.worker is not None and each.slot.is_woken
-            for _, _, each in self.waiters
-            if not each.is_gone
-        )
+        return any(each.worker is not None and each.slot.is_woken for _, _, each in self.waiters)
 
     def is_alone(self, worker: Worker) -> bool:
         """Whether this is the only open worker, and no others are announced."""
-        is_only = len(self.workers) == 1 and worker in self.workers
-        return is_only and self.num_opened >= (self.num_workers or 0)
-
-    def finish(self) -> None:
-        """The step will not move again: current and later waits for it end."""
-        with self.changing():
-            self.is_final = True
+        return [*self.workers] == [worker] and self.num_opened >= (self.num_workers or 0)
 
     def set_waiting(self, worker: Worker, is_waiting: bool) -> None:
         """Record whether an open worker makes no steps for now."""
@@ -819,9 +610,8 @@ class Gate:
 
     def close(self, worker: Worker) -> None:
         """The session moves the step no more; waits for steps that cannot come now end."""
-        with self.lock:
-            news = self._close(worker)
-        self._deliver(news)
+        with self.changing():
+            self._close(worker)
 
     def drop(self, worker: Worker) -> None:
         """As `close`, for the garbage collector, which may interrupt any code."""
@@ -830,25 +620,22 @@ class Gate:
                 start_new_thread(self.close, (worker,))  # `Thread` has locks of its own
             return
         try:
-            news = self._close(worker)
+            self._close(worker)
+            news = self._news()
         finally:
             self.lock.release()
         for slot, value in news:
             slot.engine.wake_from_signal(slot, value)
 
-    def _close(self, worker: Worker) -> News:
+    def _close(self, worker: Worker) -> None:
         if worker.stop is not None:
             worker.stop.leave()
-        if worker in self.workers:
-            del self.workers[worker]
-            self._num_waiting -= worker.waits > 0
+        self.workers.pop(worker, None)
         if not self.workers:
             # the next one to open begins another training, with a limit of its own
             self.limit, self.is_closed, self.kept = None, False, (-1, None)
-            if self.remote is not None:
-                self.remote.void_credits()
+            self.remote.void_credits()
             self.stop.clear()
-        return self._news()
 
     def stop_all(self, reason: StopReason, apart_from: Stop | None = None) -> StopReason:
         """Stop all open workers, and those that open before the last of them has closed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,8 +89,6 @@ class GlobalStep(FedStep):
             step.publish(10)                     # from any thread
     """
 
-    __slots__ = ("__weakref__", "body", "gate", "stop", "worker")
-
     gate: Gate
     """How sessions run steps on it; the same one for all handles of one step."""
     stop: Stop | None
@@ -113,7 +112,7 @@ class GlobalStep(FedStep):
             expected = "at least 1, or None if unknown"
             num_workers = integer("num_workers", num_workers, least=1, expected=expected)
         self.gate = Gate(value, name, math.inf if multi_process else num_workers)
-        self.gate.published_only = self.gate.is_moved_by_others = published_only
+        self.gate.published_only = published_only
         self.stop = self.worker = self.body = None
 
     def bound(
@@ -125,9 +124,8 @@ class GlobalStep(FedStep):
             body: as `worker`, for long waits in the body of its block: not those of other tasks,
                 nor where other tasks run its steps, nor with a timeout.
         """
-        handle = GlobalStep.__new__(GlobalStep)
-        handle.gate, handle.stop = self.gate, stop
-        handle.worker, handle.body = worker, body
+        handle = copy(self)
+        handle.stop, handle.worker, handle.body = stop, worker, body
         return handle
 
     def __repr__(self) -> str:
@@ -142,7 +140,7 @@ class GlobalStep(FedStep):
     def value(self) -> int:
         """The last step published in this epoch; read again where a graph's runs have moved it."""
         gate = self.gate
-        if gate.unread_runs != gate.read_runs:
+        if gate.unread is not None:
             gate.refresh()
         return gate.value
 
@@ -208,86 +206,71 @@ class GlobalStep(FedStep):
             StepUnreachableError: no session is left that could bring it.
         """
         engine, gate = current_engine(), self.gate
-        if type(step) is not int:
-            step = integer("step", step, expected="the global step to wait for, an integer")
+        step = integer("step", step, expected="the global step to wait for, an integer")
+        until = math.inf
         if timeout is not None:
             expected = "seconds >= 0, or None"
             number("timeout", timeout, least=0, finite=False, expected=expected)
-        if (value := self.value) >= step:
-            return value
-        if self.stop is not None and self.stop.is_set:
-            raise self._stopped(step)
-        if fails_on_loss and gate.remote is not None and gate.remote.state is SourceState.LOST:
-            raise self._lost(step)
+            until = engine.now() + timeout
+        value: Any = self.value
+        if value >= step:
+            return int(value)
         # a wait that ends by itself, or by another process's update, keeps no worker from training
         is_bounded = timeout is not None or gate.published_only
         in_step = None if is_bounded else self._worker_in_step(engine)
-        if in_step is not None and gate.is_alone(in_step):
+        is_stopped = self.stop is not None and self.stop.is_set
+        if in_step is not None and gate.is_alone(in_step) and not is_stopped:
             raise StepUnreachableError(
                 f"{self.name} {step} can no longer come: this task is in a step of {self!r}, and "
                 "no other session is open that could move it, so it would wait for itself, for "
                 "ever. Wait outside of the step function, between two runs"
             )
-        worker = None if timeout is not None else self.worker or in_step
-        slot = Slot(engine, gate.description(step))
-        waiter = Waiter(slot, worker, fails_on_loss=fails_on_loss)
-        until = math.inf if timeout is None else engine.now() + timeout
+        worker, body = None if timeout is not None else self.worker or in_step, self.body
+        task = engine.current_task()
+        waits: list[tuple[Worker | None, float]] = [(worker, until)]
+        if not (body is None or worker or is_bounded or task is None) and body.task is task:
+            body.has_run = body.is_running or body.is_shared
+            waits = [(None, engine.now() + _PATIENCE_SECS), (body, math.inf)]
+        waiter = Waiter(fails_on_loss=fails_on_loss)
         try:
-            gate.wait(step, waiter)
-            if gate.unread_runs != gate.read_runs:  # by a thread that did not know of this waiter
-                gate.refresh()
-            if not is_bounded and worker is None and self._is_in_body(engine):
-                value = await self._wait_as_body(waiter)
-            else:
+            for worker, until in waits:
+                slot = Slot(engine, f"{self.name} {step}")
                 with EndsAtStop(slot, self.stop):
+                    gate.wait(step, waiter, slot, worker)
+                    gate.refresh()  # of a thread that did not know of this waiter
                     value = await engine.park(slot, until)
+                if value is not TIMED_OUT:
+                    break
         finally:
             gate.leave(waiter)
         if type(value) is int:
             return value
         if value is STOPPED:
-            raise self._stopped(step)
+            raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
         if value is TIMED_OUT:
             raise TimeoutError(f"{self.name} {step} did not come within {timeout} s: {self!r}")
         if value is LOST:
-            raise self._lost(step)
+            raise StepSourceLostError(
+                f"no news of other processes arrives while waiting for {self.name} {step}: {self!r}"
+            )
         raise StepUnreachableError(
             f"{self.name} {step} can no longer come: no session is left to move {self!r}. "
             "Wait for an earlier step, or keep a session open that trains up to it."
         )
-
-    def _is_in_body(self, engine: Engine) -> bool:
-        return self.body is not None and self.body.is_in_body(engine)
-
-    async def _wait_as_body(self, waiter: Waiter) -> Any:
-        """Wait, after a while as the session itself, unless other tasks run its steps."""
-        gate, body, slot = self.gate, self.body, waiter.slot
-        assert body is not None
-        engine, num_runs = slot.engine, body.num_runs
-        with EndsAtStop(slot, self.stop):
-            value = await engine.park(slot, engine.now() + _PATIENCE_SECS)
-        if value is not TIMED_OUT:
-            return value
-        slot = Slot(engine, slot.what)
-        is_own = body.num_runs == num_runs and not (body.is_shared or body.is_running)
-        if not gate.wait_as_worker(waiter, slot, body if is_own else None):
-            return waiter.value
-        with EndsAtStop(slot, self.stop):
-            return await engine.park(slot)
 
     def _worker_in_step(self, engine: Engine) -> Worker | None:
         """The worker whose async step the running task is in; None if it is in none."""
         if not self.gate.tickets:
             return None
         workers = list(self.gate.workers) if self.worker is None else [self.worker]
-        return next((worker for worker in workers if worker.is_in_step(engine)), None)
-
-    def _stopped(self, step: int) -> StopTraining:
-        return StopTraining(f"a stop was requested while waiting for {self.name} {step}")
-
-    def _lost(self, step: int) -> StepSourceLostError:
-        return StepSourceLostError(
-            f"no news of other processes arrives while waiting for {self.name} {step}: {self!r}"
+        # a coroutine is running exactly as long as what it awaits does
+        return next(
+            (
+                worker
+                for worker in workers
+                if worker.engine is engine and getattr(worker.step, "cr_running", False)
+            ),
+            None,
         )
 
     def publish(self, value: int | Sentinel, *, epoch: int | None = None) -> None:
@@ -307,11 +290,14 @@ class GlobalStep(FedStep):
 
     def raise_limit(self, step: int) -> None:
         """Start no run that could move the step beyond `step`; the largest limit applies."""
-        self.gate.raise_limit(step)
+        with self.gate.changing():
+            self.gate.limit = max(step, step if self.gate.limit is None else self.gate.limit)
+        self.gate.refresh()
 
     def close(self) -> None:
         """Record that the step will not move again: current and later waits for it end."""
-        self.gate.finish()
+        with self.gate.changing():
+            self.gate.is_final = True
 
     @async_block("global_step.exclusive()")
     async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
@@ -353,26 +339,26 @@ class GlobalStep(FedStep):
                 "would wait for itself, for ever, as that waits for the end of all steps under "
                 "way. Ask for it outside of the step function, between two runs"
             )
-        return await self.gate.take_exclusive(
-            stop=self.stop, timeout=timeout, ends_at_stop=ends_at_stop
+        release: Callable[[], None] = await self.gate.ask(
+            self.stop, is_exclusive=True, timeout=timeout, ends_at_stop=ends_at_stop
         )
+        return release
 
     def statistics(self) -> GlobalStepStatistics:
         """The state of this step and of the tasks that wait for it, at one moment."""
         gate = self.gate
-        if gate.unread_runs != gate.read_runs:
-            gate.refresh()
+        gate.refresh()
         with gate.lock:
             return GlobalStepStatistics(
                 value=gate.value,
                 epoch=gate.epoch,
                 limit=gate.limit,
                 stride=gate.stride,
-                tickets=gate.tickets,
-                tasks_waiting_for_step=gate.num_waiters,
+                tickets=len(gate.tickets),
+                tasks_waiting_for_step=len(gate.waiters),
                 tasks_waiting_for_ticket=len(gate.askers),
-                is_exclusive=gate.is_exclusive,
+                is_exclusive=gate.exclusive is not None,
                 workers_opened=gate.num_opened,
                 workers_open=len(gate.workers),
-                source=None if gate.remote is None else gate.remote.state,
+                source=gate.remote.state,
             )

@@ -108,14 +108,6 @@ class Remote:
         self.low_water = 0  # at which more credits are asked for
         self.lease_until = math.inf  # when credits expire, by `system_now`
         self.terms = 0  # how often earlier credits became void
-        # runs of older epochs: a source that has not lost its state may still see them after its
-        # step has gone back. Those whose thread may never end are forgotten after a while.
-        self.num_void = self.num_lost = self.num_forgets = 0
-        self.kept_from = 0  # lost runs of earlier epochs were forgotten
-
-    @property
-    def is_closed(self) -> bool:
-        return self.state is SourceState.CLOSED
 
     @property
     def has_credit(self) -> bool:
@@ -137,23 +129,9 @@ class Remote:
         self.terms += 1
         self.credits = self.low_water = 0
 
-    def restarted(self, num_runs: int, num_lost: int) -> None:
-        """The step goes back: the runs under way are of an older epoch from now on."""
-        self.num_void += num_runs
-        self.num_lost += num_lost
-        self.void_credits()
-
-    def forget_void(self, epoch: int, lost_in: int | None) -> None:
-        """A run of an older epoch has ended, which was lost after so many calls to forget."""
-        was_forgotten = lost_in is not None and lost_in < self.num_forgets
-        if not (was_forgotten and epoch < self.kept_from):
-            self.num_void -= 1
-            self.num_lost -= lost_in is not None
-
-    @property
-    def is_short(self) -> bool:
-        """Whether more credits should be asked for, below the limit."""
-        return self.needs_credits and self.credits <= self.low_water
+    def is_of(self, source: StepSource | None) -> bool:
+        """Whether no other source has taken the place of this one; None stands for the present."""
+        return source in (None, self.source)
 
     def look_again(self) -> None:
         """Tell the source that the demand may have changed; without the lock."""
@@ -161,10 +139,12 @@ class Remote:
             self.source.look_again()
 
 
+LOST = Sentinel("LOST")
+"""What a wait that `fails_on_loss` ends with when no updates of other processes arrive."""
+
+
 class FedStep:
     """The part of a `GlobalStep` that the source of other processes' steps calls."""
-
-    __slots__ = ()
 
     gate: Any  # that of the step, which has what is told here about other processes
 
@@ -184,21 +164,17 @@ class FedStep:
                 nothing changes.
         """
         stride = integer("stride", stride, least=1, expected="the steps that a run makes, >= 1")
-        state = None if source is None else SourceState.LIVE
-        with self.gate.lock:
-            remote = _remote_of(self.gate)
-            if instead_of not in (None, remote.source):
+        gate, remote = self.gate, self.gate.remote
+        with gate.lock:
+            if not remote.is_of(instead_of):
                 return
             remote.source, remote.lease_until = source, math.inf
-            self.gate.is_moved_by_others = source is not None or self.gate.published_only
             grants = source is not None and source.grants_credits
-            remote.needs_credits = grants and not self.gate.published_only
+            remote.needs_credits = grants and not gate.published_only
             remote.void_credits()
             if source is not None:
-                self.gate.stride = stride
-        self.set_source_state(state, source=source)
-        if source is not None:
-            source.look_again()
+                gate.stride = stride
+        self.set_source_state(None if source is None else SourceState.LIVE, source=source)
 
     def set_source_state(
         self, state: SourceState | None, reason: str = "", *, source: StepSource | None = None
@@ -212,47 +188,39 @@ class FedStep:
             source: the caller, if another one may have taken its place by now: then nothing
                 changes.
         """
-        gate = self.gate
-        with gate.lock:
-            remote = _remote_of(gate)
-            if source not in (None, remote.source):
+        gate, remote = self.gate, self.gate.remote
+        with gate.changing():
+            if not remote.is_of(source):
                 return
             before, remote.state = remote.state, state
-            failing = gate.take_failing(LOST) if state is SourceState.LOST else []
         # not that the last session here has closed, or the first one opened
         if before is not state and state is not None and (before or state is not SourceState.LIVE):
             level = logging.WARNING if state is SourceState.LOST else logging.INFO
             why = reason and f": {reason}"
             logger.log(level, "The source of %s is %s%s", gate.name, state.value, why)
-        for slot, value in failing:
-            slot.wake(value)
-        with gate.changing():
-            pass
 
     def demand(self) -> Demand:
         """What is needed from other processes now; for the source."""
-        gate = self.gate
+        gate, remote = self.gate, self.gate.remote
         with gate.lock:
-            remote, limit = _remote_of(gate), gate.limit
-            waited = [step for step, _, waiter in gate.waiters if not waiter.is_gone]
-            needs = remote.needs_credits and limit is not None
-            if limit is not None and needs and not gate.is_at_limit:
-                waited.append(limit)
-            next_step = min(waited, default=math.inf)
-            num_short = 0
-            if needs and remote.credits == 0 and not gate.is_exclusive:
-                # not those that wait behind one that asks for the exclusive side
-                num_short = sum(1 for _ in takewhile(lambda a: not a.is_exclusive, gate.askers))
+            limit, num_short = gate.limit, 0
+            next_step = gate.waiters[0][0] if gate.waiters else math.inf
+            if remote.needs_credits and limit is not None:
+                if not gate.is_at_limit:
+                    next_step = min(next_step, limit)
+                if remote.credits == 0 and gate.exclusive is None:
+                    # not those that wait behind one that asks for the exclusive side
+                    num_short = sum(1 for _ in takewhile(lambda a: not a.is_exclusive, gate.askers))
             return Demand(
                 next_step=next_step,
                 limit=limit,
                 num_short=num_short,
                 num_spare=remote.credits,
-                num_out=gate.tickets + remote.num_void,
+                num_out=len(gate.tickets) + len(gate.void),
                 num_granted=gate.grants,
                 workers_open=len(gate.workers),
                 epoch=gate.epoch,
-                num_lost=remote.num_lost,
+                num_lost=len(gate.void & gate.abandoned),
             )
 
     def grant(
@@ -277,12 +245,11 @@ class FedStep:
             True if it took them. It takes none of another epoch, with a lower limit or no limit,
             or from a source that no longer feeds the step, and gives back no more than there is.
         """
-        gate = self.gate
+        gate, remote = self.gate, self.gate.remote
         with gate.changing():
-            remote = _remote_of(gate)
-            if not remote.needs_credits or gate.limit is None or epoch != gate.epoch:
+            if not (remote.needs_credits and remote.is_of(source)):
                 return False
-            if source not in (None, remote.source) or (limit is not None and limit > gate.limit):
+            if gate.limit is None or epoch != gate.epoch or (limit or 0) > gate.limit:
                 return False
             if remote.credits + runs < 0:
                 return False
@@ -297,23 +264,10 @@ class FedStep:
         Never called, there is no such time.
         """
         with self.gate.changing():
-            _remote_of(self.gate).lease_until = until
+            self.gate.remote.lease_until = until
 
     def forget_lost(self, epoch: int) -> None:
         """Count lost runs of older epochs no longer, unless this one is over by now."""
         with self.gate.lock:
-            remote = _remote_of(self.gate)
             if epoch == self.gate.epoch:
-                remote.num_void -= remote.num_lost
-                remote.num_lost, remote.kept_from = 0, self.gate.first_epoch
-                remote.num_forgets += 1
-
-
-LOST = Sentinel("LOST")
-"""What a wait that `fails_on_loss` ends with when no updates of other processes arrive."""
-
-
-def _remote_of(gate: Any) -> Remote:
-    remote: Remote = gate.remote or Remote()
-    gate.remote = remote
-    return remote
+                self.gate.void -= self.gate.abandoned

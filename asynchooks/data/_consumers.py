@@ -142,7 +142,7 @@ class Consumers:
             return False
         if reader._phase is not Phase.OPEN:
             return False
-        training = handle.global_step.gate.training
+        training = handle.global_step.gate
         return training is not self._ended_in and handle.keep_open(self.close_unused)
 
     async def close_unused(self) -> None:

@@ -30,7 +30,7 @@ class TrainingEnd(Stop):
     @property
     def training(self) -> object:
         """The training that ends, for comparison with others."""
-        return self._step.gate.training
+        return self._step.gate
 
     def add(self, slot: Slot) -> None:
         self.stop.add(slot)

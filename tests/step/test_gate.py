@@ -152,8 +152,7 @@ def test_exclusive_waits_for_runs_and_holds_later_askers_back() -> None:
 def test_a_stop_ends_the_wait_for_a_run_and_leaves_the_queue(is_exclusive: bool) -> None:
     step, stop = near_limit(0, 5, stride=None), Stop()
     first = take(step)
-    call = step.gate.take_exclusive if is_exclusive else step.gate.take_ticket
-    stopped, successor = Call(call, stop=stop), ask(step)
+    stopped, successor = Call(step.gate.ask, stop, is_exclusive=is_exclusive), ask(step)
     stop.set()
     assert isinstance(stopped.outcome, StopTraining)
     what = "while runs were under way" if is_exclusive else "while waiting to run a step"
@@ -304,7 +303,7 @@ def test_a_waiter_sees_an_unread_run_that_did_not_know_of_it() -> None:
             graph.run()
         return seen
 
-    graph.step.gate.read_by(read_and_run_once)
+    graph.step.gate.reader = read_and_run_once
     graph.run()
     assert Call(graph.step.wait_for, 2).outcome == 2
 
@@ -326,7 +325,7 @@ def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> No
             graph.run()
         return seen
 
-    graph.step.gate.read_by(read_and_run)
+    graph.step.gate.reader = read_and_run
     graph.run()
     assert [graph.step.value for _ in range(4)] == [1, 2, 3, 3]
 
@@ -351,7 +350,7 @@ def test_nobody_runs_near_a_limit_while_a_step_is_read() -> None:
         tried.append(is_open(graph.step))
         return 2
 
-    graph.step.gate.read_by(read)
+    graph.step.gate.reader = read
     run(graph.step, UNREAD)
     assert (tried, graph.step.value) == ([False], 2)
 
@@ -374,19 +373,18 @@ def test_a_reader_that_raises_leaves_the_last_step_and_keeps_nobody_waiting(
 
 def test_a_reader_that_does_not_count_leaves_the_last_step() -> None:
     graph = Graph()
-    graph.step.gate.read_by(lambda: None)
+    graph.step.gate.reader = lambda: None
     graph.run()
     assert graph.step.value == 0
     graph.step.raise_limit(1)
     assert is_open(graph.step)
 
 
-def test_a_reader_is_replaced_by_whoever_has_set_it() -> None:
+def test_without_a_reader_the_last_step_stands() -> None:
     graph = Graph()
     graph.run(2)
-    graph.step.gate.read_by(None, instead_of=lambda: 9)
     assert graph.step.value == 2
-    graph.step.gate.read_by(None, instead_of=graph.read)
+    graph.step.gate.reader = None
     graph.run()
     assert graph.step.value == 2
 
@@ -401,7 +399,7 @@ def test_a_restart_forgets_unread_runs_and_what_is_read_meanwhile() -> None:
         graph.step.restart(2)
         return 9
 
-    graph.step.gate.read_by(read_slowly)
+    graph.step.gate.reader = read_slowly
     graph.run()
     assert (graph.step.value, graph.step.epoch) == (2, 2)
 
@@ -443,9 +441,9 @@ def test_a_model_that_is_brought_back_after_the_end_takes_no_step_back() -> None
 def test_only_a_worker_whose_wait_has_just_ended_may_still_train(is_of_worker: bool) -> None:
     gate, slots = GlobalStep(num_workers=1).gate, [Slot(Trampoline(), "a test") for _ in range(2)]
     worker = gate.open()
-    gate.wait(9, Waiter(slots[1], None))
+    gate.wait(9, Waiter(), slots[1])
     slots[0].wake(STOPPED)  # its task has not gone on yet
-    gate.wait(5, Waiter(slots[0], worker if is_of_worker else None))
+    gate.wait(5, Waiter(), slots[0], worker if is_of_worker else None)
     if not is_of_worker:
         gate.set_waiting(worker, True)
     assert slots[1].value is (None if is_of_worker else UNREACHABLE)

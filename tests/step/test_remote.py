@@ -174,7 +174,7 @@ def test_runs_beside_those_of_other_processes_teach_no_stride() -> None:
 
 def test_a_fed_step_goes_back_with_its_source_and_not_with_its_variable() -> None:
     step, _ = fed(5)
-    step.gate.read_by(lambda: 3)
+    step.gate.reader = lambda: 3
     step.gate.reread()
     assert (step.value, step.epoch) == (5, 0)
 
@@ -182,7 +182,7 @@ def test_a_fed_step_goes_back_with_its_source_and_not_with_its_variable() -> Non
         step.restart(2)
         return 9
 
-    step.gate.read_by(read_slowly)
+    step.gate.reader = read_slowly
     step.gate.reread()
     assert (step.value, step.epoch) == (2, 1)
 

@@ -92,7 +92,7 @@ class Graph:
         self.worker = self.step.gate.open()
         self.variable = self.num_reads = 0
         self.error: Exception | None = None
-        self.step.gate.read_by(self.read)
+        self.step.gate.reader = self.read
 
     def read(self) -> int:
         self.num_reads += 1
@@ -194,7 +194,7 @@ class Process:
         self.is_exclusive = False
         central.armed[self] = math.inf
         if unread:
-            self.step.gate.read_by(lambda: central.step)
+            self.step.gate.reader = lambda: central.step
 
     def tell(self, step: int, epoch: int) -> None:
         if epoch > self.epoch:

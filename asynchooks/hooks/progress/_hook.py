@@ -134,7 +134,7 @@ class ProgressHook(SessionRunHook):
         self._values.begin_session(self._engine.now(), step.value)
         if row.step is None:
             row.begun_at_step = step.value
-        row.step, row.key = step, step.gate.training
+        row.step, row.key = step, step.gate
         if not self._display.has_others(row):
             self._display.change()
 

@@ -152,7 +152,7 @@ class GraphSession(RawSession):
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = self._session.global_step = global_step
-        global_step.gate.read_by(self.read_step)
+        global_step.gate.reader = self.read_step
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -274,8 +274,10 @@ class GraphSession(RawSession):
         return tf.compat.v1.RunMetadata()
 
     def close(self) -> None:
-        self.global_step.gate.refresh()
-        self.global_step.gate.read_by(None, instead_of=self.read_step)
+        gate = self.global_step.gate
+        gate.refresh()
+        if gate.reader == self.read_step:  # else a later session has taken its place
+            gate.reader = None
         try:
             self._session.close()
         finally:
