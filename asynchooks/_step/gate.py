@@ -1,18 +1,18 @@
 """The gate: which run may make a step now, and who is woken when the step moves.
 
 One lock guards everything that the workers of a model share: the value, the limit, the tickets of
-runs under way, the queue of those that ask for one, and the list of those that wait for a step.
+runs under way, the queue of those that ask for one, and the heap of those that wait for a step.
 Nothing is called and nobody is woken under it: each change computes its news, which are delivered
 after the lock is released. No lock but that of a stop is taken while it is held.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import threading
 from _thread import start_new_thread
-from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -73,13 +73,11 @@ class Asker:
 
 @dataclass(eq=False)
 class Waiter:
-    """One task that waits for a step; the gate's fields are set while it is in its list."""
+    """One task that waits for a step; the gate sets the other fields."""
 
     fails_on_loss: bool = False
     is_watching: bool = False
     """Whether it is woken, too, when the limit changes or the step goes back."""
-    place: tuple[float, int] | None = None
-    """The step, then the order of asking."""
     slot: Any = None
     worker: Worker | None = None
     """What makes no step until this wait ends."""
@@ -147,8 +145,9 @@ class Gate:
         # what reads a graph's step, in the thread that asks for it
         self.reader: Callable[[], int | None] | None = None
         self.unread: object | None = None  # the last run that has ended and was not read since
-        self.waiters: list[tuple[float, int, Waiter]] = []  # by step, then order of asking
-        self.num_asked = 0
+        # a heap by step, then order of asking; the first one waits, others may wait no more
+        self.waiters: list[tuple[float, int, Waiter]] = []
+        self.num_asked, self.sweep_at = 0, 64
         self.told: tuple[int | None, int] = None, 0  # limit and epoch that watchers know of
         self.workers: dict[Worker, None] = {}  # in order of opening
         self.num_opened = 0
@@ -177,14 +176,13 @@ class Gate:
         """Who need not wait any longer; with the lock held, after every change."""
         news: News = []
         if self.waiters:
-            num_due = bisect_right(self.waiters, (self.value, math.inf))
-            news += self._take(self.waiters[:num_due], self.value)
+            while self.waiters and self.waiters[0][0] <= self.value:
+                news += self._wake([self.waiters[0][2]], self.value)
+            waiting = [each for *_, each in self.waiters]
             if self.told != (self.limit, self.epoch):
-                watching = [each for each in self.waiters if each[2].is_watching]
-                news += self._take(watching, self.value)
+                news += self._wake([each for each in waiting if each.is_watching], self.value)
             if self.remote.state is SourceState.LOST:
-                failing = [each for each in self.waiters if each[2].fails_on_loss]
-                news += self._take(failing, LOST)
+                news += self._wake([each for each in waiting if each.fails_on_loss], LOST)
         self.told = self.limit, self.epoch
         while self.askers and (answer := self._answer(self.askers[0].is_exclusive)):
             asker = self.askers.popleft()
@@ -197,7 +195,7 @@ class Gate:
             news.append((asker.slot, None))
         # by now those that are due wait no more, and their workers may train
         if self.waiters and not self._may_come():
-            news += self._take(self.waiters, UNREACHABLE)
+            news += self._wake([each for *_, each in self.waiters], UNREACHABLE)
         return news
 
     # --- runs -------------------------------------------------------------------------------------
@@ -520,11 +518,14 @@ class Gate:
     def wait(self, step: float, waiter: Waiter, slot: Slot, worker: Worker | None = None) -> None:
         """Join those that wait for a step; or wait on in another slot, as a worker from now on."""
         with self.changing():
-            waits_on = waiter.place is not None
-            if waiter.place is None:
+            waits_on = waiter.slot is not None
+            if not waits_on:
+                if len(self.waiters) >= self.sweep_at:
+                    self.waiters = [each for each in self.waiters if each[2].value is None]
+                    heapq.heapify(self.waiters)
+                    self.sweep_at = 2 * len(self.waiters) + 64
                 self.num_asked += 1
-                waiter.place = step, self.num_asked
-                insort(self.waiters, (*waiter.place, waiter))
+                heapq.heappush(self.waiters, (step, self.num_asked, waiter))
             if waiter.value is None:
                 waiter.slot, waiter.worker = slot, worker
                 if worker is not None:
@@ -538,10 +539,9 @@ class Gate:
             logger.warning("All open workers wait for %s or another step: %r", slot.what, self)
 
     def leave(self, waiter: Waiter) -> None:
-        """A task waits no more."""
+        """A task waits no more; its entry goes when it is the first one, or in a sweep."""
         with self.lock:
-            if waiter.place is not None and waiter.value is None:
-                self._take([(*waiter.place, waiter)], STOPPED)
+            self._wake([waiter], STOPPED)
 
     def watch(self, slot: Slot, step: float) -> Callable[[], None]:
         """Wake the slot at that step, and when the limit changes or the step goes back.
@@ -553,15 +553,17 @@ class Gate:
         self.wait(step, waiter, slot)
         return partial(self.leave, waiter)
 
-    def _take(self, waiters: Iterable[tuple[float, int, Waiter]], value: Any) -> News:
+    def _wake(self, waiters: Iterable[Waiter], value: Any) -> News:
         """These wait no more, and their workers train from now on, not when their tasks run."""
-        news = []
-        for step, order, waiter in [*waiters]:
-            del self.waiters[bisect_left(self.waiters, (step, order))]
-            waiter.value = value
-            if waiter.worker is not None:
-                self._count_wait(waiter.worker, -1)
-            news.append((waiter.slot, value))
+        news, heap = [], self.waiters
+        for waiter in waiters:
+            if waiter.value is None:
+                waiter.value = value
+                if waiter.worker is not None:
+                    self._count_wait(waiter.worker, -1)
+                news.append((waiter.slot, value))
+        while heap and heap[0][2].value is not None:
+            heapq.heappop(heap)
         return news
 
     def _count_wait(self, worker: Worker, change: int) -> None:
@@ -581,7 +583,10 @@ class Gate:
         if opened < expected if expected else opened <= len(self.workers):
             return True
         # one that timed out, or that was stopped, has been woken and may still train
-        return any(each.worker is not None and each.slot.is_woken for _, _, each in self.waiters)
+        return any(
+            each.worker is not None and each.slot.is_woken and each.value is None
+            for *_, each in self.waiters
+        )
 
     def is_alone(self, worker: Worker) -> bool:
         """Whether this is the only open worker, and no others are announced."""

@@ -355,7 +355,7 @@ class GlobalStep(FedStep):
                 limit=gate.limit,
                 stride=gate.stride,
                 tickets=len(gate.tickets),
-                tasks_waiting_for_step=len(gate.waiters),
+                tasks_waiting_for_step=sum(each.value is None for *_, each in gate.waiters),
                 tasks_waiting_for_ticket=len(gate.askers),
                 is_exclusive=gate.exclusive is not None,
                 workers_opened=gate.num_opened,

@@ -114,6 +114,28 @@ async def test_a_waiter_ends_on_its_timeout() -> None:
     assert step.statistics().tasks_waiting_for_step == 0
 
 
+async def test_many_waits_that_time_out_leave_the_others_their_order() -> None:
+    step, seen = GlobalStep(), list[int]()
+
+    async def wait(value: int) -> None:
+        await step.wait_for(value)
+        seen.append(value)
+
+    async with anyio.create_task_group() as group:
+        for value in (3, 1, 5, 2, 4):
+            group.start_soon(wait, value)
+        await settle()
+        for value in range(500):
+            with pytest.raises(TimeoutError):
+                await step.wait_for(1 + value % 7, timeout=0)
+        assert step.statistics().tasks_waiting_for_step == 5
+        for value in range(1, 6):
+            step.publish(value)
+            await settle()
+    assert seen == [1, 2, 3, 4, 5]
+    assert step.statistics().tasks_waiting_for_step == 0
+
+
 @pytest.mark.parametrize("timeout", ["1", True, -1, math.nan])
 async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
     with pytest.raises((TypeError, ValueError), match="timeout is .*; give seconds >= 0, or None"):
