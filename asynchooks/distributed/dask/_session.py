@@ -122,10 +122,6 @@ class DaskSession(FunctionSession):
         incarnation = self._source.incarnation
         return self._last_epoch if incarnation == self._incarnation else first_epoch(incarnation)
 
-    def attach(self, global_step: GlobalStep) -> None:
-        super().attach(global_step)
-        self._may_go_back, self._counts_plainly = True, False  # every run asks `_step_after`
-
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         self._check()
         if not self._counts:
@@ -167,8 +163,5 @@ class DaskSession(FunctionSession):
         return after
 
     def _step_after(self, outputs: Any, before: tuple[int, int]) -> int | Sentinel:
-        try:
-            self._may_go_back = False  # a step that goes back is another epoch, by `restart`
-            return super()._step_after(outputs, before)
-        finally:
-            self._may_go_back, self._counts_plainly = True, False
+        self._may_go_back = False  # a step that goes back is another epoch, by `restart`
+        return super()._step_after(outputs, before)
