@@ -241,8 +241,7 @@ class MonitoredSession(AsyncOnly):
         self._enters_graph = hooks.needs_graph_entered and handle.graph is not None
         try:
             async with handle.opening(self._engine, self._grace_secs):
-                has_step, call = lambda: handle.has_global_step, self._steps.call_begin
-                begin = hooks.begin(has_step, handle.graph, call)
+                begin = hooks.begin(handle.has_global_step, handle.graph, self._steps.call_begin)
                 await handle.in_session_context(begin, hooks.culprit)
             await self._recovering(self._create)
         except BaseException as error:
@@ -511,7 +510,6 @@ class MonitoredSession(AsyncOnly):
             coord.detach()
             until = self._engine.now() + self._grace_secs
             await coord.end(self._engine, until, cancel_tasks=False, lost_peer=self._lost_peer)
-            coord.stop.leave()
             if coord.error is not None and not is_preemption(coord.error):
                 self._enter(State.BROKEN)
                 raise coord.error
@@ -818,7 +816,7 @@ class MonitoredSession(AsyncOnly):
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """The one way out: end hooks, tasks, threads and the raw session; returns what leaves."""
         stop, hooks = self._stop, self._hooks
-        stop.is_ending = self._tasks.is_ending = True
+        stop.is_ending = True
         self._enter(State.CLOSING)
         stop.reason = self.stop_reason  # a limit is forgotten with the last worker
         try:
@@ -927,9 +925,9 @@ class MonitoredSession(AsyncOnly):
         """
         engine, stop = self._engine, self._stop
         coord, until = stop.coord, engine.now() + self._grace_secs
+        stop.set()
         if coord is not None:
             coord.detach()
-        stop.set()
         self._tasks.cancel(all_tasks=False)  # not only once the coordinator's have ended
         cancel = not isinstance(error, (Exception, NoneType))
         is_ended = False
@@ -960,7 +958,6 @@ class MonitoredSession(AsyncOnly):
         """Give the raw session back, closed within the grace period."""
         raw = self._raw or self._lost
         self._raw = self._lost = self._steps.raw = self._stop.coord = None
-        self._tasks.is_over = True
         await self._handle.release(raw, self._engine, self._grace_secs)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:

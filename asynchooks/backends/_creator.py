@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import NotImplementedType
 from typing import Any, NamedTuple
 
@@ -77,14 +77,13 @@ class SessionHandle:
         """What saves the model now, in all sessions that share it: hooks put themselves there."""
         self._has_created = False
 
-    @property
     def has_global_step(self) -> bool:
         """Whether there is anything that counts steps."""
         return True
 
     def opening(self, engine: Engine, grace_secs: float) -> AbstractAsyncContextManager[None]:
         """Around the hooks' begin: no other session changes the model, complete at its end."""
-        return _nothing()
+        return nullcontext()
 
     async def acquire(
         self,
@@ -120,19 +119,14 @@ class SessionHandle:
         known: GlobalStepStatistics,
     ) -> None:
         """Bring the model back while no worker runs a step; else it is at the value given."""
-        release = await take_alone(self.global_step, raw)
 
         async def start() -> None:
-            try:
-                restored = await restore.call(raw)
-                goes_on = raw.outlived_by_model and not isinstance(restored, int)
-                first = restored if isinstance(restored, int) else value
-                self._start_from(first, known, goes_on=goes_on)
-            finally:
-                release()
+            restored = await restore.call(raw)
+            goes_on = raw.outlived_by_model and not isinstance(restored, int)
+            first = restored if isinstance(restored, int) else value
+            self._start_from(first, known, goes_on=goes_on)
 
-        # whole also where the caller is cancelled: others may go on with the model
-        await completed(engine, start)
+        await completed(engine, start, await take_alone(self.global_step, raw))
 
     def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
         """Take up the step where a new raw session begins.
@@ -205,11 +199,6 @@ class SessionHandle:
         return Coordinator(clean_stop_exception_types=())
 
 
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    yield
-
-
 def not_alone() -> None:
     """What ends the exclusive side of the gate where it was not to be had."""
 
@@ -246,8 +235,13 @@ async def take_alone(
     return await step.take_exclusive() if must_wait else not_alone
 
 
-async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
-    """Await `fn()` in a task of its own: when the caller is cancelled, it goes on to its end."""
+async def completed(
+    engine: Engine, fn: Callable[[], Awaitable[None]], release: Callable[[], None]
+) -> None:
+    """Await `fn()` in a task of its own, and then call `release`.
+
+    When the caller is cancelled, it goes on to its end: others may go on with the model.
+    """
     outcome, has_left = Outcome(), False
 
     async def run() -> None:
@@ -260,6 +254,8 @@ async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
                 raise
             if has_left:
                 logger.error("Restoring a checkpoint failed: %r", failure)
+        finally:
+            release()
 
     try:
         await engine.start(run).wait()
@@ -284,8 +280,7 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
             raw.close()
         else:
             until, name = engine.now() + grace_secs, "asynchooks-close"
-            close, lost = raw.close, raw.lost_peer
-            await run_blocking(engine, close, grace_secs, name, log_error, until, lost)
+            await run_blocking(engine, raw.close, grace_secs, name, log_error, until, raw.lost_peer)
     except Exception as error:
         log_error(Outcome(error=error))
 

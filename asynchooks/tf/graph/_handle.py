@@ -165,7 +165,6 @@ class GraphHandle(SessionHandle):
                 f"default graph here, {self.graph!r}, has no operations"
             ) from cause
 
-    @property
     def has_global_step(self) -> bool:
         self._check_not_empty()
         with self.graph.as_default():
