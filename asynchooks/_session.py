@@ -173,6 +173,7 @@ class MonitoredSession(AsyncOnly):
         self._grace_secs = checked_grace_secs(stop_grace_period_secs)
         self._runner_name = check_runner(step_runner)
         self._handle = creator.handle()
+        self._handle.grace_secs = self._grace_secs
         self._gate = self._handle.global_step.gate
         self._stop = self._hooks.stop
         self._stop.handle, self._stop.recovers = self._handle, self._recovers
@@ -240,7 +241,7 @@ class MonitoredSession(AsyncOnly):
         hooks.call_plain = self._steps.call_plain
         self._enters_graph = hooks.needs_graph_entered and handle.graph is not None
         try:
-            async with handle.opening(self._engine, self._grace_secs):
+            async with handle.opening():
                 begin = hooks.begin(handle.has_global_step, handle.graph, self._steps.call_begin)
                 await handle.in_session_context(begin, hooks.culprit)
             await self._recovering(self._create)
@@ -284,9 +285,9 @@ class MonitoredSession(AsyncOnly):
             restore = Restore(
                 names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
             )
-        raw = await handle.acquire(self._engine, self._grace_secs, lost, restore)
+        raw = await handle.acquire(lost, restore)
         if self._state is State.CLOSED:
-            await handle.release(raw, self._engine, self._grace_secs)
+            await handle.release(raw)
             self._check_not_closed()
         return raw
 
@@ -887,7 +888,7 @@ class MonitoredSession(AsyncOnly):
                 return await self._handle.in_session_context(calls, self._hooks.culprit)  # type: ignore[no-any-return]
             finally:
                 if raw is not None and raw.leave():
-                    await close_raw(raw, self._engine, self._grace_secs)
+                    await close_raw(raw)
         except BaseException as error:  # of what surrounds the hooks
             return error
 
@@ -958,7 +959,7 @@ class MonitoredSession(AsyncOnly):
         """Give the raw session back, closed within the grace period."""
         raw = self._raw or self._lost
         self._raw = self._lost = self._steps.raw = self._stop.coord = None
-        await self._handle.release(raw, self._engine, self._grace_secs)
+        await self._handle.release(raw)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         """Dropped: nothing can be awaited any more. Called in whichever thread drops it."""

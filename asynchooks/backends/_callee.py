@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import BuiltinMethodType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 from .._engine.sync import CallLock
@@ -81,20 +81,19 @@ def callee_of(step_function: Callable[..., Any]) -> Callee:
 
 def _unwrapped(fn: Any) -> tuple[object, object]:
     """(What calls must not overlap on, the function that is called), without what wraps it."""
-    seen: list[object] = []
-    while not any(fn is each for each in seen):  # a wrapper may name itself
-        seen.append(fn)
+    inner: Any = None
+    while inner is not fn:  # a wrapper may name itself
+        inner = fn
         if isinstance(fn, functools.partial):
             fn = fn.func
         elif not isinstance(fn, MethodType):  # whose function is of all objects of its class
             own = getattr(fn, "__dict__", None)
             fn = own.get("__wrapped__", fn) if isinstance(own, dict) else fn
-    if isinstance(fn, MethodType):
-        return fn.__self__, fn.__func__
-    if isinstance(fn, (BuiltinMethodType, MethodWrapperType)):  # of C; a function has its module
-        owner = fn.__self__
-        return (fn, fn) if owner is None or isinstance(owner, ModuleType) else (owner, None)
-    return fn, fn if isinstance(fn, (FunctionType, type)) else type(fn).__call__
+    is_method = isinstance(fn, (MethodType, BuiltinMethodType, MethodWrapperType))
+    owner = fn.__self__ if is_method else None
+    if owner is None or isinstance(owner, ModuleType):  # as a function of C has it
+        return fn, fn
+    return owner, getattr(fn, "__func__", None)
 
 
 def _forget() -> None:

@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from types import NotImplementedType
 from typing import Any, NamedTuple
 
-from .._engine.base import Engine
+from .._engine.current import current_engine
 from .._engine.stop import Stop, StopReason
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import Outcome, is_async, run_blocking
-from .._step.global_step import GlobalStep, GlobalStepStatistics
+from .._step.global_step import GlobalStep
 from .._stopping.coordinator import Coordinator
 from ._raw_session import RawSession
 
@@ -75,64 +75,52 @@ class SessionHandle:
         self.global_step = global_step
         self.savers: list[Any] = []
         """What saves the model now, in all sessions that share it: hooks put themselves there."""
+        self.grace_secs = 0.0  # the session's, which sets it
         self._has_created = False
 
     def has_global_step(self) -> bool:
         """Whether there is anything that counts steps."""
         return True
 
-    def opening(self, engine: Engine, grace_secs: float) -> AbstractAsyncContextManager[None]:
+    def opening(self) -> AbstractAsyncContextManager[None]:
         """Around the hooks' begin: no other session changes the model, complete at its end."""
         return nullcontext()
 
     async def acquire(
-        self,
-        engine: Engine,
-        grace_secs: float,
-        lost: RawSession | None = None,
-        restore: Restore | None = None,
+        self, lost: RawSession | None = None, restore: Restore | None = None
     ) -> RawSession:
         """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
         if lost is not None:
-            await close_raw(lost, engine, grace_secs)
-        known = self.global_step.statistics()
-        raw, value = await self._create(engine, grace_secs)
-        raw.replaces_lost, raw.grace_secs = self._has_created, grace_secs
+            await close_raw(lost)
+        raw, value = await self._create()
+        raw.replaces_lost, raw.grace_secs = self._has_created, self.grace_secs
         if restore is None:
-            self._start_from(value, known, goes_on=raw.outlived_by_model)
+            self._start_from(value, goes_on=raw.outlived_by_model)
         else:
             try:
-                await self._restore(raw, engine, restore, value, known)
+                await self._restore(raw, restore, value)
             except BaseException:
-                await close_raw(raw, engine, grace_secs)
+                await close_raw(raw)
                 raise
         self._has_created = True
         raw.attach(self.global_step)
         return raw
 
-    async def _restore(
-        self,
-        raw: RawSession,
-        engine: Engine,
-        restore: Restore,
-        value: int,
-        known: GlobalStepStatistics,
-    ) -> None:
+    async def _restore(self, raw: RawSession, restore: Restore, value: int) -> None:
         """Bring the model back while no worker runs a step; else it is at the value given."""
 
         async def start() -> None:
             restored = await restore.call(raw)
             goes_on = raw.outlived_by_model and not isinstance(restored, int)
             first = restored if isinstance(restored, int) else value
-            self._start_from(first, known, goes_on=goes_on)
+            self._start_from(first, goes_on=goes_on)
 
-        await completed(engine, start, await take_alone(self.global_step, raw))
+        await completed(start, await take_alone(self.global_step, raw))
 
-    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+    def _start_from(self, value: int, *, goes_on: bool) -> None:
         """Take up the step where a new raw session begins.
 
         Args:
-            known: before it was made.
             goes_on: whether it has the model of the one that it replaces: steps count on that are
                 under way on that one.
         """
@@ -141,7 +129,7 @@ class SessionHandle:
         else:
             self.global_step.publish(value)
 
-    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+    async def _create(self) -> tuple[RawSession, int]:
         """A raw session and the global step that it begins with."""
         raw = self.creator.create_session()
         if inspect.isawaitable(raw):
@@ -153,10 +141,10 @@ class SessionHandle:
             )
         return raw, raw.first_step(self.global_step.value)
 
-    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
+    async def release(self, raw: RawSession | None) -> None:
         """The session is over: close its raw session, if it has one."""
         if raw is not None:
-            await close_raw(raw, engine, grace_secs)
+            await close_raw(raw)
 
     def drop(self) -> None:
         """The session was dropped without `release`; the garbage collector may call this."""
@@ -235,14 +223,12 @@ async def take_alone(
     return await step.take_exclusive() if must_wait else not_alone
 
 
-async def completed(
-    engine: Engine, fn: Callable[[], Awaitable[None]], release: Callable[[], None]
-) -> None:
+async def completed(fn: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
     """Await `fn()` in a task of its own, and then call `release`.
 
     When the caller is cancelled, it goes on to its end: others may go on with the model.
     """
-    outcome, has_left = Outcome(), False
+    engine, outcome, has_left = current_engine(), Outcome(), False
 
     async def run() -> None:
         try:
@@ -265,24 +251,20 @@ async def completed(
     outcome.unwrap()
 
 
-async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
-    """Close a raw session off the event loop, within the grace period; its errors are logged."""
-
-    def log_error(outcome: Outcome) -> None:
-        if outcome.error is not None:
-            logger.error("Closing %s failed: %r", type(raw).__name__, outcome.error)
-
+async def close_raw(raw: RawSession) -> None:
+    """Close a raw session off the event loop, within its grace period; its errors are logged."""
+    engine, secs = current_engine(), raw.grace_secs
     try:
         if is_async(raw.close):
-            with engine.shielded(grace_secs):
+            with engine.shielded(secs):
                 await raw.close()
         elif raw.closes_at_once:
             raw.close()
         else:
-            until, name = engine.now() + grace_secs, "asynchooks-close"
-            await run_blocking(engine, raw.close, grace_secs, name, log_error, until, raw.lost_peer)
+            name, until = "asynchooks-close", engine.now() + secs
+            await run_blocking(engine, raw.close, secs, name, until=until, lost_peer=raw.lost_peer)
     except Exception as error:
-        log_error(Outcome(error=error))
+        logger.error("Closing %s failed: %r", type(raw).__name__, error)
 
 
 MakeCreator = Callable[[], SessionCreator]

@@ -240,23 +240,17 @@ def _check_feeds(step_function: StepFunction, feeds: Mapping[str, Any]) -> None:
     It looks only then: to read the parameters takes longer than many a step.
     """
     try:
-        parameters = inspect.signature(step_function).parameters.values()
+        signature = inspect.signature(step_function)
     except (TypeError, ValueError):  # a callable without a signature, from C
         return
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes = sorted(p.name for p in named)
-    needs = sorted(p.name for p in named if p.default is p.empty)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    unknown = [] if takes_any else [key for key in feeds if key not in takes]
-    missing = [name for name in needs if name not in feeds]
-    if unknown or missing:
-        wrong = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
-        needed = f", of which it needs {needs}" if needs else ""
+    try:
+        signature.bind(**feeds)
+    except TypeError as error:
         raise FeedError(
             f"the step function {shown(step_function)} got feeds named "
-            f"{sorted(map(str, feeds))}: {', '.join(wrong)}; it takes {takes}"
-            f"{needed}. Feed its parameters by their names, and nothing else: "
-            'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'
+            f"{sorted(map(str, feeds))}: {error}; it takes {list(signature.parameters)}. Feed them "
+            'by their names, and nothing else: session.run(fetches, {"name": value}), or by '
+            'FeedHook(source, "name")'
         ) from None
 
 

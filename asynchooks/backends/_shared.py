@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from .._check import integer
-from .._engine.base import Engine, Slot
+from .._engine.base import Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
 from .._engine.sync import Lock
@@ -105,7 +105,7 @@ class _Common:
         # first; what stops them by an error stops all workers.
         self.coord: Coordinator | None = None
 
-    async def create(self, engine: Engine, grace_secs: float) -> RawSession:
+    async def create(self) -> RawSession:
         """A raw session, restored by the hooks of the users that are there; with the lock."""
         restores = [each.restores_by for each in self.users if each.restores_by is not None]
         was_restored = self.is_restored and self.replaced is not None
@@ -120,7 +120,7 @@ class _Common:
             return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
 
         restore = Restore("hooks of the workers", call) if restores else None
-        raw = self.raw = await self.handle.acquire(engine, grace_secs, restore=restore)
+        raw = self.raw = await self.handle.acquire(restore=restore)
         self.is_restored |= was_restored and raw.outlived_by_model
         self.first_step = self.handle.global_step.last_known
         if self.replaced is not None:
@@ -142,7 +142,7 @@ class _Common:
             if each.coord is not None and not each.coord.joined:
                 each.coord.request_stop(error, reason=reason)
 
-    async def close_raw(self, engine: Engine, grace_secs: float) -> None:
+    async def close_raw(self) -> None:
         """Stop its threads and close the raw session, or let the last run on it do so."""
         raw, self.raw = self.raw, None
         self.replaced = raw if self.users else None
@@ -153,11 +153,12 @@ class _Common:
         try:
             if coord is not None:
                 coord.detach()
-                until = engine.now() + grace_secs
+                engine = current_engine()
+                until = engine.now() + raw.grace_secs
                 await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
         finally:
             if is_idle:
-                await close_raw(raw, engine, grace_secs)
+                await close_raw(raw)
 
     async def close_kept(self) -> None:
         """Close the inputs that are left; the first error leaves, with notes of the others."""
@@ -189,39 +190,37 @@ class _SharedHandle(SessionHandle):
         self.coord: Coordinator | None = None
 
     @asynccontextmanager
-    async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
+    async def opening(self) -> AsyncIterator[None]:
         # counted from the first moment: the others may finish while this one still opens
         self._common.users[self] = None
         async with self._common.lock:
-            self._has_opened = True
-            async with self._common.handle.opening(engine, grace_secs):
+            self._has_opened, handle = True, self._common.handle
+            handle.grace_secs = self.grace_secs
+            async with handle.opening():
                 yield
 
     async def acquire(
-        self,
-        engine: Engine,
-        grace_secs: float,
-        lost: RawSession | None = None,
-        restore: Restore | None = None,
+        self, lost: RawSession | None = None, restore: Restore | None = None
     ) -> RawSession:
         common = self._common
         if common.raw is None:
             self.restores_by = restore
             # workers that are started together begin to open; the lock is theirs before it is ours
-            await engine.checkpoint()
+            await current_engine().checkpoint()
         async with common.lock:
             if common.raw is not None and common.raw is lost:  # the first to notice
-                await common.close_raw(engine, grace_secs)
+                await common.close_raw()
             raw = common.raw
             if raw is None:
                 self.restores_by = restore
-                raw = await common.create(engine, grace_secs)
+                common.handle.grace_secs = self.grace_secs
+                raw = await common.create()
             elif restore is not None and not common.is_restored and self.restores_by is None:
-                await self._restore_late(raw, engine, restore)
+                await self._restore_late(raw, restore)
             self.restores_by = restore
             return raw
 
-    async def _restore_late(self, raw: RawSession, engine: Engine, restore: Restore) -> None:
+    async def _restore_late(self, raw: RawSession, restore: Restore) -> None:
         """Restore the model of others, unless they have begun to train it."""
         common, step = self._common, self.global_step
         try:
@@ -248,7 +247,7 @@ class _SharedHandle(SessionHandle):
                 raw.attach(step)
                 common.first_step = restored
 
-        await completed(engine, call, release)
+        await completed(call, release)
 
     def _too_late(self, restore: Restore, got: str) -> CheckpointError:
         self._common.users.pop(self, None)
@@ -264,13 +263,13 @@ class _SharedHandle(SessionHandle):
         self.coord = coord
         self._common.start_threads(raw)
 
-    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
+    async def release(self, raw: RawSession | None) -> None:
         common = self._common
         common.users.pop(self, None)  # a run that outlived its session releases it again
         if not common.users:
             common.drawn_from = None
             try:
-                await common.close_raw(engine, grace_secs)
+                await common.close_raw()
             finally:
                 await common.close_kept()
 
