@@ -175,6 +175,7 @@ class MonitoredSession(AsyncOnly):
         self._grace_secs = checked_grace_secs(stop_grace_period_secs)
         self._runner_name = check_runner(step_runner)
         self._handle = creator.handle()
+        self._handle.grace_secs = self._grace_secs
         self._gate = self._handle.global_step.gate
         self._stop = self._hooks.stop
         self.global_step: GlobalStep = self._handle.global_step.bound(self._stop)
@@ -236,8 +237,8 @@ class MonitoredSession(AsyncOnly):
         hooks.call_plain = self._steps.call_plain
         self._enters_graph = hooks.needs_graph_entered and handle.graph is not None
         try:
-            async with handle.opening(self._engine, self._grace_secs):
-                begin = hooks.begin(lambda: handle.has_global_step, handle.graph)
+            async with handle.opening():
+                begin = hooks.begin(handle.has_global_step, handle.graph)
                 await handle.in_session_context(begin, hooks.culprit)
             await self._recovering(self._create)
         except BaseException as error:
@@ -260,9 +261,9 @@ class MonitoredSession(AsyncOnly):
             )
         try:
             lost, self._lost = self._lost, None
-            raw = await handle.acquire(self._engine, self._grace_secs, lost, restore)
+            raw = await handle.acquire(lost, restore)
             if self._state is State.CLOSED:
-                await handle.release(raw, self._engine, self._grace_secs)
+                await handle.release(raw)
                 self._enter(State.READY)  # which says so
             self._raw = self._steps.raw = raw
             stop.coord = coord = handle.new_coordinator()
@@ -472,7 +473,6 @@ class MonitoredSession(AsyncOnly):
         if coord is not None:
             coord.detach()
             await self._end_coord(self._engine.now() + self._grace_secs, cancel=False)
-            coord.stop.leave()
             if coord.error is not None and not is_preemption(coord.error):
                 self._enter(State.BROKEN)
                 raise coord.error
@@ -762,7 +762,7 @@ class MonitoredSession(AsyncOnly):
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """The one way out: end hooks, tasks, threads and the raw session; returns what leaves."""
         stop, hooks = self._stop, self._hooks
-        stop.is_ending = self._tasks.is_ending = True
+        stop.is_ending = True
         self._enter(State.CLOSING)
         stop.reason = self.stop_reason  # a limit is forgotten with the last worker
         is_reported = False
@@ -832,7 +832,7 @@ class MonitoredSession(AsyncOnly):
                 return await self._handle.in_session_context(calls, hooks.culprit)  # type: ignore[no-any-return]
             finally:
                 if raw is not None and raw.leave():
-                    await close_raw(raw, self._engine, self._grace_secs)
+                    await close_raw(raw)
         except BaseException as raised:  # of what surrounds the hooks
             return raised
 
@@ -843,9 +843,9 @@ class MonitoredSession(AsyncOnly):
         """
         engine, stop, coord = self._engine, self._stop, self._stop.coord
         until = engine.now() + self._grace_secs
+        stop.set()
         if coord is not None:
             coord.detach()
-        stop.set()
         self._tasks.cancel(all_tasks=False)  # not only once the coordinator's have ended
         cancel = not isinstance(error, (Exception, NoneType))
 
@@ -872,8 +872,7 @@ class MonitoredSession(AsyncOnly):
         raw = self._raw or self._lost
         self._raw = self._lost = self._stop.coord = None
         self._steps.forget()
-        self._tasks.is_over = True
-        raised = await raised_by(self._handle.release(raw, self._engine, self._grace_secs))
+        raised = await raised_by(self._handle.release(raw))
         return error or raised
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:

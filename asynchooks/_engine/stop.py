@@ -71,24 +71,25 @@ class Stop:
         # Each changes in one piece, and what comes in looks at `is_set` afterwards: so no lock.
         self._slots: dict[Slot, None] = {}
         self._children: dict[Stop, None] = {}
-        self._parent: Stop | None = None
+        self.parent: Stop | None = None
         self.is_set = False
         self.is_for_good = False  # no recovery takes it back
+        self.is_ending = False  # what it belongs to ends: a side task may leave by StopTraining
         self.reason: StopReason | None = None
         self.error: BaseException | None = None
 
     def join(self, parent: Stop) -> None:
         """Be stopped with the parent from now on; at once, if it is set."""
-        self._parent = parent
+        self.parent = parent
         parent._children[self] = None
         if parent.is_set:
             self.set(parent.reason, for_good=parent.is_for_good)
 
     def leave(self) -> None:
         """Be stopped with the parent no more."""
-        if self._parent is not None:
-            self._parent._children.pop(self, None)
-            self._parent = None
+        if self.parent is not None:
+            self.parent._children.pop(self, None)
+            self.parent = None
 
     def set(
         self,

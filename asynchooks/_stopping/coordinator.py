@@ -58,7 +58,6 @@ class Coordinator:
         self._threads: tuple[threading.Thread, ...] = ()
         self._joined = False
         self._on_stop: OnStop = lambda *_: None
-        self._session_stop: Stop | None = None
         self._is_detached = False
         self.stop = Stop()
         self.tasks = TaskGroup(self.stop, lambda error, why: self.request_stop(error, reason=why))
@@ -69,14 +68,15 @@ class Coordinator:
         self, stop: Stop | None, on_stop: OnStop, in_context: InContext | None = None
     ) -> None:
         """Belong to a session: be stopped with it, and notify it of each request to stop."""
-        self._session_stop, self._on_stop = stop, on_stop
+        self._on_stop = on_stop
         self.tasks.in_context = in_context or self.tasks.in_context
         if stop is not None:
             self.stop.join(stop)
 
     def detach(self) -> None:
         """The session has moved on: of this coordinator's stops only those of all concern it."""
-        self._is_detached, self._session_stop = True, None
+        self._is_detached = True
+        self.stop.leave()
 
     @property
     def joined(self) -> bool:
@@ -126,11 +126,12 @@ class Coordinator:
         if error is not None and all(isinstance(each, clean_types) for each in leaves_of(error)):
             error = None
         why = reason_for(error, reason, "the coordinator")
-        if self._joined and error is not None:
-            raise error
-        if error is not None and self.error is None:
-            text = "Error reported to Coordinator: %s, %s"
-            logger.info(text, type(error).__name__, error, extra=fields(reason=why))
+        if error is not None:
+            if self._joined:
+                raise error
+            if self.error is None:
+                text = "Error reported to Coordinator: %s, %s"
+                logger.info(text, type(error).__name__, error, extra=fields(reason=why))
         self.stop.set(why, error)
         if all_workers or not self._is_detached:
             self._on_stop(error, why, all_workers)
@@ -139,8 +140,9 @@ class Coordinator:
         """Forget the stop and its error, so that the coordinator can be used again."""
         self._joined = False
         self.stop.clear()
-        if self._session_stop is not None and not self._session_stop.is_for_good:
-            self._session_stop.clear()
+        of_session = self.stop.parent
+        if of_session is not None and not of_session.is_for_good:
+            of_session.clear()
 
     def raise_requested_exception(self) -> None:
         """Raise the error that was reported, if there is one."""

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from .._engine.stop import Stop, StopReason
 from .._errors import is_preemption
 from .._log import fields
 from .._step.gate import Worker
-from .._step.global_step import GlobalStep
 from .coordinator import Coordinator
 from .tasks import TaskGroup
 
 logger = logging.getLogger("asynchooks")
-
-
-class Handle(Protocol):
-    """The session's hold on its creator, as hooks and inputs see it."""
-
-    global_step: GlobalStep
-    savers: list[Any]
-
-    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool: ...
-
-    async def before_item(self, stage: object, stop: Stop) -> None: ...
 
 
 class SessionStop(Stop):
@@ -35,31 +22,16 @@ class SessionStop(Stop):
     that holds a preemption, and by what stops all workers.
     """
 
-    __slots__ = (
-        "coord",
-        "for_all",
-        "for_all_by_hook",
-        "handle",
-        "hook_reason",
-        "input",
-        "is_ending",
-        "recovers",
-        "tasks",
-        "worker",
-        "worker_number",
-    )
-
     def __init__(self) -> None:
         super().__init__()
-        self.handle: Handle | None = None  # hooks of another library's loop have none
+        # a SessionHandle, of a room above; hooks of another library's loop have none
+        self.handle: Any = None
         self.tasks: TaskGroup | None = None  # of the session; the coordinator has its own
         self.coord: Coordinator | None = None  # of the present raw session
         self.worker: Worker | None = None  # there while the session is open
         self.worker_number: int | None = None  # for the log; a ProtocolHook knows it
         self.hook_reason: StopReason | None = None  # of a stop that a hook asked for in a run
         self.for_all: StopReason | None = None  # asked for by this session, for all of its model
-        self.for_all_by_hook: StopReason | None = None  # in a run, and not set here yet
-        self.is_ending = False  # no further run begins
         self.recovers = True  # a lost raw session is recreated
         self.input: Any = None  # of loops in the block; closed at the end
 
@@ -92,7 +64,7 @@ class SessionStop(Stop):
         The coordinator is stopped later, after `end` of all hooks.
         """
         if all_workers:
-            reason = self.for_all_by_hook = self._stop_all(reason, apart_from=self)
+            reason = self._stop_all(reason, apart_from=self)
         self.hook_reason = reason
         self.note(reason)
 
@@ -106,9 +78,9 @@ class SessionStop(Stop):
             self._stop_all(reason)
 
     def _stop_all(self, reason: StopReason, apart_from: Stop | None = None) -> StopReason:
-        if self.handle is None:
-            return reason
-        return self.handle.global_step.gate.stop_all(reason, apart_from)
+        if self.handle is not None:
+            reason = self.handle.global_step.gate.stop_all(reason, apart_from)
+        return reason
 
     def clear(self) -> None:
         super().clear()
@@ -119,10 +91,10 @@ class SessionStop(Stop):
         if self.is_ending:
             return
         self.hook_reason = None
-        if self.for_all_by_hook is not None:
-            self.set(self.for_all_by_hook)
-        elif not self.is_for_good:
+        if not self.is_for_good:
             self.clear()
+        if self.parent is not None and self.parent.is_set:  # by a hook of this one, for all
+            self.set(self.parent.reason)
 
     def log_fields(self, reason: object) -> dict[str, Any]:
         """For records about this session; the step as it is known, which reads nothing."""

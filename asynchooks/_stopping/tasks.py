@@ -78,8 +78,6 @@ class TaskGroup:
         self.stop = stop
         self.fail = fail
         self.in_context = in_context
-        self.is_ending = False  # a task may leave by StopTraining
-        self.is_over = False  # the session has ended: an error can only be logged
         self.running: dict[_Task, None] = {}  # in order of their starts
 
     def start(
@@ -105,7 +103,7 @@ class TaskGroup:
 
     def names(self) -> tuple[str, ...]:
         """Of those that are running, in the order of their starts; from any thread."""
-        return tuple([task.name for task in list(self.running)])
+        return tuple(task.name for task in list(self.running))
 
     def cancel(self, *, all_tasks: bool) -> None:
         """Cancel those with `cancel_at_end`, or all; does not wait for them."""
@@ -121,15 +119,13 @@ class TaskGroup:
         """
         soon = min(until, engine.now() + _PATIENCE_SECS)
         self.cancel(all_tasks=cancel)
-        for task in list(self.running):
-            if task.cancel_at_end or not cancel:
-                await task.engine_task.wait(soon)
+        have_time = [task for task in self.running if task.cancel_at_end or not cancel]
+        late = [task for task in have_time if not await task.engine_task.wait(soon)]
         for is_cancelled, text in _LATE.items():
-            late = [task.name for task in self.running if task.cancel_at_end is is_cancelled]
-            if late and soon < until and (is_cancelled or not cancel):
-                logger.warning(text, until - soon, ", ".join(late))
-        left: set[_Task] = set()
-        while waited := [task for task in self.running if task not in left]:
+            names = [task.name for task in late if task.cancel_at_end is is_cancelled]
+            if names and soon < until:
+                logger.warning(text, until - soon, ", ".join(names))
+        while waited := list(self.running):
             self.cancel(all_tasks=cancel)  # also those that others have started meanwhile
             for task in waited:
                 if not (cancel or task.cancel_at_end):
@@ -139,11 +135,10 @@ class TaskGroup:
             for task in waited:
                 patience = max(last, until) if task.cancel_at_end else last
                 if not await task.engine_task.wait(patience):
-                    left.add(task)
                     logger.error(
                         "The side task %s did not end when it was cancelled: left alone", task.name
                     )
-        self.running.clear()
+                self.running.pop(task, None)
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run `fn(*args)` in a task of its own; StopTraining at a stop, which cancels it.
@@ -197,13 +192,13 @@ class _Task:
             while (error := await self._failure_of(fn, args)) is not None:
                 num_failures += 1
                 if not isinstance(error, Exception) or policy is OnFailure.STOP:
-                    self._fail(error, "failed, so training stops")
+                    self._fail(error)
                 elif isinstance(policy, OnFailure):
                     text = "The side task %s failed; training goes on without it"
                     self._log(logging.ERROR, error, text, exc_info=error)
                 elif num_failures > policy.max_attempts:
                     add_note(error, f"it was restarted {policy.max_attempts} times before")
-                    self._fail(error, "failed again, so training stops")
+                    self._fail(error)
                 elif await self._pause(error, num_failures, policy):
                     continue
                 return
@@ -226,7 +221,7 @@ class _Task:
             if failure is None:
                 raise
             if all(isinstance(each, StopTraining) for each in leaves_of(failure)):
-                if not (self.group.stop.is_set or self.group.is_ending):
+                if not (self.group.stop.is_set or self.group.stop.is_ending):
                     self._log(
                         logging.WARNING,
                         failure,
@@ -246,13 +241,13 @@ class _Task:
     ) -> None:
         logger.log(level, text, self.name, *args, extra=fields(reason=repr(error)), **options)
 
-    def _fail(self, error: BaseException, what: str) -> None:
-        if self.group.is_over:
+    def _fail(self, error: BaseException) -> None:
+        if self in self.group.running:
+            self._log(logging.ERROR, error, "The side task %s failed, so training stops: %r", error)
+            self.group.fail(error, StopReason(str(self), repr(error), error))
+        else:  # it was left alone
             text = "The side task %s failed after its session had ended"
             self._log(logging.ERROR, error, text, exc_info=error)
-            return
-        self._log(logging.ERROR, error, "The side task %s %s: %r", what, error)
-        self.group.fail(error, StopReason(str(self), repr(error), error))
 
     async def _pause(self, error: Exception, num_failures: int, restart: Restart) -> bool:
         """Wait until the next attempt is due; returns whether it is made: not after a stop."""

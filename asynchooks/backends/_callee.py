@@ -12,12 +12,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import BuiltinMethodType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 from .._engine.sync import CallLock
 from .._errors import shown
-from ._raw_session import RawSession
+from .._step.gate import Gate
 
 logger = logging.getLogger("asynchooks")
 
@@ -32,35 +32,26 @@ class Callee:
         what: for people.
     """
 
-    __slots__ = ("__weakref__", "_open", "lock", "target")
+    __slots__ = ("__weakref__", "_gates", "_has_warned", "lock", "target")
 
     def __init__(self, target: object, what: str) -> None:
         self.target = target
         self.lock = CallLock(what)
-        # raw sessions, weakly as they may be dropped, and the function of each; None: said
-        self._open: dict[weakref.ref[RawSession], object] | None = {}
+        # of the sessions that run it, with the function that each of them calls
+        self._gates: weakref.WeakKeyDictionary[Gate, object] = weakref.WeakKeyDictionary()
+        self._has_warned = False
 
-    def has_opened(self, raw: RawSession, step_function: Callable[..., Any]) -> None:
-        """A raw session on the function counts steps; say so if another one counts others."""
-        function = _unwrapped(step_function)[1]
+    def counts_on(self, gate: Gate, step_function: Callable[..., Any]) -> None:
+        """A session on the function counts its steps here; say so if another counts elsewhere."""
         with _mutex:
-            if self._open is None:  # it has been said
+            if self._has_warned:
                 return
-            is_first = False
-            for other, called in list(self._open.items()):
-                session = other()
-                if session is None:
-                    del self._open[other]
-                elif called is function and not session.global_step.is_same(raw.global_step):
-                    # something may still hold the raw session of one that was dropped
-                    is_first = bool(session.global_step.gate.workers)
-                    if is_first:
-                        break
-            if is_first:
-                self._open = None
-            else:
-                self._open[weakref.ref(raw)] = function
-        if is_first:
+            self._gates[gate] = function = _unwrapped(step_function)[1]
+            self._has_warned = any(
+                other is not gate and called is function and other.workers
+                for other, called in self._gates.items()
+            )
+        if self._has_warned:
             logger.warning(
                 "Another session that is open runs the step function %s, too, and each of them "
                 "counts a global step of its own: a limit such as StopAtStepHook(last_step=100) "
@@ -70,12 +61,6 @@ class Callee:
                 "give each its own function, such as a method of the model",
                 shown(step_function),
             )
-
-    def has_closed(self, raw: RawSession) -> None:
-        """It counts no more."""
-        with _mutex:
-            if self._open is not None:
-                self._open.pop(weakref.ref(raw), None)
 
 
 _callees: weakref.WeakValueDictionary[int, Callee] = weakref.WeakValueDictionary()
@@ -96,20 +81,19 @@ def callee_of(step_function: Callable[..., Any]) -> Callee:
 
 def _unwrapped(fn: Any) -> tuple[object, object]:
     """(What calls must not overlap on, the function that is called), without what wraps it."""
-    seen: list[object] = []
-    while not any(fn is each for each in seen):  # a wrapper may name itself
-        seen.append(fn)
+    inner: Any = None
+    while inner is not fn:  # a wrapper may name itself
+        inner = fn
         if isinstance(fn, functools.partial):
             fn = fn.func
         elif not isinstance(fn, MethodType):  # whose function is of all objects of its class
             own = getattr(fn, "__dict__", None)
             fn = own.get("__wrapped__", fn) if isinstance(own, dict) else fn
-    if isinstance(fn, MethodType):
-        return fn.__self__, fn.__func__
-    if isinstance(fn, (BuiltinMethodType, MethodWrapperType)):  # of C; a function has its module
-        owner = fn.__self__
-        return (fn, fn) if owner is None or isinstance(owner, ModuleType) else (owner, None)
-    return fn, fn if isinstance(fn, (FunctionType, type)) else type(fn).__call__
+    is_method = isinstance(fn, (MethodType, BuiltinMethodType, MethodWrapperType))
+    owner = fn.__self__ if is_method else None
+    if owner is None or isinstance(owner, ModuleType):  # as a function of C has it
+        return fn, fn
+    return owner, getattr(fn, "__func__", None)
 
 
 def _forget() -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import NotImplementedType
 from typing import Any, NamedTuple
 
-from .._engine.base import Engine
+from .._engine.current import current_engine
 from .._engine.stop import Stop, StopReason
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import Outcome, is_async, run_blocking
-from .._step.global_step import GlobalStep, GlobalStepStatistics
+from .._step.global_step import GlobalStep
 from .._stopping.coordinator import Coordinator
 from ._raw_session import RawSession
 
@@ -75,70 +75,52 @@ class SessionHandle:
         self.global_step = global_step
         self.savers: list[Any] = []
         """What saves the model now, in all sessions that share it: hooks put themselves there."""
+        self.grace_secs = 0.0  # the session's, which sets it
         self._has_created = False
 
-    @property
     def has_global_step(self) -> bool:
         """Whether there is anything that counts steps."""
         return True
 
-    def opening(self, engine: Engine, grace_secs: float) -> AbstractAsyncContextManager[None]:
+    def opening(self) -> AbstractAsyncContextManager[None]:
         """Around the hooks' begin: no other session changes the model, complete at its end."""
-        return _nothing()
+        return nullcontext()
 
     async def acquire(
-        self,
-        engine: Engine,
-        grace_secs: float,
-        lost: RawSession | None = None,
-        restore: Restore | None = None,
+        self, lost: RawSession | None = None, restore: Restore | None = None
     ) -> RawSession:
         """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
         if lost is not None:
-            await close_raw(lost, engine, grace_secs)
-        known = self.global_step.statistics()
-        raw, value = await self._create(engine, grace_secs)
-        raw.replaces_lost, raw.grace_secs = self._has_created, grace_secs
+            await close_raw(lost)
+        raw, value = await self._create()
+        raw.replaces_lost, raw.grace_secs = self._has_created, self.grace_secs
         if restore is None:
-            self._start_from(value, known, goes_on=raw.outlived_by_model)
+            self._start_from(value, goes_on=raw.outlived_by_model)
         else:
             try:
-                await self._restore(raw, engine, restore, value, known)
+                await self._restore(raw, restore, value)
             except BaseException:
-                await close_raw(raw, engine, grace_secs)
+                await close_raw(raw)
                 raise
         self._has_created = True
         raw.attach(self.global_step)
         return raw
 
-    async def _restore(
-        self,
-        raw: RawSession,
-        engine: Engine,
-        restore: Restore,
-        value: int,
-        known: GlobalStepStatistics,
-    ) -> None:
+    async def _restore(self, raw: RawSession, restore: Restore, value: int) -> None:
         """Bring the model back while no worker runs a step; else it is at the value given."""
-        release = await take_alone(self.global_step, raw)
 
         async def start() -> None:
-            try:
-                restored = await restore.call(raw)
-                goes_on = raw.outlived_by_model and not isinstance(restored, int)
-                first = restored if isinstance(restored, int) else value
-                self._start_from(first, known, goes_on=goes_on)
-            finally:
-                release()
+            restored = await restore.call(raw)
+            goes_on = raw.outlived_by_model and not isinstance(restored, int)
+            first = restored if isinstance(restored, int) else value
+            self._start_from(first, goes_on=goes_on)
 
-        # whole also where the caller is cancelled: others may go on with the model
-        await completed(engine, start)
+        await completed(start, await take_alone(self.global_step, raw))
 
-    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+    def _start_from(self, value: int, *, goes_on: bool) -> None:
         """Take up the step where a new raw session begins.
 
         Args:
-            known: before it was made.
             goes_on: whether it has the model of the one that it replaces: steps count on that are
                 under way on that one.
         """
@@ -147,7 +129,7 @@ class SessionHandle:
         else:
             self.global_step.publish(value)
 
-    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+    async def _create(self) -> tuple[RawSession, int]:
         """A raw session and the global step that it begins with."""
         raw = self.creator.create_session()
         if inspect.isawaitable(raw):
@@ -159,10 +141,10 @@ class SessionHandle:
             )
         return raw, raw.first_step(self.global_step.value)
 
-    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
+    async def release(self, raw: RawSession | None) -> None:
         """The session is over: close its raw session, if it has one."""
         if raw is not None:
-            await close_raw(raw, engine, grace_secs)
+            await close_raw(raw)
 
     def drop(self) -> None:
         """The session was dropped without `release`; the garbage collector may call this."""
@@ -205,11 +187,6 @@ class SessionHandle:
         return Coordinator(clean_stop_exception_types=())
 
 
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    yield
-
-
 def not_alone() -> None:
     """What ends the exclusive side of the gate where it was not to be had."""
 
@@ -246,9 +223,12 @@ async def take_alone(
     return await step.take_exclusive() if must_wait else not_alone
 
 
-async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
-    """Await `fn()` in a task of its own: when the caller is cancelled, it goes on to its end."""
-    outcome, has_left = Outcome(), False
+async def completed(fn: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
+    """Await `fn()` in a task of its own, and then call `release`.
+
+    When the caller is cancelled, it goes on to its end: others may go on with the model.
+    """
+    engine, outcome, has_left = current_engine(), Outcome(), False
 
     async def run() -> None:
         try:
@@ -260,6 +240,8 @@ async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
                 raise
             if has_left:
                 logger.error("Restoring a checkpoint failed: %r", failure)
+        finally:
+            release()
 
     try:
         await engine.start(run).wait()
@@ -269,25 +251,20 @@ async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
     outcome.unwrap()
 
 
-async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
-    """Close a raw session off the event loop, within the grace period; its errors are logged."""
-
-    def log_error(outcome: Outcome) -> None:
-        if outcome.error is not None:
-            logger.error("Closing %s failed: %r", type(raw).__name__, outcome.error)
-
+async def close_raw(raw: RawSession) -> None:
+    """Close a raw session off the event loop, within its grace period; its errors are logged."""
+    engine, secs = current_engine(), raw.grace_secs
     try:
         if is_async(raw.close):
-            with engine.shielded(grace_secs):
+            with engine.shielded(secs):
                 await raw.close()
         elif raw.closes_at_once:
             raw.close()
         else:
-            until, name = engine.now() + grace_secs, "asynchooks-close"
-            close, lost = raw.close, raw.lost_peer
-            await run_blocking(engine, close, grace_secs, name, log_error, until, lost)
+            name, until = "asynchooks-close", engine.now() + secs
+            await run_blocking(engine, raw.close, secs, name, until=until, lost_peer=raw.lost_peer)
     except Exception as error:
-        log_error(Outcome(error=error))
+        logger.error("Closing %s failed: %r", type(raw).__name__, error)
 
 
 MakeCreator = Callable[[], SessionCreator]

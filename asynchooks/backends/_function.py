@@ -102,13 +102,9 @@ class FunctionSession(RawSession):
         self._step_function = step_function
         self._callee = callee_of(step_function)
         self.is_async = is_async(step_function)
-        self._parameters = _Parameters(step_function)
         self._initial_step = initial_step
-        self._epoch = 0
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
-        self._counts = True
-        self._counts_plainly = False  # and does not go back
         self._kept_names: tuple[str, ...] = ()  # of outputs that a saver ranks checkpoints by
 
     def first_step(self, last: int) -> int:
@@ -116,11 +112,12 @@ class FunctionSession(RawSession):
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step
-        self._callee.has_opened(self, self._step_function)
-        self._epoch = global_step.epoch
-        self._may_go_back = self.replaces_lost or self._epoch > 0
-        self._counts = not global_step.published_only
-        self._counts_plainly = self._counts and not self._may_go_back
+        self._callee.counts_on(global_step.gate, self._step_function)
+        self._may_go_back = self.replaces_lost or global_step.epoch > 0
+
+    @property
+    def _counts(self) -> bool:
+        return not self.global_step.published_only
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -139,16 +136,19 @@ class FunctionSession(RawSession):
             OverlappingCallError: it is a sync function, not thread-safe, and the call would
                 overlap another worker's, for which the event loop cannot wait here.
         """
+        epoch = self.global_step.epoch
         with nullcontext() if self.is_async else self.call_lock.held(self.grace_secs):
             result = self.run_and_read_step((fetches, feed_dict, options, run_metadata))
-        return self._published(result) if type(result) is tuple else self._publish_later(result)
+        if type(result) is tuple:
+            return self._published(result, epoch)
+        return self._publish_later(result, epoch)
 
-    async def _publish_later(self, pending: Awaitable[Result]) -> Any:
-        return self._published(await pending)
+    async def _publish_later(self, pending: Awaitable[Result], epoch: int) -> Any:
+        return self._published(await pending, epoch)
 
-    def _published(self, result: Result) -> Any:
+    def _published(self, result: Result, epoch: int) -> Any:
         outputs, after, kept = result
-        self.global_step.gate.publish(after, self._epoch, kept)
+        self.global_step.gate.publish(after, epoch, kept)
         return outputs
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
@@ -157,12 +157,12 @@ class FunctionSession(RawSession):
             self.merge_options([])
         gate = self.global_step.gate
         before = gate.epoch, gate.value
-        if feed_dict or self._parameters.are_required:
-            feed_dict = feed_dict or {}
-            self._parameters.check(feed_dict)
-            outputs = self._step_function(**feed_dict)
-        else:
-            outputs = self._step_function()
+        feeds = feed_dict or {}
+        try:
+            outputs = self._step_function(**feeds)
+        except TypeError:
+            _check_feeds(self._step_function, feeds)  # else it is an error within the function
+            raise
         if type(outputs) is not dict and inspect.isawaitable(outputs):
             return self._finish(outputs, fetches, before)
         return self._picked(outputs, fetches, before)
@@ -170,14 +170,12 @@ class FunctionSession(RawSession):
     async def _finish(
         self, pending: Awaitable[Any], fetches: Any, before: tuple[int, int]
     ) -> Result:
-        outputs = await pending
-        if inspect.isawaitable(outputs):  # a function that submits its work, and says when it ends
-            outputs = await outputs
-        return self._picked(outputs, fetches, before)
+        while inspect.isawaitable(pending):  # what submits its work gives another one to await
+            pending = await pending
+        return self._picked(pending, fetches, before)
 
     def _picked(self, outputs: Any, fetches: Any, before: tuple[int, int]) -> Result:
-        is_plain = self._counts_plainly and type(outputs) is dict and "global_step" not in outputs
-        after, kept = ADVANCED if is_plain else self._step_after(outputs, before), None
+        after, kept = self._step_after(outputs, before), None
         if self._kept_names and self._counts:
             named = {name: outputs[name] for name in self._kept_names if name in outputs}
             kept = Kept(named, self._step_function)
@@ -196,24 +194,22 @@ class FunctionSession(RawSession):
         if not self._counts:
             return self.global_step.value
         may_go_back, self._may_go_back = self._may_go_back, False
-        self._counts_plainly = True
         if "global_step" not in outputs:
             return ADVANCED
         step, gate = _as_step(outputs["global_step"]), self.global_step.gate
         if may_go_back and step < gate.value:
             gate.restart(step)
-            self._epoch = gate.epoch
-        elif before == (gate.epoch, before[1]) and step < before[1] and not self._is_shared_step:
+        elif (
+            step < before[1]
+            and before[0] == gate.epoch
+            and not self.global_step.multi_process  # another process may have moved it meanwhile
+        ):
             raise StepFunctionError(
                 f'the output "global_step" is {step}, and the step was at {before[1]} before the '
                 "run: it goes back only where a checkpoint is restored. Return the step after the "
                 "run, or none, so that each run counts as one"
             )
         return step
-
-    @property
-    def _is_shared_step(self) -> bool:
-        return self.global_step.multi_process  # another process may have moved it meanwhile
 
     def keep_for_saves(self, fetches: Any) -> bool:
         if not (self._counts and isinstance(fetches, str)):
@@ -224,8 +220,9 @@ class FunctionSession(RawSession):
 
     def kept_outputs(self, step: int) -> Mapping[str, Any]:
         made, kept = self.global_step.gate.kept
-        is_mine = kept is not None and made == step and kept.owner is self._step_function
-        return kept.outputs if kept is not None and is_mine else {}
+        if kept is None or made != step or kept.owner is not self._step_function:
+            return {}
+        return kept.outputs
 
     def step_after(self, error: BaseException) -> tuple[Any, ...]:
         return error.made if isinstance(error, FetchError) else ()
@@ -235,41 +232,26 @@ class FunctionSession(RawSession):
 
     def close(self) -> None:
         """Nothing to free: the function belongs to the caller."""
-        self._callee.has_closed(self)
 
 
-class _Parameters:
-    """Which feeds a step function takes."""
+def _check_feeds(step_function: StepFunction, feeds: Mapping[str, Any]) -> None:
+    """Raise FeedError if the feeds are the reason why the function could not be called.
 
-    def __init__(self, step_function: StepFunction) -> None:
-        self._step_function = step_function
-        try:
-            parameters = inspect.signature(step_function).parameters.values()
-        except (TypeError, ValueError):  # a callable without a signature, from C: it raises
-            self._names: tuple[str, ...] = ()
-            self._required: tuple[str, ...] = ()
-            self.are_required = False
-            self._takes_any = True
-            return
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        # tuples: a frozenset of nothing takes 216 bytes, in each of thousands of sessions
-        self._names = tuple(p.name for p in named)
-        self._required = tuple(p.name for p in named if p.default is p.empty)
-        self.are_required = bool(self._required)
-        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-
-    def check(self, feeds: Mapping[str, Any]) -> None:
-        unknown = [] if self._takes_any else [key for key in feeds if key not in self._names]
-        missing = [name for name in sorted(self._required) if name not in feeds]
-        if unknown or missing:
-            wrong = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
-            needed = f", of which it needs {sorted(self._required)}" if self._required else ""
-            raise FeedError(
-                f"the step function {shown(self._step_function)} got feeds named "
-                f"{sorted(map(str, feeds))}: {', '.join(wrong)}; it takes {sorted(self._names)}"
-                f"{needed}. Feed its parameters by their names, and nothing else: "
-                'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'
-            )
+    It looks only then: to read the parameters takes longer than many a step.
+    """
+    try:
+        signature = inspect.signature(step_function)
+    except (TypeError, ValueError):  # a callable without a signature, from C
+        return
+    try:
+        signature.bind(**feeds)
+    except TypeError as error:
+        raise FeedError(
+            f"the step function {shown(step_function)} got feeds named "
+            f"{sorted(map(str, feeds))}: {error}; it takes {list(signature.parameters)}. Feed them "
+            'by their names, and nothing else: session.run(fetches, {"name": value}), or by '
+            'FeedHook(source, "name")'
+        ) from None
 
 
 def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
@@ -282,14 +264,12 @@ def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
             raise FetchError(
                 f"fetch {fetches!r} is not among the step function's outputs: {known}", fetches
             ) from None
-    if type(fetches) is tuple:
-        return tuple([pick(outputs, each) for each in fetches])
+    if isinstance(fetches, (list, tuple)):
+        picked = [pick(outputs, each) for each in fetches]
+        is_named = isinstance(fetches, tuple) and hasattr(fetches, "_fields")
+        return type(fetches)(*picked) if is_named else type(fetches)(picked)
     if isinstance(fetches, Mapping):
         return {key: pick(outputs, each) for key, each in fetches.items()}
-    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):  # a named tuple
-        return type(fetches)(*(pick(outputs, each) for each in fetches))
-    if isinstance(fetches, (list, tuple)):
-        return type(fetches)([pick(outputs, each) for each in fetches])
     raise FetchError(
         f"fetch {fetches!r} is of type {type(fetches).__name__}; give the name of an output, or "
         "names nested in lists, tuples and dicts",

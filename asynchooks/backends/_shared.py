@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from .._check import integer
-from .._engine.base import Engine, Slot
+from .._engine.base import Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
-from .._engine.sync import Condition, Lock
-from .._errors import CheckpointError, add_note
+from .._engine.sync import Lock
+from .._errors import CheckpointError, add_note, raised_by
 from .._stopping.coordinator import Coordinator
 from ._creator import (
     PATIENCE_SECS,
@@ -25,8 +24,6 @@ from ._creator import (
 )
 from ._function import checked_creator
 from ._raw_session import RawSession
-
-logger = logging.getLogger("asynchooks")
 
 
 class SharedSessionCreator(SessionCreator):
@@ -92,44 +89,25 @@ class _Common:
 
     def __init__(self, handle: SessionHandle) -> None:
         self.handle = handle
-        self.lock = Lock("the shared session")  # for opening, recreating and closing it
+        # for opening, recreating and closing it; those that open together queue here in turn
+        self.lock = Lock("the shared session")
         self.users: dict[_SharedHandle, None] = {}  # in order of opening
         self.raw: RawSession | None = None
         self.replaced: RawSession | None = None  # the one before it, given up
         self.is_restored = False  # a hook has had a say about what the model begins with
         self.first_step = 0  # that it began with
         self.drawn_from: object = None  # the first stage of which a worker draws items
-        self.restoring: Condition | None = None  # there while one that opened late restores
+        self.restored = Stop()  # not set while one that opened late restores
+        self.restored.set()
         # closes inputs from which users may still come to draw
         self.kept: dict[Callable[[], Awaitable[None]], None] = {}
-        self.arrivals = Condition()  # notified as users come to `acquire`, or leave
         # The threads of the raw session (queue runners) belong to it, not to the worker that came
         # first; what stops them by an error stops all workers.
         self.coord: Coordinator | None = None
-        self.worker_coords: list[Coordinator] = []
 
-    async def wait_for_begins(self, engine: Engine) -> None:
-        """Wait for the hooks' begin of those users that open together: one may restore the model.
-
-        Not for ever: what they wait for may be this user.
-        """
-
-        def are_there() -> bool:
-            return all(each.has_arrived for each in list(self.users))
-
-        await engine.checkpoint()  # workers that are started together begin to open
-        until = engine.now() + PATIENCE_SECS
-        await self.arrivals.wait_until(are_there, "begin of other workers' hooks", until)
-        if not are_there():
-            logger.warning(
-                "Hooks of another worker have been in their begin for %g s. This worker starts "
-                "without it; if it restores a checkpoint, it must open before the first step.",
-                PATIENCE_SECS,
-            )
-
-    async def create(self, engine: Engine, grace_secs: float) -> RawSession:
+    async def create(self) -> RawSession:
         """A raw session, restored by the hooks of the users that are there; with the lock."""
-        restores = [each.restore for each in self.users if each.restore is not None]
+        restores = [each.restores_by for each in self.users if each.restores_by is not None]
         was_restored = self.is_restored and self.replaced is not None
         self.is_restored = False
 
@@ -142,47 +120,45 @@ class _Common:
             return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
 
         restore = Restore("hooks of the workers", call) if restores else None
-        raw = self.raw = await self.handle.acquire(engine, grace_secs, restore=restore)
+        raw = self.raw = await self.handle.acquire(restore=restore)
         self.is_restored |= was_restored and raw.outlived_by_model
         self.first_step = self.handle.global_step.last_known
         if self.replaced is not None:
             self.replaced.successor, self.replaced = raw, None
         return raw
 
-    def start_threads(self, raw: RawSession, worker_coord: Coordinator) -> None:
-        self.worker_coords = [each for each in self.worker_coords if not each.joined]
-        self.worker_coords.append(worker_coord)
+    def start_threads(self, raw: RawSession) -> None:
         if self.coord is None:
             self.coord = self.handle.new_coordinator()
             self.coord.attach(None, self._threads_stopped)
             self.handle.start_threads(raw, self.coord)
         elif self.coord.error is not None:
-            worker_coord.request_stop(self.coord.error, reason=self.coord.stop_reason)
+            self._threads_stopped(self.coord.error, self.coord.stop_reason)
 
     def _threads_stopped(
-        self, error: BaseException | None, reason: StopReason, all_workers: bool
+        self, error: BaseException | None, reason: StopReason | None, _: bool = False
     ) -> None:
-        for each in list(self.worker_coords) if error is not None else ():
-            if not each.joined:
-                each.request_stop(error, reason=reason)
+        for each in list(self.users) if error is not None else ():
+            if each.coord is not None and not each.coord.joined:
+                each.coord.request_stop(error, reason=reason)
 
-    async def close_raw(self, engine: Engine, grace_secs: float) -> None:
+    async def close_raw(self) -> None:
         """Stop its threads and close the raw session, or let the last run on it do so."""
         raw, self.raw = self.raw, None
         self.replaced = raw if self.users else None
         coord, self.coord = self.coord, None
-        self.worker_coords.clear()
         if raw is None:
             return
         is_idle = raw.retire()
         try:
             if coord is not None:
                 coord.detach()
-                until = engine.now() + grace_secs
+                engine = current_engine()
+                until = engine.now() + raw.grace_secs
                 await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
         finally:
             if is_idle:
-                await close_raw(raw, engine, grace_secs)
+                await close_raw(raw)
 
     async def close_kept(self) -> None:
         """Close the inputs that are left; the first error leaves, with notes of the others."""
@@ -190,12 +166,10 @@ class _Common:
         while self.kept and not self.users:  # one that opens meanwhile may draw from the others
             close = next(iter(self.kept))
             del self.kept[close]
-            try:
-                await close()
-            except BaseException as error:
-                if first is not None:
-                    add_note(first, f"then, closing another input: {error!r}")
-                first = first or error
+            error = await raised_by(close())
+            if first is not None and error is not None:
+                add_note(first, f"then, closing another input: {error!r}")
+            first = first or error
         if first is not None:
             raise first
 
@@ -205,55 +179,48 @@ class _SharedHandle(SessionHandle):
 
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
         super().__init__(creator, common.handle.global_step)
-        self._common = common
-        self.graph, self.savers = common.handle.graph, common.handle.savers
-        self.in_session_context = common.handle.in_session_context  # type: ignore[method-assign]
-        self.call = common.handle.call  # type: ignore[method-assign]
-        self.start_threads = common.start_threads  # type: ignore[assignment,method-assign]
-        self.new_coordinator = common.handle.new_coordinator  # type: ignore[method-assign]
+        self._common, handle = common, common.handle
+        self.graph, self.savers = handle.graph, handle.savers
+        self.has_global_step = handle.has_global_step  # type: ignore[method-assign]
+        self.in_session_context = handle.in_session_context  # type: ignore[method-assign]
+        self.call = handle.call  # type: ignore[method-assign]
+        self.new_coordinator = handle.new_coordinator  # type: ignore[method-assign]
         self._has_opened = False
-        self.has_arrived = False  # its hooks have begun
-        self.restore: Restore | None = None
-
-    @property
-    def has_global_step(self) -> bool:
-        return self._common.handle.has_global_step
+        self.restores_by: Restore | None = None
+        self.coord: Coordinator | None = None
 
     @asynccontextmanager
-    async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
+    async def opening(self) -> AsyncIterator[None]:
         # counted from the first moment: the others may finish while this one still opens
         self._common.users[self] = None
         async with self._common.lock:
-            self._has_opened = True
-            async with self._common.handle.opening(engine, grace_secs):
+            self._has_opened, handle = True, self._common.handle
+            handle.grace_secs = self.grace_secs
+            async with handle.opening():
                 yield
 
     async def acquire(
-        self,
-        engine: Engine,
-        grace_secs: float,
-        lost: RawSession | None = None,
-        restore: Restore | None = None,
+        self, lost: RawSession | None = None, restore: Restore | None = None
     ) -> RawSession:
         common = self._common
-        is_late, self.has_arrived = not self.has_arrived, True
-        common.arrivals.notify()
-        if common.raw is None and is_late:
-            self.restore = restore
-            await common.wait_for_begins(engine)
+        if common.raw is None:
+            self.restores_by = restore
+            # workers that are started together begin to open; the lock is theirs before it is ours
+            await current_engine().checkpoint()
         async with common.lock:
             if common.raw is not None and common.raw is lost:  # the first to notice
-                await common.close_raw(engine, grace_secs)
+                await common.close_raw()
             raw = common.raw
             if raw is None:
-                self.restore = restore
-                raw = await common.create(engine, grace_secs)
-            elif restore is not None and not common.is_restored and self.restore is None:
-                await self._restore_late(raw, engine, restore)
-            self.restore = restore
+                self.restores_by = restore
+                common.handle.grace_secs = self.grace_secs
+                raw = await common.create()
+            elif restore is not None and not common.is_restored and self.restores_by is None:
+                await self._restore_late(raw, restore)
+            self.restores_by = restore
             return raw
 
-    async def _restore_late(self, raw: RawSession, engine: Engine, restore: Restore) -> None:
+    async def _restore_late(self, raw: RawSession, restore: Restore) -> None:
         """Restore the model of others, unless they have begun to train it."""
         common, step = self._common, self.global_step
         try:
@@ -263,27 +230,24 @@ class _SharedHandle(SessionHandle):
             raise self._too_late(restore, got) from None
 
         async def call() -> None:
+            now = await raw.call_blocking(lambda: step.value)
+            if now != common.first_step:
+                raise self._too_late(restore, f"others have trained the model to step {now}")
+            if common.drawn_from is not None:
+                got = f"another draws items from {common.drawn_from!r}"
+                raise self._too_late(restore, got)
+            common.restored.clear()
             try:
-                now = await raw.call_blocking(lambda: step.value)
-                if now != common.first_step:
-                    raise self._too_late(restore, f"others have trained the model to step {now}")
-                if common.drawn_from is not None:
-                    got = f"another draws items from {common.drawn_from!r}"
-                    raise self._too_late(restore, got)
-                common.restoring = Condition()
                 restored = await restore.call(raw)
-                common.is_restored = restored is not NotImplemented
-                if isinstance(restored, int):
-                    step.restart(restored)
-                    raw.attach(step)
-                    common.first_step = restored
             finally:
-                restoring, common.restoring = common.restoring, None
-                if restoring is not None:
-                    restoring.notify()
-                release()
+                common.restored.set()
+            common.is_restored = restored is not NotImplemented
+            if isinstance(restored, int):
+                step.restart(restored)
+                raw.attach(step)
+                common.first_step = restored
 
-        await completed(engine, call)
+        await completed(call, release)
 
     def _too_late(self, restore: Restore, got: str) -> CheckpointError:
         self._common.users.pop(self, None)
@@ -295,15 +259,17 @@ class _SharedHandle(SessionHandle):
             "together with them"
         )
 
-    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
+    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
+        self.coord = coord
+        self._common.start_threads(raw)
+
+    async def release(self, raw: RawSession | None) -> None:
         common = self._common
         common.users.pop(self, None)  # a run that outlived its session releases it again
-        self.has_arrived, self.restore = False, None
-        common.arrivals.notify()
         if not common.users:
             common.drawn_from = None
             try:
-                await common.close_raw(engine, grace_secs)
+                await common.close_raw()
             finally:
                 await common.close_kept()
 
@@ -320,10 +286,9 @@ class _SharedHandle(SessionHandle):
 
     async def before_item(self, stage: object, stop: Stop) -> None:
         common = self._common
-        while common.restoring is not None and not stop.is_set:
+        while not (common.restored.is_set or stop.is_set):
             slot = Slot(current_engine(), "a checkpoint to be restored")
-            common.restoring.slots += (slot,)
-            with EndsAtStop(slot, stop):
+            with EndsAtStop(slot, stop, common.restored):
                 await slot.engine.park(slot)
         common.drawn_from = common.drawn_from or stage
 

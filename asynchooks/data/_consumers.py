@@ -15,7 +15,7 @@ from .._engine.current import current_engine
 from .._engine.sync import Lock
 from .._errors import InputError, InputStateError
 from .._hook import SessionRunContext
-from .._stopping.session_stop import Handle, SessionStop
+from .._stopping.session_stop import SessionStop
 from ._prefetch import Buffered, Prefetch
 from ._source_stage import fingerprint
 from ._sources import stage_of
@@ -39,7 +39,7 @@ class CurrentRun:
         self.context: SessionRunContext | None = None  # of the present run, or one that failed
 
     @property
-    def handle(self) -> Handle | None:
+    def handle(self) -> Any:  # a SessionHandle, of a room above, or None
         return None if self.stop is None else self.stop.handle
 
     def begin(self, context: SessionRunContext | None) -> None:
@@ -143,7 +143,7 @@ class Consumers:
         if reader._phase is not Phase.OPEN:
             return False
         training = handle.global_step.gate
-        return training is not self._ended_in and handle.keep_open(self.close_unused)
+        return training is not self._ended_in and bool(handle.keep_open(self.close_unused))
 
     async def close_unused(self) -> None:
         """Close the pipeline, unless it has a consumer."""

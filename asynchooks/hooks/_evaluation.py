@@ -317,7 +317,7 @@ class EvaluationHook(TimedOutputHook):
             raise
         finally:
             if raw.leave():
-                await close_raw(raw, current_engine(), raw.grace_secs)
+                await close_raw(raw)
         return _as_numbers(source, results)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from .. import _check as check
-from .._engine.current import current_engine
 from .._engine.stop import Stop
 from .._errors import (
     InputStructureError,
@@ -176,7 +175,7 @@ class FeedHook(SessionRunHook):
             raise
         finally:
             if raw.leave():
-                await close_raw(raw, current_engine(), raw.grace_secs)
+                await close_raw(raw)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if self._consumer is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -565,13 +567,19 @@ async def test_a_side_task_s_foreign_wait_ends_at_once_through_or_stop() -> None
 
 
 async def test_coordinators_of_workers_that_left_are_not_kept() -> None:
+    coords: list[weakref.ref[Any]] = []
+
+    class Sees(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            coords.append(weakref.ref(coord))
+
     creator = SharedSessionCreator(counting_creator())
     async with MonitoredSession([], creator):
-        for _ in range(10):
-            async with MonitoredSession([], creator):
+        for _ in range(3):
+            async with MonitoredSession([Sees()], creator):
                 pass
-        assert creator._common is not None
-        assert len(creator._common.worker_coords) <= 2
+        gc.collect()
+        assert [each() for each in coords] == [None, None, None]
 
 
 async def test_after_the_last_step_every_worker_s_next_run_ends_its_block_cleanly() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ..._engine.base import Engine, Sentinel
+from ..._engine.base import Sentinel
 from ..._engine.sync import CallLock
 from ..._errors import PreemptionError
 from ..._step.gate import Kept
-from ..._step.global_step import GlobalStep, GlobalStepStatistics
+from ..._step.global_step import GlobalStep
 from ...backends._creator import Restore, RestoredStep, SessionHandle
 from ...backends._function import FunctionSession, FunctionSessionCreator, Result, StepFunction
 from ...backends._raw_session import RawSession
@@ -70,11 +70,7 @@ class DaskHandle(SessionHandle):
         self._first_step = 0
 
     async def acquire(
-        self,
-        engine: Engine,
-        grace_secs: float,
-        lost: RawSession | None = None,
-        restore: Restore | None = None,
+        self, lost: RawSession | None = None, restore: Restore | None = None
     ) -> RawSession:
         self._restored = None
 
@@ -85,7 +81,7 @@ class DaskHandle(SessionHandle):
             return step
 
         noting = None if restore is None else restore._replace(call=restored)
-        raw = await super().acquire(engine, grace_secs, lost, noting)
+        raw = await super().acquire(lost, noting)
         assert isinstance(raw, DaskSession)
         before, self._last = self._last, raw
         if self._restored is not None and before is not None:
@@ -98,7 +94,7 @@ class DaskHandle(SessionHandle):
             await self._find_source().do(Action(published=self._first_step))
         return raw
 
-    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+    def _start_from(self, value: int, *, goes_on: bool) -> None:
         self._first_step = value  # sent to the scheduler by `acquire`, which may wait
 
 
@@ -121,10 +117,6 @@ class DaskSession(FunctionSession):
         """The epoch of its last run; after a restart of the scheduler, its first one."""
         incarnation = self._source.incarnation
         return self._last_epoch if incarnation == self._incarnation else first_epoch(incarnation)
-
-    def attach(self, global_step: GlobalStep) -> None:
-        super().attach(global_step)
-        self._may_go_back, self._counts_plainly = True, False  # every run asks `_step_after`
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         self._check()
@@ -167,8 +159,5 @@ class DaskSession(FunctionSession):
         return after
 
     def _step_after(self, outputs: Any, before: tuple[int, int]) -> int | Sentinel:
-        try:
-            self._may_go_back = False  # a step that goes back is another epoch, by `restart`
-            return super()._step_after(outputs, before)
-        finally:
-            self._may_go_back, self._counts_plainly = True, False
+        self._may_go_back = False  # a step that goes back is another epoch, by `restart`
+        return super()._step_after(outputs, before)

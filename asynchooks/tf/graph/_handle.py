@@ -152,6 +152,7 @@ class GraphHandle(SessionHandle):
         self._is_member = False
         self._num_openings = 0  # by the sessions that share this
         self._turn = threading.Lock()
+        self._known: GlobalStepStatistics  # before the raw session was made
         if server is not None and creator.is_chief:
             server.expect_chief(self)
 
@@ -165,14 +166,13 @@ class GraphHandle(SessionHandle):
                 f"default graph here, {self.graph!r}, has no operations"
             ) from cause
 
-    @property
     def has_global_step(self) -> bool:
         self._check_not_empty()
         with self.graph.as_default():
             return v1.train.get_global_step() is not None
 
     @asynccontextmanager
-    async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
+    async def opening(self) -> AsyncIterator[None]:
         state = self._state
         if state.num_users == 0:
             state.was_finalized = self.graph.finalized
@@ -186,7 +186,7 @@ class GraphHandle(SessionHandle):
                     self._check_not_empty(error)
                     raise
                 self._check_not_empty()
-                await self._finalize(engine, grace_secs)
+                await self._finalize()
                 return
             # The graph is being run. Ops may be added during runs, but one run must not mix old and
             # new ones, and new variables would not be initialised.
@@ -195,7 +195,7 @@ class GraphHandle(SessionHandle):
             self.graph._unsafe_unfinalize()
             try:
                 yield
-                await self._finalize(engine, grace_secs)
+                await self._finalize()
             finally:
                 self.graph.finalize()
                 release()
@@ -213,11 +213,12 @@ class GraphHandle(SessionHandle):
             logger.info("A session opens while runs are under way: %r", self.global_step)
             return not_alone
 
-    async def _finalize(self, engine: Engine, grace_secs: float) -> None:
+    async def _finalize(self) -> None:
         """Complete the Scaffold and finalize the graph; a large model takes a while."""
         if not self._is_complete:
             name = "asynchooks-finalize"
-            await run_blocking(engine, lambda: self.call(self._complete), grace_secs, name)
+            engine, complete = current_engine(), partial(self.call, self._complete)
+            await run_blocking(engine, complete, self.grace_secs, name)
             self._is_complete = True
         self.graph.finalize()
 
@@ -235,9 +236,10 @@ class GraphHandle(SessionHandle):
         locals_ = self.graph.get_collection(keys.LOCAL_VARIABLES)
         return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
 
-    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+    async def _create(self) -> tuple[RawSession, int]:
+        engine, self._known = current_engine(), self.global_step.statistics()
         if self.creator.is_chief:
-            return await self._create_now(engine, grace_secs)
+            return await self._create_now(engine)
         # a worker waits until the chief has initialised the model
         max_wait_secs = self.creator.max_wait_secs
         deadline = engine.now() + max_wait_secs
@@ -246,7 +248,7 @@ class GraphHandle(SessionHandle):
         while True:
             seen = 0 if self._server is None else self._server.num_chiefs_come
             try:
-                return await self._create_now(engine, grace_secs)
+                return await self._create_now(engine)
             except tf.errors.OpError as error:
                 if not (is_preemption(error) or isinstance(error, tf.errors.DeadlineExceededError)):
                     raise
@@ -291,14 +293,14 @@ class GraphHandle(SessionHandle):
         finally:
             listener.close()
 
-    async def _create_now(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+    async def _create_now(self, engine: Engine) -> tuple[RawSession, int]:
         heartbeat: Heartbeat | None = None
         lost_peer: LostPeer | None = None
         if self._server is not None:
             master = self._server.master
             heartbeat = Heartbeat(master, self.creator.heartbeat_secs, Servers.ps_of(master))
             lost_peer = heartbeat.lost_peer
-            await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
+            await run_blocking(engine, heartbeat.check, self.grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
         make = self.creator.create_session
         is_late = threading.Event()
@@ -309,7 +311,7 @@ class GraphHandle(SessionHandle):
             created: tuple[RawSession, int] = await run_blocking(
                 engine,
                 lambda: self._wrap(make, heartbeat, is_late),
-                grace_secs,
+                self.grace_secs,
                 "asynchooks-create",
                 _close_late,
                 lost_peer=lost_peer,
@@ -365,14 +367,14 @@ class GraphHandle(SessionHandle):
         if self.creator.is_chief:
             server.note_chief(self, has_come=True)
 
-    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+    def _start_from(self, value: int, *, goes_on: bool) -> None:
         if self._server is None:
-            super()._start_from(value, known, goes_on=goes_on)
-        elif not self._server.epoch and value < known.value:
+            super()._start_from(value, goes_on=goes_on)
+        elif not self._server.epoch and value < self._known.value:
             # it has restarted, and its chief, which does not use asynchooks, begins no epoch
             self.global_step.restart(value)
         else:  # in a new epoch the step has come with the notification
-            self.global_step.publish(value, epoch=known.epoch)
+            self.global_step.publish(value, epoch=self._known.epoch)
 
     def close(self) -> None:
         self._num_openings -= 1
