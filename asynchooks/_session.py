@@ -793,8 +793,7 @@ class MonitoredSession(AsyncOnly):
             if closing is not None and error is not None:
                 add_note(error, f"then, closing the input: {closing!r}")
             error = error or closing
-        with self._engine.shielded(self._grace_secs):
-            error = await hooks.after_close(error)
+        error = await hooks.after_close(error, self._grace_secs)
         self._runner.close()  # a plain after_close may have needed its thread
         self._board.notify()
         if error is not None:
@@ -811,7 +810,7 @@ class MonitoredSession(AsyncOnly):
         if not isinstance(error, GeneratorExit) and self._engine.failure_in(error) is not None:
             noted = stop.reason
             self._handle.fail(noted if noted is not None and noted.error is error else reason)
-        calls = hooks.on_error(self.raw_session(), error, self._engine, self._grace_secs)
+        calls = hooks.on_error(self.raw_session(), error, self._grace_secs)
         return await raised_by(self._handle.in_session_context(calls, hooks.culprit)) or error
 
     async def _end_hooks(self, error: BaseException | None) -> BaseException | None:

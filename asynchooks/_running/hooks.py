@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from .._check import integer
-from .._engine.base import Engine
 from .._engine.current import current_engine
 from .._engine.recording import Kind, Recorder, SessionRecord, current_recorder, ended
 from .._engine.stacks import holds_loop
@@ -85,6 +84,17 @@ class HookCall:
 
     def __str__(self) -> str:
         return f"{self.moment} of {self.owner}"
+
+    @contextmanager
+    def blaming(self, *, is_stopping: bool = False) -> Iterator[None]:
+        """An error in the block becomes what `blamed` says."""
+        try:
+            yield
+        except BaseException as error:
+            blamed = self.blamed(error, is_stopping=is_stopping)
+            if blamed is error:
+                raise
+            raise blamed from error
 
     def blamed(self, error: BaseException, *, is_stopping: bool = False) -> BaseException:
         """Name hook and moment; the end of an input ends training, or is the hook's bug."""
@@ -229,6 +239,7 @@ class HookList(SessionHooks):
         self._num_begun = 0
         for each in (self._begun, self._joined, self.begun, self.leave, self.checks):
             each.clear()
+        checks: list[tuple[HookCall, Callable[[], None]]] = []
         if (recorder := current_recorder()) is not None:
             self._is_planned = recorder.stand_in is not None
             self.record(recorder)
@@ -244,9 +255,12 @@ class HookList(SessionHooks):
                 )
             if place in begins:
                 await self._begin_one(begins[place], graph)
+                checks += [(begins[place], check) for check in self.checks]
+                self.checks.clear()
             self._begun.add(place)
-        for check in self.checks:
-            check()
+        for call, check in checks:
+            with call.blaming():
+                check()
         self.current = None
 
     async def _begin_one(self, call: HookCall, graph: Any) -> None:
@@ -336,20 +350,15 @@ class HookList(SessionHooks):
         return first
 
     @holds_loop(culprit)
-    async def on_error(
-        self, session: Any, error: BaseException, engine: Engine, grace_secs: float
-    ) -> None:
+    async def on_error(self, session: Any, error: BaseException, grace_secs: float) -> None:
         """Call on_error of all that have begun, in reverse; shielded, for the grace period."""
-        until, leaving = engine.now() + grace_secs, None
+        until, leaving = current_engine().now() + grace_secs, None
         for call in reversed(self._calls("on_error")):
             if call.place >= self._num_begun:
                 continue
             try:
-                with engine.shielded(max(0.0, until - engine.now())) as scope:
+                with self._shielded(call, until):
                     await self._call(call, session, error)
-                if scope.cancelled_caught:
-                    extra = fields(call.hook, reason=repr(error))
-                    logger.warning("%s took longer than %g s", call, grace_secs, extra=extra)
             except BaseException as second:
                 add_note(error, f"then, in {call}: {second!r}")
                 extra = fields(call.hook, reason=repr(second))
@@ -360,11 +369,21 @@ class HookList(SessionHooks):
             raise leaving
 
     @holds_loop(culprit)
-    async def after_close(self, error: BaseException | None) -> BaseException | None:
-        """Call after_close of those that have begun; returns what leaves the session."""
+    async def after_close(
+        self, error: BaseException | None, grace_secs: float
+    ) -> BaseException | None:
+        """Call after_close of those that have begun; returns what leaves the session.
+
+        Shielded, for the grace period, where that is a cancellation.
+        """
+        engine = current_engine()
+        is_cancelled = error is not None and engine.failure_in(error) is None
+        until = engine.now() + grace_secs
         for call in self._to_leave("after_close"):
             try:
-                error = None if await self._call(call, error, is_stopping=True) else error
+                with self._shielded(call, until) if is_cancelled else nullcontext():
+                    if await self._call(call, error, is_stopping=True):
+                        error = None
             except BaseException as raised:
                 if raised is not error:
                     raised.__context__ = raised.__context__ or error
@@ -375,6 +394,15 @@ class HookList(SessionHooks):
         while self.leave:
             error = await self.leave.pop()(error)
         return error
+
+    @contextmanager
+    def _shielded(self, call: HookCall, until: float) -> Iterator[None]:
+        """The block, which a cancellation does not enter until its time is over."""
+        engine = current_engine()
+        with engine.shielded(max(0.0, until - engine.now())) as scope:
+            yield
+        if scope.cancelled_caught:
+            logger.warning("%s took longer than the grace period", call, extra=fields(call.hook))
 
     def on_drop(self) -> None:
         """Call on_drop of those that have begun, here and now; errors are logged."""
@@ -394,14 +422,8 @@ class HookList(SessionHooks):
     async def _call(self, call: HookCall, *args: Any, is_stopping: bool = False) -> Any:
         """Call one method; an error of it names it."""
         self.current = call
-        try:
-            with self._span(call):
-                return await call.fn(*args)
-        except BaseException as error:
-            blamed = call.blamed(error, is_stopping=is_stopping)
-            if blamed is not error:
-                raise blamed from error
-            raise
+        with call.blaming(is_stopping=is_stopping), self._span(call):
+            return await call.fn(*args)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from anyio.from_thread import BlockingPortal
 
-from .._engine.current import current_engine
 from .._engine.stop import StopReason
 from .._errors import DamagedCheckpointError, FetchError, StopTraining, add_note, shown
 from .._hook import AnyHook, SessionRunContext
@@ -212,7 +211,7 @@ class HookDriver:
         if failure is not None:
             raise failure  # then `fail` calls what follows an error
         self._coord = None
-        failure = await self._hooks.after_close(None)
+        failure = await self._hooks.after_close(None, GRACE_SECS)
         if failure is not None:
             raise failure
 
@@ -221,9 +220,9 @@ class HookDriver:
             self._at_end = await self._save()  # for what is saved because of the error
         except Exception as failure:
             add_note(error, f"then the states of hooks could not be saved: {failure!r}")
-        await self._hooks.on_error(self._session, error, current_engine(), GRACE_SECS)
+        await self._hooks.on_error(self._session, error, GRACE_SECS)
         await end_side_tasks(coord)
-        await self._hooks.after_close(error)
+        await self._hooks.after_close(error, GRACE_SECS)
 
 
 class TrainingBlock:

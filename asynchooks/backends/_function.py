@@ -240,16 +240,24 @@ def _check_feeds(step_function: StepFunction, feeds: Mapping[str, Any]) -> None:
     It looks only then: to read the parameters takes longer than many a step.
     """
     try:
-        signature = inspect.signature(step_function)
+        parameters = inspect.signature(step_function).parameters.values()
     except (TypeError, ValueError):  # a callable without a signature, from C
         return
-    try:
-        signature.bind(**feeds)
-    except TypeError as error:
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names, needed = (
+        sorted(p.name for p in named),
+        sorted(p.name for p in named if p.default is p.empty),
+    )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [key for key in feeds if key not in names and not takes_any]
+    missing = [name for name in needed if name not in feeds]
+    if unknown or missing:
+        wrong = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
         raise FeedError(
             f"the step function {shown(step_function)} got feeds named "
-            f"{sorted(map(str, feeds))}: {error}; it takes {list(signature.parameters)}. Feed them "
-            'by their names, and nothing else: session.run(fetches, {"name": value}), or by '
+            f"{sorted(map(str, feeds))}: {', '.join(wrong)}; it takes {names}"
+            f"{f', of which it needs {needed}' if needed else ''}. Feed its parameters by their "
+            'names, and nothing else: session.run(fetches, {"name": value}), or by '
             'FeedHook(source, "name")'
         ) from None
 

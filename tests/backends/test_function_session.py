@@ -176,18 +176,21 @@ async def test_a_step_with_wrong_outputs_is_an_error(outputs: Any, message: str)
 
 
 async def test_feeds_that_do_not_fit_are_an_error() -> None:
-    with pytest.raises(FeedError, match=r"argument 'rat'; it takes \['rate', 'batch'\]"):
+    with pytest.raises(FeedError, match=r"unknown \['rat'\].* it takes \['batch', 'rate'\]"):
         await run_once(FunctionSessionCreator(step), "loss", {"rat": 1})
-    with pytest.raises(FeedError, match="missing a required argument: 'x'; it takes"):
+    with pytest.raises(FeedError, match=r"missing \['x'\]"):
         await run_once(FunctionSessionCreator(lambda x: {"x": x}), "x")
 
+    def needs(images: Any, rate: float = 0.1) -> dict[str, Any]:
+        return {}
+
     with pytest.raises(FeedError) as caught:
-        await run_once(FunctionSessionCreator(lambda images, rate=0.1: {}), [], {"image": 1})
+        await run_once(FunctionSessionCreator(needs), [], {"image": 1})
     assert str(caught.value) == (
-        "the step function test_feeds_that_do_not_fit_are_an_error.<locals>.<lambda> got feeds "
-        "named ['image']: missing a required argument: 'images'; it takes ['images', 'rate']. Feed "
-        'them by their names, and nothing else: session.run(fetches, {"name": value}), or by '
-        'FeedHook(source, "name")'
+        "the step function test_feeds_that_do_not_fit_are_an_error.<locals>.needs got feeds named "
+        "['image']: unknown ['image'], missing ['images']; it takes ['images', 'rate'], of which "
+        "it needs ['images']. Feed its parameters by their names, and nothing else: "
+        'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'
     )
 
 

@@ -197,6 +197,42 @@ async def test_after_close_is_shielded_from_the_cancellation_of_its_block() -> N
     assert seen == ["closed"]
 
 
+async def test_an_after_close_that_hangs_holds_a_cancelled_session_for_the_grace_period(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[str] = []
+
+    class Closes(SessionRunHook):
+        async def after_close(self, exception: BaseException | None) -> None:
+            seen.append("closed")
+
+    class Hangs(SessionRunHook):
+        async def after_close(self, exception: BaseException | None) -> None:
+            await anyio.sleep_forever()
+
+    with anyio.CancelScope() as scope:
+        hooks = [Hangs(), Closes()]
+        async with MonitoredSession(hooks, Model().step, stop_grace_period_secs=0.05):
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert seen == ["closed"]
+    assert "after_close of Hangs took longer than the grace period" in caplog.text
+
+
+async def test_an_after_close_of_a_clean_end_may_take_longer_than_the_grace_period() -> None:
+    seen: list[str] = []
+
+    class Uploads(SessionRunHook):
+        async def after_close(self, exception: BaseException | None) -> None:
+            await anyio.sleep(0.02)
+            seen.append("uploaded")
+
+    async with MonitoredSession([Uploads()], Model().step, stop_grace_period_secs=0):
+        pass
+    assert seen == ["uploaded"]
+
+
 class Gates:
     """What two workers wait for."""
 
