@@ -340,7 +340,7 @@ class MonitoredSession(AsyncOnly):
         context = merged = hooks.current = None
         # there may be a stop to look at, perhaps one that recreating makes forgotten
         is_asked = self._state is not _READY or self._run_stop.is_set or stop.hook_reason
-        if is_asked or raw is None or raw.is_retired:
+        if is_asked or raw is None or raw.is_retired or raw.is_lost:
             if raw is None or not stop.is_for_good:  # else it need not be recreated before
                 raw = await self._present()
             if stop.hook_reason is not None or (stop.is_set and stop.reason is not None):
@@ -390,10 +390,15 @@ class MonitoredSession(AsyncOnly):
         """
         raw, is_there = self._raw, self._state not in (State.LOST, State.BROKEN)
         if raw is not None and is_there:
-            is_lost = self._preemption is not None or (self._recovers and raw.is_retired)
-            if self._is_in_step_fn or not is_lost:
+            if self._is_in_step_fn or not (self._preemption is not None or self._is_lost):
                 return raw
         return await self._create()
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether a run, perhaps one that was cancelled, or another worker has lost it."""
+        raw = self._raw
+        return raw is not None and self._recovers and (raw.is_lost or raw.is_retired)
 
     @property
     def _preemption(self) -> BaseException | None:
@@ -818,7 +823,7 @@ class MonitoredSession(AsyncOnly):
 
         No worker that shares the raw session closes it meanwhile.
         """
-        while error is None and self._raw is not None and self._raw.is_retired:  # it was replaced
+        while error is None and self._is_lost:
             error = await raised_by(self._recovering(self._create))
         raw, hooks = self._raw, self._hooks
         if error is not None:
@@ -950,8 +955,8 @@ class _Steps:
     def _make(self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any) -> Any:
         """Make the step in this thread; if it is a coroutine, `_finish` goes on with it."""
         try:
-            if raw.is_retired:
-                raise PreemptionError("the shared session was lost and replaced meanwhile")
+            if raw.is_retired or (raw.is_lost and self._stop.recovers):
+                raise PreemptionError("the session was lost meanwhile, by another call")
             result = raw.run_and_read_step(args)
             if type(result) is not tuple:
                 raw.enter_run(is_held=True)  # its thread may come back after a successor is there

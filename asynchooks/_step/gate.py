@@ -67,6 +67,8 @@ class Asker:
 
     slot: Slot
     is_exclusive: bool
+    is_bounded: bool
+    """Whether it gives up by itself after a time."""
     answer: Ticket | Callable[[], None] | Exception | None = None
     """Its ticket, or what ends its exclusive side; or why it gets none."""
 
@@ -196,6 +198,8 @@ class Gate:
         # by now those that are due wait no more, and their workers may train
         if self.waiters and not self._may_come():
             news += self._wake([each for *_, each in self.waiters], UNREACHABLE)
+        elif self.waiters and self.askers:
+            news += self._wake(self._waiting_in_vain(), UNREACHABLE)
         return news
 
     # --- runs -------------------------------------------------------------------------------------
@@ -228,11 +232,16 @@ class Gate:
             elif self.unread is not None:
                 return False
             elif not num or (
-                self._hangs if stride is None else self.value + (num + 1) * stride <= limit
+                self.value + (num + 1) * (stride or 1) <= limit and (stride or self._hangs)
             ):
                 return True
             if not self._hangs:
                 return False
+        if limit is None or self.value < limit:
+            return StopTraining(
+                "a run that was left alone in its thread may still bring "
+                f"{self.name} to its limit: {self!r}"
+            )
         return StopTraining(f"{self.name} has reached its limit: {self!r}")
 
     @property
@@ -305,7 +314,7 @@ class Gate:
                 f"for ever. Within {holder[1]} no step of that model runs; {instead}"
             )
         slot = Slot(engine, f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}")
-        asker = Asker(slot, is_exclusive)
+        asker = Asker(slot, is_exclusive, is_bounded=timeout is not None)
         until = math.inf if timeout is None else engine.now() + timeout
         with self.changing():
             self.askers.append(asker)
@@ -591,6 +600,20 @@ class Gate:
     def is_alone(self, worker: Worker) -> bool:
         """Whether this is the only open worker, and no others are announced."""
         return [*self.workers] == [worker] and self.num_opened >= (self.num_workers or 0)
+
+    def _waiting_in_vain(self) -> list[Waiter]:
+        """Those that wait in a step for one that comes only after it: all others wait for its end.
+
+        That is, each other worker waits for a step, or stands in the queue until the runs have
+        ended that are under way.
+        """
+        in_step = [each for each in self.workers if each.is_waiting and each.step is not None]
+        num_free = sum(not each.is_waiting for each in self.workers)
+        if self.remote.source is not None or any(each.is_bounded for each in self.askers):
+            return []
+        if len(in_step) < len(self.tickets - self.abandoned) or num_free > len(self.askers):
+            return []
+        return [each for *_, each in self.waiters if each.worker in in_step]
 
     def set_waiting(self, worker: Worker, is_waiting: bool) -> None:
         """Record whether an open worker makes no steps for now."""

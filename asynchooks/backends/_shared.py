@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from .._check import integer
-from .._engine.base import Slot
+from .._engine.base import Engine, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
 from .._engine.sync import Lock
@@ -92,8 +92,11 @@ class _Common:
         # for opening, recreating and closing it; those that open together queue here in turn
         self.lock = Lock("the shared session")
         self.users: dict[_SharedHandle, None] = {}  # in order of opening
+        self.engine: Engine | None = None  # of the event loop that they run in
         self.raw: RawSession | None = None
         self.replaced: RawSession | None = None  # the one before it, given up
+        # what was given up and is not closed yet; whether that is for us, or for a run on it
+        self.unclosed: list[tuple[RawSession, bool, Coordinator | None]] = []
         self.is_restored = False  # a hook has had a say about what the model begins with
         self.first_step = 0  # that it began with
         self.drawn_from: object = None  # the first stage of which a worker draws items
@@ -108,20 +111,20 @@ class _Common:
     async def create(self) -> RawSession:
         """A raw session, restored by the hooks of the users that are there; with the lock."""
         restores = [each.restores_by for each in self.users if each.restores_by is not None]
-        was_restored = self.is_restored and self.replaced is not None
-        self.is_restored = False
+        step: RestoredStep = NotImplemented
 
         async def call(raw: RawSession) -> RestoredStep:
+            nonlocal step
             for each in restores:
                 step = await each.call(raw)
                 if step is not NotImplemented:
-                    self.is_restored = True
-                    return step
-            return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
+                    break
+            return step
 
         restore = Restore("hooks of the workers", call) if restores else None
         raw = self.raw = await self.handle.acquire(restore=restore)
-        self.is_restored |= was_restored and raw.outlived_by_model
+        outlived = self.replaced is not None and raw.outlived_by_model
+        self.is_restored = step is not NotImplemented or (self.is_restored and outlived)
         self.first_step = self.handle.global_step.last_known
         if self.replaced is not None:
             self.replaced.successor, self.replaced = raw, None
@@ -142,23 +145,26 @@ class _Common:
             if each.coord is not None and not each.coord.joined:
                 each.coord.request_stop(error, reason=reason)
 
+    def give_up(self) -> None:
+        """No run begins on the raw session any more; `close_raw` closes it."""
+        if self.raw is not None:
+            self.unclosed.append((self.raw, self.raw.retire(), self.coord))
+        self.replaced = self.raw if self.users else None
+        self.raw = self.coord = None
+
     async def close_raw(self) -> None:
-        """Stop its threads and close the raw session, or let the last run on it do so."""
-        raw, self.raw = self.raw, None
-        self.replaced = raw if self.users else None
-        coord, self.coord = self.coord, None
-        if raw is None:
-            return
-        is_idle = raw.retire()
-        try:
-            if coord is not None:
-                coord.detach()
-                engine = current_engine()
-                until = engine.now() + raw.grace_secs
-                await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
-        finally:
-            if is_idle:
-                await close_raw(raw)
+        """Stop the threads of what was given up and close it, or let the last run on it do so."""
+        while self.unclosed:
+            raw, is_idle, coord = self.unclosed.pop()
+            try:
+                if coord is not None:
+                    coord.detach()
+                    engine = current_engine()
+                    until = engine.now() + raw.grace_secs
+                    await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
+            finally:
+                if is_idle:
+                    await close_raw(raw)
 
     async def close_kept(self) -> None:
         """Close the inputs that are left; the first error leaves, with notes of the others."""
@@ -191,10 +197,16 @@ class _SharedHandle(SessionHandle):
 
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
-        # counted from the first moment: the others may finish while this one still opens
-        self._common.users[self] = None
-        async with self._common.lock:
-            self._has_opened, handle = True, self._common.handle
+        common, engine = self._common, current_engine()
+        if common.users and common.engine is not engine:
+            raise RuntimeError(
+                f"{self.creator!r} is in use in another event loop; open the sessions of all its "
+                "workers in one, or make a creator for each"
+            )
+        common.engine = engine
+        common.users[self] = None  # at once: the others may finish while this one still opens
+        async with common.lock:
+            self._has_opened, handle = True, common.handle
             handle.grace_secs = self.grace_secs
             async with handle.opening():
                 yield
@@ -203,20 +215,24 @@ class _SharedHandle(SessionHandle):
         self, lost: RawSession | None = None, restore: Restore | None = None
     ) -> RawSession:
         common = self._common
-        if common.raw is None:
+        if common.raw is not None and common.raw is lost:  # the first to notice
+            common.give_up()  # at once: a cancellation may come while this waits
+        if common.raw is None and common.replaced is None:
             self.restores_by = restore
             # workers that are started together begin to open; the lock is theirs before it is ours
             await current_engine().checkpoint()
         async with common.lock:
-            if common.raw is not None and common.raw is lost:  # the first to notice
-                await common.close_raw()
+            await common.close_raw()
             raw = common.raw
+            late = restore if self.restores_by is None and not common.is_restored else None
             if raw is None:
+                if late is not None and common.replaced is not None:  # others have lost it just now
+                    self._check_untrained(late, self.global_step.last_known)
                 self.restores_by = restore
                 common.handle.grace_secs = self.grace_secs
                 raw = await common.create()
-            elif restore is not None and not common.is_restored and self.restores_by is None:
-                await self._restore_late(raw, restore)
+            elif late is not None:
+                await self._restore_late(raw, late)
             self.restores_by = restore
             return raw
 
@@ -230,12 +246,7 @@ class _SharedHandle(SessionHandle):
             raise self._too_late(restore, got) from None
 
         async def call() -> None:
-            now = await raw.call_blocking(lambda: step.value)
-            if now != common.first_step:
-                raise self._too_late(restore, f"others have trained the model to step {now}")
-            if common.drawn_from is not None:
-                got = f"another draws items from {common.drawn_from!r}"
-                raise self._too_late(restore, got)
+            self._check_untrained(restore, await raw.call_blocking(lambda: step.value))
             common.restored.clear()
             try:
                 restored = await restore.call(raw)
@@ -248,6 +259,13 @@ class _SharedHandle(SessionHandle):
                 common.first_step = restored
 
         await completed(call, release)
+
+    def _check_untrained(self, restore: Restore, now: int) -> None:
+        common = self._common
+        if now != common.first_step:
+            raise self._too_late(restore, f"others have trained the model to step {now}")
+        if common.drawn_from is not None:
+            raise self._too_late(restore, f"another draws items from {common.drawn_from!r}")
 
     def _too_late(self, restore: Restore, got: str) -> CheckpointError:
         self._common.users.pop(self, None)
@@ -268,6 +286,7 @@ class _SharedHandle(SessionHandle):
         common.users.pop(self, None)  # a run that outlived its session releases it again
         if not common.users:
             common.drawn_from = None
+            common.give_up()
             try:
                 await common.close_raw()
             finally:

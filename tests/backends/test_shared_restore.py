@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from asynchooks import (
@@ -19,6 +20,7 @@ from asynchooks import (
     MonitoredSession,
     PreemptionError,
     Recovery,
+    SessionCreator,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
@@ -325,6 +327,49 @@ async def test_a_saver_that_opens_while_the_others_recover_is_refused(tmp_path: 
         await settle()
         may_begin.set()
     assert life.diary.items == [7, 8]
+
+
+async def test_a_saver_that_opens_between_two_attempts_of_the_others_is_refused(
+    tmp_path: Path,
+) -> None:
+    await save_some(tmp_path)
+    life, failing = Life(tmp_path), [PreemptionError("the server is away")]
+    make = life.creator.create_session
+
+    class Creator(SessionCreator):
+        def create_session(self) -> Any:
+            if failing and life.diary.items:
+                raise failing.pop()
+            return make()
+
+    life.creator = SharedSessionCreator(Creator())
+    life.diary.errors = {2: PreemptionError("lost")}
+    pause = Recovery(first_pause_secs=0.2)
+    async with MonitoredSession([], life.creator, recovery=pause) as early, tasks() as group:
+        await early.run([], {"x": 7})
+        group.start_soon(early.run, [], {"x": 8})
+        while failing:
+            await settle()
+        async with life.refused(life.saver(), "others have trained the model to step 1"):
+            assert life.diary.items == [7]
+    assert life.diary.items == [7, 8]
+
+
+async def test_two_event_loops_do_not_share_a_creator(tmp_path: Path) -> None:
+    life, seen = Life(tmp_path), list[str]()
+
+    async def train() -> None:
+        try:
+            await life.session().open()
+        except RuntimeError as error:
+            seen.append(str(error))
+
+    async with life.session() as session:
+        await session.run([], {"x": 1})
+        await anyio.to_thread.run_sync(anyio.run, train)
+        await session.run([], {"x": 2})
+    assert len(seen) == 1
+    assert "is in use in another event loop; open the sessions of all its workers in" in seen[0]
 
 
 async def test_a_worker_whose_hook_restores_nothing_recovers_beside_others(tmp_path: Path) -> None:

@@ -182,6 +182,91 @@ async def test_a_call_in_a_thread_that_submits_counts_though_its_raw_session_was
     assert (statistics.value, statistics.tickets) == (10, 0)
 
 
+class Created(SessionRunHook):
+    """Counts the raw sessions that its session has had."""
+
+    num = 0
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self.num += 1
+
+
+class OpensSlowly(SessionRunHook):
+    """Its session opens until it may go on; others cannot open or recover meanwhile."""
+
+    def __init__(self) -> None:
+        self.is_there, self.may_go_on = anyio.Event(), anyio.Event()
+
+    async def begin(self) -> None:
+        self.is_there.set()
+        await self.may_go_on.wait()
+
+
+@pytest.mark.parametrize("goes_on", ["the same worker", "another worker"])
+async def test_a_recovery_that_is_cancelled_as_it_waits_does_not_forget_the_loss(
+    goes_on: str,
+) -> None:
+    model, slow, mine, others = Model(), OpensSlowly(), Created(), Created()
+    creator = SharedSessionCreator(model.step)
+
+    async def open_slowly() -> None:
+        async with MonitoredSession([slow], creator):
+            pass
+
+    async with (
+        MonitoredSession([others], creator) as other,
+        MonitoredSession([mine], creator, step_runner="inline") as session,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(open_slowly)
+        await slow.is_there.wait()
+        lost, model.loses = session.raw_session(), True
+        with anyio.CancelScope() as scope:
+            group.start_soon(_cancel_later, scope)
+            await session.run([])
+        slow.may_go_on.set()
+        first = session if goes_on == "the same worker" else other
+        await first.run([])
+        assert first.raw_session() is not lost
+        assert (mine.num, others.num) == ((2, 1) if first is session else (1, 2))
+
+
+@pytest.mark.parametrize("goes_on", ["a run", "the end"])
+async def test_a_loss_that_a_cancelled_call_finds_is_a_loss(goes_on: str, tmp_path: Path) -> None:
+    weights, may_end, has_ended = np.zeros(1), threading.Event(), threading.Event()
+
+    def step() -> dict[str, Any]:
+        weights[0] += 1
+        if weights[0] == 3 and not has_ended.is_set():
+            assert may_end.wait(20)
+            weights[0] = -100
+            has_ended.set()
+            raise PreemptionError("the machine went away")
+        return {}
+
+    saver = CheckpointSaverHook(tmp_path, save_steps=1, saver=StateDictSaver(w={"w": weights}))
+    async with MonitoredSession(
+        [saver], step, step_runner="thread", stop_grace_period_secs=0.01
+    ) as session:
+        for _ in range(2):
+            await session.run([])
+        async with anyio.create_task_group() as group:
+            with anyio.CancelScope() as scope:
+                group.start_soon(_cancel_later, scope)
+                await session.run([])
+        may_end.set()
+        await anyio.to_thread.run_sync(has_ended.wait)
+        if goes_on == "a run":
+            await session.run([])
+    expected = 3 if goes_on == "a run" else 2
+    assert (weights[0], session.global_step.value) == (expected, expected)
+
+
+async def _cancel_later(scope: anyio.CancelScope) -> None:
+    await settle()
+    scope.cancel()
+
+
 async def test_after_close_is_shielded_from_the_cancellation_of_its_block() -> None:
     seen: list[str] = []
 

@@ -175,6 +175,8 @@ def test_the_wait_for_the_end_of_all_runs_ends_on_its_timeout() -> None:
     ("value", "stride", "num_lost", "expected"),
     [
         (0, None, 1, True),  # else nobody ever learns the stride
+        (8, None, 1, True),
+        (9, None, 1, False),
         (6, 2, 1, True),
         (7, 2, 1, False),
         (6, 2, 2, False),
@@ -190,7 +192,7 @@ def test_others_run_as_far_as_abandoned_runs_cannot_lead_beyond_the_limit(
     if expected:
         assert is_open(step)
     else:
-        with pytest.raises(StopTraining):
+        with pytest.raises(StopTraining, match="left alone in its thread may still bring"):
             step.gate.take_ticket_nowait()
 
 
