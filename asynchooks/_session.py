@@ -389,10 +389,10 @@ class MonitoredSession(AsyncOnly):
         But within a step_fn, which has the old one in its hands, and is called again itself.
         """
         raw, is_there = self._raw, self._state not in (State.LOST, State.BROKEN)
-        if raw is not None and is_there:
-            if self._is_in_step_fn or not (self._preemption is not None or self._is_lost):
-                return raw
-        return await self._create()
+        is_lost = (self._preemption is not None or self._is_lost) and not self._is_in_step_fn
+        if raw is None or is_lost or not is_there:
+            return await self._create()
+        return raw
 
     @property
     def _is_lost(self) -> bool:
