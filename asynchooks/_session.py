@@ -362,7 +362,8 @@ class MonitoredSession(AsyncOnly):
             if merged is not None:
                 args = merged.finish()
 
-            outputs = await self._steps.make(raw, args, context)
+            result = self._steps.make(raw, args, context)
+            outputs = result[0] if type(result) is tuple else await result
 
             values, asked = hooks.unasked, NOTHING
             if merged is not None:
@@ -823,7 +824,7 @@ class MonitoredSession(AsyncOnly):
 
         No worker that shares the raw session closes it meanwhile.
         """
-        while error is None and self._is_lost:
+        while error is None and self._raw is not None and self._raw.is_retired:  # it was replaced
             error = await raised_by(self._recovering(self._create))
         raw, hooks = self._raw, self._hooks
         if error is not None:
@@ -918,41 +919,54 @@ class _Steps:
         """Hold no raw session any more, nor what was fetched of it."""
         self.raw = self._last_raw = self._last_fetches = None
 
-    async def make(
-        self, raw: RawSession, args: RunArguments, context: SessionRunContext | None
-    ) -> Any:
-        """Make the step, here or in the thread, when it is this worker's turn.
+    def make(self, raw: RawSession, args: RunArguments, context: SessionRunContext | None) -> Any:
+        """Make the step at once if that may be, and return a tuple that begins with its outputs.
 
-        The ticket is settled where the step is made, so that it counts also if its task has left.
+        Else return what gives the outputs when it is awaited: a coroutine costs as much as a step.
         """
-        engine, gate = self._engine, self._gate
         if raw is not self._last_raw or args[0] is not self._last_fetches:
             self._last_raw, self._last_fetches = raw, args[0]
             key, blocks = raw.run_key(args[0]), not raw.is_async
             self._kind = self._runner.kind(raw.step_times, key, blocks=blocks)
             self._lock = NO_LOCK if raw.is_async else raw.call_lock
-        kind = self._kind
         begun = self._tick()
-        if not kind.in_thread and begun >= engine.turn_due_at:
-            await engine.turn()
-            begun = self._tick()
+        is_due = begun >= self._engine.turn_due_at and not self._kind.in_thread
         # asked for only now: a hook that waits for data must not keep others from running
-        ticket = gate.take_ticket_nowait() or await gate.take_ticket(self._stop.run_stop)
+        ticket = None if is_due else self._gate.take_ticket_nowait()
+        if ticket is None:
+            return self._make_later(raw, args, context, is_due)
+        return self._make(raw, args, ticket, context, begun)
+
+    async def _make_later(
+        self, raw: RawSession, args: RunArguments, context: Any, is_due: bool
+    ) -> Any:
+        """Make the step when others have had their turn, and it is this worker's."""
+        if is_due:
+            await self._engine.turn()
+        ticket = await self._gate.take_ticket(self._stop.run_stop)
+        result = self._make(raw, args, ticket, context, self._tick())
+        return result[0] if type(result) is tuple else await result
+
+    def _make(
+        self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any, begun: float
+    ) -> Any:
+        """Make the step, here or in the thread.
+
+        The ticket is settled where the step is made, so that it counts also if its task has left.
+        """
+        kind = self._kind
         here = None if kind.in_thread else self._lock.take_here()
         if here is None:
-            result = await self._make_apart(raw, args, ticket, context)
-        else:
-            try:
-                result = self._make(raw, args, ticket, context)
-            finally:
-                here.end()
-            if (secs := self._tick() - begun) > INLINE_SECS or kind.num_slow:
-                kind.learn(secs)
-        if type(result) is tuple:
-            return result[0]
-        return await self._finish(raw, ticket, result, context)
+            return self._make_apart(raw, args, ticket, context)
+        try:
+            result = self._make_here(raw, args, ticket, context)
+        finally:
+            here.end()
+        if (secs := self._tick() - begun) > INLINE_SECS or kind.num_slow:
+            kind.learn(secs)
+        return result if type(result) is tuple else self._finish(raw, ticket, result, context)
 
-    def _make(self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any) -> Any:
+    def _make_here(self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any) -> Any:
         """Make the step in this thread; if it is a coroutine, `_finish` goes on with it."""
         try:
             if raw.is_retired or (raw.is_lost and self._stop.recovers):
@@ -966,7 +980,7 @@ class _Steps:
         if type(result) is tuple:
             if context is not None:
                 context.step_is_made = True  # before others may be alone with the model
-            made = self._gate.settle(ticket, *result[1:])
+            made = self._gate.settle(ticket, result[1], result[2])
             if context is not None:
                 context._made = made
         return result
@@ -992,7 +1006,7 @@ class _Steps:
                 self._gate.settle(ticket)
                 raise
             try:
-                return self._make(raw, args, ticket, context)
+                return self._make_here(raw, args, ticket, context)
             finally:
                 raw.leave_run()
 
@@ -1004,7 +1018,10 @@ class _Steps:
                 close_unrun(outcome.value)
 
         kind, lock, stop = self._kind, self._lock, self._stop.run_stop
-        return await self._call(make, kind, lock, raw, stop, ticket, give_up)
+        result = await self._call(make, kind, lock, raw, stop, ticket, give_up)
+        if type(result) is tuple:
+            return result[0]
+        return await self._finish(raw, ticket, result, context)
 
     async def _finish(
         self, raw: RawSession, ticket: Ticket, pending: Awaitable[Any], context: Any
@@ -1017,7 +1034,7 @@ class _Steps:
             self._settle_failed(raw, ticket, error)
             raise
         else:
-            made = self._gate.settle(ticket, *result[1:])
+            made = self._gate.settle(ticket, result[1], result[2])
             if context is not None:
                 context.say_made(made)
             return result[0]

@@ -48,7 +48,7 @@ class Kept(NamedTuple):
     """What computed them: of several models that count on one step, this one."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Ticket:
     """The right to run one step, until it is settled."""
 

@@ -105,6 +105,7 @@ class FunctionSession(RawSession):
         self._initial_step = initial_step
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
+        self._counts = True  # steps; else only what is published counts
         self._kept_names: tuple[str, ...] = ()  # of outputs that a saver ranks checkpoints by
 
     def first_step(self, last: int) -> int:
@@ -114,10 +115,7 @@ class FunctionSession(RawSession):
         self.global_step = global_step
         self._callee.counts_on(global_step.gate, self._step_function)
         self._may_go_back = self.replaces_lost or global_step.epoch > 0
-
-    @property
-    def _counts(self) -> bool:
-        return not self.global_step.published_only
+        self._counts = not global_step.published_only
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None

@@ -102,15 +102,16 @@ class RawSession(ABC):
 
         Returns:
             (what was fetched, the step after the run as `Gate.settle` takes it: None where
-            this session does not count), or what gives that tuple when it is awaited.
+            this session does not count, the outputs to keep for a save of that step), or what
+            gives that tuple when it is awaited.
         """
         outputs = self.run(*args)
         if isinstance(outputs, Awaitable):
             return self._finish_step(outputs)
-        return outputs, self.read_step()
+        return outputs, self.read_step(), None
 
-    async def _finish_step(self, pending: Awaitable[Any]) -> tuple[Any, int | None]:
-        return await pending, self.read_step()
+    async def _finish_step(self, pending: Awaitable[Any]) -> tuple[Any, int | None, None]:
+        return await pending, self.read_step(), None
 
     def keep_for_saves(self, fetches: Any) -> bool:
         """For a save of the present step: have runs say which step they made, and what they gave.

@@ -69,7 +69,7 @@ class StepNotifier:
         fetches, *others = args
         fused = notifications.fused(raw.run_key(fetches), fetches)
         if fused is None:
-            return raw.run(*args), raw.read_step()
+            return raw.run(*args), raw.read_step(), None
         if fused[1] is None:
             outputs, notification = raw.run(*args), self._ask(notifications.now)
         else:
@@ -78,7 +78,7 @@ class StepNotifier:
         server.note(notification)
         if not notifications.is_large_enough(server.num_taken):
             notifications.grow(server.num_taken)
-        return outputs, notification.step
+        return outputs, notification.step, None
 
     def _ask(self, *args: Any) -> Notification:
         return Notification.of(run_in_graph(self._session, *args))
@@ -172,8 +172,8 @@ class GraphSession(RawSession):
         # later, on the event loop, a read on a server might block for ever
         must_read = self._read is None or self._heartbeat is not None or self._says_steps
         if must_read or self.global_step.gate.is_watched:
-            return outputs, self.read_step()
-        return outputs, UNREAD
+            return outputs, self.read_step(), None
+        return outputs, UNREAD, None
 
     async def call(self, fn: Callable[..., Any], *args: Any, is_alone: bool = False) -> Any:
         call = partial(super().call, fn, *args, is_alone=is_alone)
