@@ -219,16 +219,14 @@ class GlobalStep(FedStep):
         is_bounded = timeout is not None or gate.published_only
         in_step = None if is_bounded else self._worker_in_step(engine)
         is_stopped = self.stop is not None and self.stop.is_set
-        task, holder = engine.current_task(), None if is_bounded else gate.holder
-        where = f"{holder[1]} of {self!r}" if holder is not None and holder[0] is task else None
-        if in_step is not None and gate.is_alone(in_step):
-            where = f"a step of {self!r}, and no other session is open that could move it"
-        if where is not None and not is_stopped:
+        if in_step is not None and gate.is_alone(in_step) and not is_stopped:
             raise StepUnreachableError(
-                f"{self.name} {step} can no longer come: this task is in {where}, so it would wait "
-                "for itself, for ever. Wait outside of that, between two runs"
+                f"{self.name} {step} can no longer come: this task is in a step of {self!r}, and "
+                "no other session is open that could move it, so it would wait for itself, for "
+                "ever. Wait outside of the step function, between two runs"
             )
         worker, body = None if timeout is not None else self.worker or in_step, self.body
+        task = engine.current_task()
         waits: list[tuple[Worker | None, float]] = [(worker, until)]
         if not (body is None or worker or is_bounded or task is None) and body.task is task:
             body.has_run = body.is_running or body.is_shared

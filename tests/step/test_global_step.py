@@ -308,26 +308,6 @@ async def test_a_step_that_waits_for_workers_that_wait_for_its_end_is_an_error()
     assert other.global_step.value == 2
 
 
-async def test_the_exclusive_side_is_no_place_to_wait_for_a_step() -> None:
-    class Waits(SessionRunHook):
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            async def wait() -> None:
-                with pytest.raises(StepUnreachableError, match=r"in .* of <GlobalStep"):
-                    await run_context.global_step.wait_for(9)
-
-            run_context.finish_with(wait, exclusive=True)
-
-    creator = SharedSessionCreator(dict)
-    async with MonitoredSession([Waits()], creator) as session, MonitoredSession([], creator):
-        with anyio.fail_after(5):
-            await session.run([])
-            async with session.global_step.exclusive():
-                with pytest.raises(StepUnreachableError, match=r"in global_step.exclusive\(\) of"):
-                    await session.global_step.wait_for(9)
-                with pytest.raises(TimeoutError):
-                    await session.global_step.wait_for(9, timeout=0)
-
-
 @pytest.mark.parametrize("published_only", [False, True])
 async def test_a_step_may_wait_with_a_timeout_or_for_what_is_published(
     published_only: bool,
