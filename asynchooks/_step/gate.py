@@ -607,13 +607,13 @@ class Gate:
         That is, each other worker waits for a step, or stands in the queue until the runs have
         ended that are under way.
         """
-        in_step = [each for each in self.workers if each.is_waiting and each.step is not None]
+        waiting = [each for *_, each in self.waiters if each.value is None]
+        in_step = [each for each in waiting if each.worker and each.worker.step]
+        if not in_step or self.remote.source or any(each.is_bounded for each in self.askers):
+            return []
         num_free = sum(not each.is_waiting for each in self.workers)
-        if self.remote.source is not None or any(each.is_bounded for each in self.askers):
-            return []
-        if len(in_step) < len(self.tickets - self.abandoned) or num_free > len(self.askers):
-            return []
-        return [each for *_, each in self.waiters if each.worker in in_step]
+        num_left = len(self.tickets - self.abandoned)
+        return [] if num_free > len(self.askers) or len(in_step) < num_left else in_step
 
     def set_waiting(self, worker: Worker, is_waiting: bool) -> None:
         """Record whether an open worker makes no steps for now."""
