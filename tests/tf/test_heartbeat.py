@@ -159,7 +159,7 @@ def test_a_heartbeat_reports_a_lost_server_once_and_ends(caplog: pytest.LogCaptu
         assert heartbeat.lost_peer.is_set
         assert not thread.is_alive()
     assert next(answers, None) is None
-    one, two = heartbeat.lost_peer.error(), heartbeat.lost_peer.error()
+    one, two = heartbeat.lost_peer.error_now(), heartbeat.lost_peer.error_now()
     assert isinstance(one, tf.errors.UnavailableError)
     assert one is not two, "several tasks may raise it"
     logged = [each for each in caplog.messages if master in each]

@@ -45,20 +45,20 @@ try:
     {USES[use]}
 except ImportError as error:
     assert "pip install 'asynchooks[tensorflow]'" in str(error), error
-    assert "FunctionSessionCreator" in str(error), error
+    assert "MonitoredSession(hooks, step)" in str(error), error
     assert "tensorflow" not in sys.modules
 else:
     raise AssertionError("an ImportError was expected")
 """)
 
 
-def test_the_error_of_a_forgotten_creator_names_function_sessions_first() -> None:
+def test_the_error_of_a_forgotten_creator_names_step_functions_first() -> None:
     run_blocked("""
 try:
     asynchooks.MonitoredSession([])
 except ImportError as error:
     text = str(error)
-    assert 0 < text.index("FunctionSessionCreator") < text.index("TensorFlow"), text
+    assert 0 < text.index("MonitoredSession(hooks, step)") < text.index("TensorFlow"), text
 """)
 
 
