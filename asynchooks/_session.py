@@ -252,16 +252,19 @@ class MonitoredSession(AsyncOnly):
 
     async def _create(self) -> RawSession:
         """Have a raw session with a coordinator, of use to all hooks."""
-        hooks, handle, stop, restore = self._hooks, self._handle, self._stop, None
+        hooks, handle, stop = self._hooks, self._handle, self._stop
         if self._raw is not None:  # it is lost, or its hooks were not all called
             await self._drop()
+        restores = []
         if names := hooks.names_of_restoring():  # other workers may use it: it holds no session
-            restore = Restore(
-                names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
-            )
+            restores = [
+                Restore(
+                    names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
+                )
+            ]
         try:
             lost, self._lost = self._lost, None
-            raw = await handle.acquire(lost, restore)
+            raw = await handle.acquire(lost, restores)
             if self._state is State.CLOSED:
                 await handle.release(raw)
                 self._enter(State.READY)  # which says so

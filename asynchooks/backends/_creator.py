@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from types import NotImplementedType
 from typing import Any, NamedTuple
@@ -76,6 +76,7 @@ class SessionHandle:
         self.savers: list[Any] = []
         """What saves the model now, in all sessions that share it: hooks put themselves there."""
         self.grace_secs = 0.0  # the session's, which sets it
+        self.restored: RestoredStep = NotImplemented  # of the raw session acquired last
         self._has_created = False
 
     def has_global_step(self) -> bool:
@@ -87,44 +88,44 @@ class SessionHandle:
         return nullcontext()
 
     async def acquire(
-        self, lost: RawSession | None = None, restore: Restore | None = None
+        self, lost: RawSession | None = None, restores: Sequence[Restore] = ()
     ) -> RawSession:
-        """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
+        """A raw session that is ready to run; `lost` is the one it replaces, which is closed.
+
+        The first that restores anything brings its model back, while no worker runs a step.
+        """
         if lost is not None:
             await close_raw(lost)
         raw, value = await self._create()
         raw.replaces_lost, raw.grace_secs = self._has_created, self.grace_secs
-        if restore is None:
-            self._start_from(value, goes_on=raw.outlived_by_model)
-        else:
+
+        async def start() -> None:
+            step: RestoredStep = NotImplemented
+            for each in restores:
+                step = await each.call(raw)
+                if step is not NotImplemented:
+                    break
+            self.restored = step
+            # steps under way on the one it replaces count on if it has that one's model
+            is_new = isinstance(step, int) or not raw.outlived_by_model
+            first = step if isinstance(step, int) else value
+            self._start_from(first, is_restart=self._has_created and is_new)
+
+        if restores:
             try:
-                await self._restore(raw, restore, value)
+                await completed(start, await take_alone(self.global_step, raw))
             except BaseException:
                 await close_raw(raw)
                 raise
+        else:
+            await start()
         self._has_created = True
         raw.attach(self.global_step)
         return raw
 
-    async def _restore(self, raw: RawSession, restore: Restore, value: int) -> None:
-        """Bring the model back while no worker runs a step; else it is at the value given."""
-
-        async def start() -> None:
-            restored = await restore.call(raw)
-            goes_on = raw.outlived_by_model and not isinstance(restored, int)
-            first = restored if isinstance(restored, int) else value
-            self._start_from(first, goes_on=goes_on)
-
-        await completed(start, await take_alone(self.global_step, raw))
-
-    def _start_from(self, value: int, *, goes_on: bool) -> None:
-        """Take up the step where a new raw session begins.
-
-        Args:
-            goes_on: whether it has the model of the one that it replaces: steps count on that are
-                under way on that one.
-        """
-        if self._has_created and not goes_on:
+    def _start_from(self, value: int, *, is_restart: bool) -> None:
+        """Take up the step where a new raw session begins, perhaps in a new epoch."""
+        if is_restart:
             self.global_step.restart(value)
         else:
             self.global_step.publish(value)

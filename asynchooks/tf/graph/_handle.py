@@ -367,9 +367,9 @@ class GraphHandle(SessionHandle):
         if self.creator.is_chief:
             server.note_chief(self, has_come=True)
 
-    def _start_from(self, value: int, *, goes_on: bool) -> None:
+    def _start_from(self, value: int, *, is_restart: bool) -> None:
         if self._server is None:
-            super()._start_from(value, goes_on=goes_on)
+            super()._start_from(value, is_restart=is_restart)
         elif not self._server.epoch and value < self._known.value:
             # it has restarted, and its chief, which does not use asynchooks, begins no epoch
             self.global_step.restart(value)
