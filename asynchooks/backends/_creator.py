@@ -51,6 +51,8 @@ class SessionCreator(ABC):
 
     call_lock: CallLock = NO_LOCK
     """What keeps calls on its raw sessions' model from overlapping, where they may not."""
+    _global_step: GlobalStep | None = None
+    """What sessions count on; None for a step of its own for each."""
 
     @abstractmethod
     def create_session(self) -> Any:
@@ -58,7 +60,7 @@ class SessionCreator(ABC):
 
     def handle(self, num_workers: int | None = None) -> SessionHandle:
         """The hold of one `MonitoredSession`, made together with it."""
-        return SessionHandle(self, GlobalStep(num_workers=num_workers))
+        return SessionHandle(self, self._global_step or GlobalStep(num_workers=num_workers))
 
 
 class SessionHandle:

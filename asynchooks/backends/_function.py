@@ -16,7 +16,7 @@ from .._errors import FeedError, FetchError, StepFunctionError, shown
 from .._step.gate import ADVANCED, Kept
 from .._step.global_step import GlobalStep
 from ._callee import callee_of
-from ._creator import SessionCreator, SessionHandle
+from ._creator import SessionCreator
 from ._raw_session import RawSession
 
 StepFunction = Callable[..., Any]
@@ -78,9 +78,6 @@ class FunctionSessionCreator(SessionCreator):
         self._callee = callee_of(step_fn)
         self.call_lock = NO_LOCK if thread_safe else self._callee.lock
 
-    def handle(self, num_workers: int | None = None) -> SessionHandle:
-        return SessionHandle(self, self._global_step or GlobalStep(num_workers=num_workers))
-
     def create_session(self) -> FunctionSession:
         return FunctionSession(self._step_function, self._initial_step, self.call_lock)
 
@@ -115,10 +112,6 @@ class FunctionSession(RawSession):
         self._callee.counts_on(global_step.gate, self._step_function)
         self._may_go_back = self.replaces_lost or global_step.epoch > 0
 
-    @property
-    def _counts(self) -> bool:
-        return not self.global_step.published_only
-
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
@@ -136,20 +129,20 @@ class FunctionSession(RawSession):
             OverlappingCallError: it is a sync function, not thread-safe, and the call would
                 overlap another worker's, for which the event loop cannot wait here.
         """
-        epoch = self.global_step.epoch
+        gate = self.global_step.gate
+        epoch = gate.epoch
+
+        def published(result: Result) -> Any:
+            outputs, after, kept = result
+            gate.publish(after, epoch, kept)
+            return outputs
+
+        async def published_later(pending: Awaitable[Result]) -> Any:
+            return published(await pending)
+
         with nullcontext() if self.is_async else self.call_lock.held(self.grace_secs):
             result = self.run_and_read_step((fetches, feed_dict, options, run_metadata))
-        if type(result) is tuple:
-            return self._published(result, epoch)
-        return self._publish_later(result, epoch)
-
-    async def _publish_later(self, pending: Awaitable[Result], epoch: int) -> Any:
-        return self._published(await pending, epoch)
-
-    def _published(self, result: Result, epoch: int) -> Any:
-        outputs, after, kept = result
-        self.global_step.gate.publish(after, epoch, kept)
-        return outputs
+        return published(result) if type(result) is tuple else published_later(result)
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         fetches, feed_dict, options, run_metadata = args
@@ -176,7 +169,7 @@ class FunctionSession(RawSession):
 
     def _picked(self, outputs: Any, fetches: Any, before: tuple[int, int]) -> Result:
         after, kept = self._step_after(outputs, before), None
-        if self._kept_names and self._counts:
+        if self._kept_names:
             named = {name: outputs[name] for name in self._kept_names if name in outputs}
             kept = Kept(named, self._step_function)
         try:
@@ -191,7 +184,7 @@ class FunctionSession(RawSession):
                 f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
                 'expected a mapping of named outputs, such as {"loss": loss}'
             )
-        if not self._counts:
+        if self.global_step.published_only:
             return self.global_step.value
         may_go_back, self._may_go_back = self._may_go_back, False
         if "global_step" not in outputs:
@@ -212,7 +205,7 @@ class FunctionSession(RawSession):
         return step
 
     def keep_for_saves(self, fetches: Any) -> bool:
-        if not (self._counts and isinstance(fetches, str)):
+        if self.global_step.published_only or not isinstance(fetches, str):
             return False
         if fetches not in self._kept_names:
             self._kept_names += (fetches,)
