@@ -222,7 +222,19 @@ class RawSession(ABC):
 
     def rejects(self, fetches: Any, error: Exception) -> bool:
         """Whether a run failed with this error because of these fetches, one hook's or more."""
-        return isinstance(error, FetchError) and _contains(fetches, error.fetch)
+        if isinstance(fetches, Mapping):
+            fetches = list(fetches.values())
+        if isinstance(fetches, (list, tuple)):
+            return any(self.rejects(each, error) for each in fetches)
+        return self._rejects(fetches, error)
+
+    def _rejects(self, fetch: Any, error: Exception) -> bool:
+        """As `rejects`, of one that is not nested."""
+        if not isinstance(error, FetchError):
+            return False
+        failed = error.fetch
+        are_names = isinstance(failed, str) and isinstance(fetch, str)  # an array's == is an array
+        return fetch is failed or (are_names and fetch == failed)
 
     def merge_options(self, requests: list[Any]) -> Any:
         """One set of run options out of several, the caller's first; none is changed."""
@@ -269,15 +281,6 @@ class RawSession(ABC):
         with self._lock:
             self.is_retired = True
             return self._num_runs == 0
-
-
-def _contains(fetches: Any, fetch: Any) -> bool:
-    if isinstance(fetches, Mapping):
-        fetches = list(fetches.values())
-    if isinstance(fetches, (list, tuple)):
-        return any(_contains(each, fetch) for each in fetches)
-    are_names = isinstance(fetch, str) and isinstance(fetches, str)  # a tensor's == is an op
-    return fetches is fetch or (are_names and fetches == fetch)
 
 
 def raw_session_of(session: Any) -> RawSession:

@@ -124,7 +124,7 @@ class _Common:
             self.coord = self.handle.new_coordinator()
             self.coord.attach(None, self._threads_stopped)
             self.handle.start_threads(raw, self.coord)
-        elif self.coord.error is not None:
+        else:  # it may have stopped before this worker was there
             self._threads_stopped(self.coord.error, self.coord.stop_reason)
 
     def _threads_stopped(
