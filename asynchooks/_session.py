@@ -72,12 +72,12 @@ from ._step.global_step import GlobalStep
 from ._stopping.backoff import Recovery, Restart, checked_grace_secs
 from ._stopping.session_stop import SessionStop
 from ._stopping.tasks import OnFailure, SideTask, TaskGroup, name_of
+from .backends import _creator
 from .backends._creator import (
     Restore,
     SessionCreator,
     SessionHandle,
     close_raw,
-    default_creator,
 )
 from .backends._function import checked_creator
 from .backends._raw_session import RawSession
@@ -168,7 +168,7 @@ class MonitoredSession(AsyncOnly):
         recovery: Recovery | None = None,
     ) -> None:
         self._hooks = HookList(hooks)
-        creator = default_creator() if session_creator is None else session_creator
+        creator = _creator.default_creator() if session_creator is None else session_creator
         creator = checked_creator(creator, "session_creator")
         instance("recovery", recovery, (Recovery, NoneType), "a Recovery(max_attempts=...)")
         self._recovery = recovery or Recovery()

@@ -270,28 +270,8 @@ async def close_raw(raw: RawSession) -> None:
         logger.error("Closing %s failed: %r", type(raw).__name__, error)
 
 
-MakeCreator = Callable[[], SessionCreator]
-_make_default: MakeCreator | None = None
+default_creator: Callable[[], SessionCreator]
+"""Makes the creator of a session that was given none; the package sets it.
 
-
-def set_default_creator(make: MakeCreator) -> None:
-    """Have `make` called for a session that was given no creator; it may raise ImportError."""
-    global _make_default
-    _make_default = make
-
-
-def default_creator() -> SessionCreator:
-    """The creator of a session that was given none.
-
-    Raises:
-        ImportError: what it needs, TensorFlow, is not installed (names the extra).
-    """
-    assert _make_default is not None
-    try:
-        return _make_default()
-    except ImportError as error:
-        raise ImportError(
-            "MonitoredSession got no session_creator. To train a step function, give it one: "
-            "MonitoredSession(hooks, step). To train a TensorFlow graph, which is what it does "
-            "without a creator, install TensorFlow: pip install 'asynchooks[tensorflow]'"
-        ) from error
+Raises ImportError if what it needs, TensorFlow, is not installed (names the extra).
+"""
