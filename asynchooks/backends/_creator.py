@@ -142,7 +142,8 @@ class SessionHandle:
                 f"{type(self.creator).__name__}.create_session() returned {raw!r}; "
                 "expected an asynchooks.RawSession"
             )
-        return raw, raw.first_step(self.global_step.value)
+        step = raw.read_step()
+        return raw, self.global_step.value if step is None else step
 
     async def release(self, raw: RawSession | None) -> None:
         """The session is over: close its raw session, if it has one."""

@@ -99,13 +99,10 @@ class FunctionSession(RawSession):
         self._step_function = step_function
         self._callee = callee_of(step_function)
         self.is_async = is_async(step_function)
-        self._initial_step = initial_step
+        self.global_step = GlobalStep(initial_step)  # until it is attached to the one that it moves
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
         self._kept_names: tuple[str, ...] = ()  # of outputs that a saver ranks checkpoints by
-
-    def first_step(self, last: int) -> int:
-        return max(self._initial_step, last)
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step

@@ -196,11 +196,6 @@ class RawSession(ABC):
         """Compute fetches off the event loop, without a step; only where `evaluates` says so."""
         raise NotImplementedError(f"{type(self).__name__} computes nothing without a step")
 
-    def first_step(self, last: int) -> int:
-        """The global step that a new session begins with; `last` is where the one before ended."""
-        step = self.read_step()
-        return last if step is None else step
-
     def step_after(self, error: BaseException) -> tuple[Any, ...]:
         """Of a run that failed, as the end of `run_and_read_step`; () if it made no step."""
         return ()
