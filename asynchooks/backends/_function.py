@@ -76,7 +76,7 @@ class FunctionSessionCreator(SessionCreator):
         self._global_step = global_step
         instance("thread_safe", thread_safe, bool, "True or False")
         self._callee = callee_of(step_fn)
-        self.call_lock = NO_LOCK if thread_safe else self._callee.lock
+        self.call_lock = NO_LOCK if thread_safe else self._callee
 
     def create_session(self) -> FunctionSession:
         return FunctionSession(self._step_function, self._initial_step, self.call_lock)
