@@ -269,7 +269,7 @@ class MonitoredSession(AsyncOnly):
                 await handle.release(raw)
                 self._enter(State.READY)  # which says so
             self._raw = self._steps.raw = raw
-            stop.coord = coord = handle.new_coordinator()
+            stop.coord = coord = handle.coordinator_type(())
             coord.attach(stop, stop.coord_stopped, handle.in_session_context)
             handle.start_threads(raw, coord)
             created = hooks.after_create_session(raw, coord)

@@ -71,6 +71,8 @@ class SessionHandle:
 
     graph: Any = None
     """The TensorFlow graph that is run, if any."""
+    coordinator_type: type[Coordinator] = Coordinator
+    """Of the coordinator of each raw session; it has no clean stop types."""
 
     def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
         self.creator = creator
@@ -185,10 +187,6 @@ class SessionHandle:
 
     def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
         """Start the threads that belong to a new raw session (a graph's queue runners)."""
-
-    def new_coordinator(self) -> Coordinator:
-        """A coordinator for one raw session; it has no clean stop types."""
-        return Coordinator(clean_stop_exception_types=())
 
 
 def not_alone() -> None:

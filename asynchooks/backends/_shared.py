@@ -121,7 +121,7 @@ class _Common:
 
     def start_threads(self, raw: RawSession) -> None:
         if self.coord is None:
-            self.coord = self.handle.new_coordinator()
+            self.coord = self.handle.coordinator_type(())
             self.coord.attach(None, self._threads_stopped)
             self.handle.start_threads(raw, self.coord)
         else:  # it may have stopped before this worker was there
@@ -179,7 +179,7 @@ class _SharedHandle(SessionHandle):
         self.has_global_step = handle.has_global_step  # type: ignore[method-assign]
         self.in_session_context = handle.in_session_context  # type: ignore[method-assign]
         self.call = handle.call  # type: ignore[method-assign]
-        self.new_coordinator = handle.new_coordinator  # type: ignore[method-assign]
+        self.coordinator_type = handle.coordinator_type
         self._has_opened = False
         self.restores: Sequence[Restore] = ()  # once it takes part in creating, or has a say late
         self.coord: Coordinator | None = None

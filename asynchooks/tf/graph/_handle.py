@@ -135,6 +135,7 @@ class GraphHandle(SessionHandle):
     """A hold on a graph: finalized while it is run, and as before when the last one ends."""
 
     creator: GraphSessionCreator
+    coordinator_type = GraphCoordinator
 
     def __init__(
         self,
@@ -403,9 +404,6 @@ class GraphHandle(SessionHandle):
                 v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
         if raw.lost_peer is not None:
             coord.start_soon(_report_lost_peer, raw.lost_peer, coord)
-
-    def new_coordinator(self) -> Coordinator:
-        return GraphCoordinator(clean_stop_exception_types=())
 
 
 async def _report_lost_peer(lost_peer: LostPeer, coord: Coordinator) -> None:
