@@ -223,7 +223,7 @@ class Subscription(AsyncIterator[Status]):
                         self._is_over = True
         finally:
             self._slot = None
-        if not self._statuses and not self._is_over:
+        if not self._statuses:
             self.put(self._board.newest())
         if not self._statuses:
             await self.aclose()

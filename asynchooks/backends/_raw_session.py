@@ -290,6 +290,6 @@ def raw_session_of(session: Any) -> RawSession:
             "the error of `run` leave the block"
         )
     raw: RawSession = session if isinstance(session, RawSession) else session.asynchooks_raw
-    while raw.is_retired and raw.successor is not None:  # replaced by another worker meanwhile
+    while raw.successor is not None:  # another worker has replaced it meanwhile
         raw = raw.successor
     return raw

@@ -180,7 +180,6 @@ class _SharedHandle(SessionHandle):
         self.in_session_context = handle.in_session_context  # type: ignore[method-assign]
         self.call = handle.call  # type: ignore[method-assign]
         self.coordinator_type = handle.coordinator_type
-        self._has_opened = False
         self.restores: Sequence[Restore] = ()  # once it takes part in creating, or has a say late
         self.coord: Coordinator | None = None
 
@@ -195,7 +194,8 @@ class _SharedHandle(SessionHandle):
         common.engine = engine
         common.users[self] = None  # at once: the others may finish while this one still opens
         async with common.lock:
-            self._has_opened, handle = True, common.handle
+            handle = common.handle
+            self.close = handle.close  # type: ignore[method-assign]
             handle.grace_secs = self.grace_secs
             async with handle.opening():
                 yield
@@ -283,10 +283,6 @@ class _SharedHandle(SessionHandle):
 
     def drop(self) -> None:
         self._common.users.pop(self, None)
-
-    def close(self) -> None:
-        if self._has_opened:
-            self._common.handle.close()
 
     def fail(self, reason: StopReason) -> None:
         if self in self._common.users:  # one that was refused takes no part in the training
