@@ -214,15 +214,14 @@ class _SharedHandle(SessionHandle):
             await common.close_raw()
             raw = common.raw
             late = () if self.restores or common.is_restored else restores
+            if late and raw is not None:
+                await self._restore_late(raw, *late)
+            elif late:  # others have lost it just now
+                self._check_untrained(*late, now=self.global_step.last_known)
+            self.restores = restores
             if raw is None:
-                if late and common.replaced is not None:  # others have lost it just now
-                    self._check_untrained(*late, now=self.global_step.last_known)
-                self.restores = restores
                 common.handle.grace_secs = self.grace_secs
                 raw = await common.create()
-            elif late:
-                await self._restore_late(raw, *late)
-            self.restores = restores
             return raw
 
     async def _restore_late(self, raw: RawSession, restore: Restore) -> None:
