@@ -136,6 +136,8 @@ class _Common:
 
     def give_up(self) -> None:
         """No run begins on the raw session any more; `close_raw` closes it."""
+        if self.coord is not None:
+            self.coord.detach()  # a run that ends may close it before its threads have ended
         if self.raw is not None:
             self.unclosed.append((self.raw, self.raw.retire(), self.coord))
         self.replaced = self.raw if self.users else None
@@ -147,7 +149,6 @@ class _Common:
             raw, is_idle, coord = self.unclosed.pop()
             try:
                 if coord is not None:
-                    coord.detach()
                     engine = current_engine()
                     until = engine.now() + raw.grace_secs
                     await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
