@@ -126,20 +126,21 @@ class FunctionSession(RawSession):
             OverlappingCallError: it is a sync function, not thread-safe, and the call would
                 overlap another worker's, for which the event loop cannot wait here.
         """
-        gate = self.global_step.gate
-        epoch = gate.epoch
-
-        def published(result: Result) -> Any:
-            outputs, after, kept = result
-            gate.publish(after, epoch, kept)
-            return outputs
-
-        async def published_later(pending: Awaitable[Result]) -> Any:
-            return published(await pending)
-
+        epoch = self.global_step.epoch
         with nullcontext() if self.is_async else self.call_lock.held(self.grace_secs):
             result = self.run_and_read_step((fetches, feed_dict, options, run_metadata))
-        return published(result) if type(result) is tuple else published_later(result)
+        if type(result) is tuple:
+            return self._published(result, epoch)
+
+        async def publish_later(pending: Awaitable[Result]) -> Any:
+            return self._published(await pending, epoch)
+
+        return publish_later(result)
+
+    def _published(self, result: Result, epoch: int) -> Any:
+        outputs, after, kept = result
+        self.global_step.gate.publish(after, epoch, kept)
+        return outputs
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         fetches, feed_dict, options, run_metadata = args
