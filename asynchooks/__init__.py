@@ -66,7 +66,8 @@ from ._stopping.backoff import Recovery, Restart
 from ._stopping.coordinator import Coordinator
 from ._stopping.tasks import OnFailure
 from ._timer import SecondOrStepTimer
-from .backends._creator import SessionCreator, set_default_creator
+from .backends import _creator
+from .backends._creator import SessionCreator
 from .backends._function import FunctionSessionCreator
 from .backends._raw_session import RawSession
 from .backends._shared import SharedSessionCreator
@@ -167,13 +168,19 @@ else:  # type checkers shall see the names above, and no others
     )
 
 
-def _tensorflow_creator() -> SessionCreator:
-    from .tf.graph._creators import default_creator
-
+def _default_creator() -> SessionCreator:
+    try:
+        from .tf.graph._creators import default_creator
+    except ImportError as error:
+        raise ImportError(
+            "MonitoredSession got no session_creator. To train a step function, give it one: "
+            "MonitoredSession(hooks, step). To train a TensorFlow graph, which is what it does "
+            "without a creator, install TensorFlow: pip install 'asynchooks[tensorflow]'"
+        ) from error
     return default_creator()
 
 
-set_default_creator(_tensorflow_creator)
+_creator.default_creator = _default_creator
 
 __all__ = [  # without those from TensorFlow: a star import must work where it is missing
     "CheckpointError",

@@ -72,12 +72,12 @@ from ._step.global_step import GlobalStep
 from ._stopping.backoff import Recovery, Restart, checked_grace_secs
 from ._stopping.session_stop import SessionStop
 from ._stopping.tasks import OnFailure, SideTask, TaskGroup, name_of
+from .backends import _creator
 from .backends._creator import (
     Restore,
     SessionCreator,
     SessionHandle,
     close_raw,
-    default_creator,
 )
 from .backends._function import checked_creator
 from .backends._raw_session import RawSession
@@ -168,7 +168,7 @@ class MonitoredSession(AsyncOnly):
         recovery: Recovery | None = None,
     ) -> None:
         self._hooks = HookList(hooks)
-        creator = default_creator() if session_creator is None else session_creator
+        creator = _creator.default_creator() if session_creator is None else session_creator
         creator = checked_creator(creator, "session_creator")
         instance("recovery", recovery, (Recovery, NoneType), "a Recovery(max_attempts=...)")
         self._recovery = recovery or Recovery()
@@ -252,21 +252,24 @@ class MonitoredSession(AsyncOnly):
 
     async def _create(self) -> RawSession:
         """Have a raw session with a coordinator, of use to all hooks."""
-        hooks, handle, stop, restore = self._hooks, self._handle, self._stop, None
+        hooks, handle, stop = self._hooks, self._handle, self._stop
         if self._raw is not None:  # it is lost, or its hooks were not all called
             await self._drop()
+        restores = []
         if names := hooks.names_of_restoring():  # other workers may use it: it holds no session
-            restore = Restore(
-                names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
-            )
+            restores = [
+                Restore(
+                    names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
+                )
+            ]
         try:
             lost, self._lost = self._lost, None
-            raw = await handle.acquire(lost, restore)
+            raw = await handle.acquire(lost, restores)
             if self._state is State.CLOSED:
                 await handle.release(raw)
                 self._enter(State.READY)  # which says so
             self._raw = self._steps.raw = raw
-            stop.coord = coord = handle.new_coordinator()
+            stop.coord = coord = handle.coordinator_type(())
             coord.attach(stop, stop.coord_stopped, handle.in_session_context)
             handle.start_threads(raw, coord)
             created = hooks.after_create_session(raw, coord)

@@ -121,8 +121,11 @@ def save_hooks(hooks: Iterable[Any]) -> bytes:
 
 def shared_states(hooks: Iterable[Any], keys: Collection[str] | None = None) -> dict[str, Any]:
     """Those states that other workers change as well, by the hook's key; `keys`: of these."""
-    asked = [each for each in _states(hooks) if keys is None or each.key in keys]
-    return _texts(each for each in asked if isinstance(each.state, SharedState))
+    return _texts(
+        each
+        for each in _states(hooks)
+        if (keys is None or each.key in keys) and isinstance(each.state, SharedState)
+    )
 
 
 def with_states(saved: bytes, states: Mapping[str, Any]) -> bytes:
@@ -230,15 +233,18 @@ def _matched(
         if not any(each.identity[1:])
     ]
 
-    def left(states: list[_State], *what: str) -> list[_State]:
+    def left(states: list[_State]) -> list[_State]:
         used = {each for pair in pairs for each in pair}
-        unused = [each for each in states if each not in used]
-        return [each for each in unused if each.identity[: len(what)] == what]
+        return [each for each in states if each not in used]
 
     for num_parts in (3, 2, 1):
         known = {its.identity[:num_parts] for _, its in pairs}
-        for what in dict.fromkeys(each.identity[:num_parts] for each in left(kept)):
-            there, its = left(here, *what), left(kept, *what)
+        here, kept = left(here), left(kept)
+        for what in dict.fromkeys(each.identity[:num_parts] for each in kept):
+            there, its = (
+                [each for each in states if each.identity[:num_parts] == what]
+                for states in (here, kept)
+            )
             says_more = any(any(each.identity[num_parts:]) for each in its)
             if not there or (what in known if num_parts == 2 else says_more):
                 continue

@@ -120,11 +120,11 @@ class StatusBoard:
     It holds nothing that may hold the session: subscriptions hold it.
     """
 
-    __slots__ = ("_limit", "_rate", "session", "stop", "subscriptions")
+    __slots__ = ("_limit", "_rate", "_session", "stop", "subscriptions")
 
     def __init__(self, session: Any, hooks: HookList) -> None:
         subscriptions: list[ref[Subscription]] = []
-        self.session: ref[Any] = ref(session, lambda _: _give(subscriptions, None))
+        self._session: ref[Any] = ref(session, lambda _: _give(subscriptions, None))
         self.stop = hooks.stop
         self.subscriptions = subscriptions
         self._limit: int | None = None  # as it was known last
@@ -151,8 +151,13 @@ class StatusBoard:
 
     def notify(self, *_of_metrics: object) -> None:
         """Something has changed: the phase, or a metric."""
-        if self.subscriptions and (session := self.session()) is not None:
-            _give(self.subscriptions, session.status())
+        if self.subscriptions:
+            _give(self.subscriptions, self.newest())
+
+    def newest(self) -> Status | None:
+        """The status now; None where the session was dropped."""
+        session = self._session()
+        return None if session is None else session.status()
 
 
 def _give(subscriptions: list[ref[Subscription]], status: Status | None) -> None:
@@ -184,7 +189,7 @@ class Subscription(AsyncIterator[Status]):
         self._slot: Slot | None = None  # while a task waits
         self._is_over = False  # no further status is taken
         board.subscriptions.append(ref(self, board.subscriptions.remove))
-        self._put_newest()
+        self.put(self._board.newest())
 
     def put(self, status: Status | None) -> None:
         """Take a status, and let the task that waits look; None where the session was dropped."""
@@ -194,11 +199,6 @@ class Subscription(AsyncIterator[Status]):
         slot = self._slot
         if slot is not None:
             slot.wake()
-
-    def _put_newest(self) -> None:
-        session = self._board.session()
-        if session is not None:
-            self.put(session.status())
 
     def __aiter__(self) -> Self:
         return self
@@ -223,8 +223,8 @@ class Subscription(AsyncIterator[Status]):
                         self._is_over = True
         finally:
             self._slot = None
-        if not self._statuses and not self._is_over:
-            self._put_newest()
+        if not self._statuses:
+            self.put(self._board.newest())
         if not self._statuses:
             await self.aclose()
             raise StopAsyncIteration

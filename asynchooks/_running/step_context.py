@@ -29,16 +29,12 @@ class StepContext:
             assert await session.run_step_fn(step_fn) == 0.5
     """
 
-    __slots__ = ("_run_with_hooks", "_session")
+    __slots__ = ("_run_with_hooks", "session")
 
     def __init__(self, session: Any, run_with_hooks: Callable[..., Awaitable[Any]]) -> None:
-        self._session = session
-        self._run_with_hooks = run_with_hooks
-
-    @property
-    def session(self) -> Any:
+        self.session = session
         """The raw session; running it bypasses the hooks."""
-        return self._session
+        self._run_with_hooks = run_with_hooks
 
     async def run_with_hooks(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None

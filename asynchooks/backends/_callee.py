@@ -22,8 +22,8 @@ from .._step.gate import Gate
 logger = logging.getLogger("asynchooks")
 
 
-class Callee:
-    """A function, or the object that methods are of: calls of it share one lock.
+class Callee(CallLock):
+    """A function, or the object that methods are of, as the lock that calls of it share.
 
     `callee_of` makes it. Creators and raw sessions hold it, and nothing else does.
 
@@ -32,26 +32,24 @@ class Callee:
         what: for people.
     """
 
-    __slots__ = ("__weakref__", "_gates", "_has_warned", "lock", "target")
-
     def __init__(self, target: object, what: str) -> None:
+        super().__init__(what)
         self.target = target
-        self.lock = CallLock(what)
         # of the sessions that run it, with the function that each of them calls
         self._gates: weakref.WeakKeyDictionary[Gate, object] = weakref.WeakKeyDictionary()
-        self._has_warned = False
+        self._is_warned_of = False
 
     def counts_on(self, gate: Gate, step_function: Callable[..., Any]) -> None:
         """A session on the function counts its steps here; say so if another counts elsewhere."""
         with _mutex:
-            if self._has_warned:
+            if self._is_warned_of:
                 return
             self._gates[gate] = function = _unwrapped(step_function)[1]
-            self._has_warned = any(
+            self._is_warned_of = any(
                 other is not gate and called is function and other.workers
                 for other, called in self._gates.items()
             )
-        if self._has_warned:
+        if self._is_warned_of:
             logger.warning(
                 "Another session that is open runs the step function %s, too, and each of them "
                 "counts a global step of its own: a limit such as StopAtStepHook(last_step=100) "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from types import NotImplementedType
 from typing import Any, NamedTuple
@@ -51,6 +51,8 @@ class SessionCreator(ABC):
 
     call_lock: CallLock = NO_LOCK
     """What keeps calls on its raw sessions' model from overlapping, where they may not."""
+    _global_step: GlobalStep | None = None
+    """What sessions count on; None for a step of its own for each."""
 
     @abstractmethod
     def create_session(self) -> Any:
@@ -58,7 +60,7 @@ class SessionCreator(ABC):
 
     def handle(self, num_workers: int | None = None) -> SessionHandle:
         """The hold of one `MonitoredSession`, made together with it."""
-        return SessionHandle(self, GlobalStep(num_workers=num_workers))
+        return SessionHandle(self, self._global_step or GlobalStep(num_workers=num_workers))
 
 
 class SessionHandle:
@@ -69,6 +71,8 @@ class SessionHandle:
 
     graph: Any = None
     """The TensorFlow graph that is run, if any."""
+    coordinator_type: type[Coordinator] = Coordinator
+    """Of the coordinator of each raw session; it has no clean stop types."""
 
     def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
         self.creator = creator
@@ -76,6 +80,7 @@ class SessionHandle:
         self.savers: list[Any] = []
         """What saves the model now, in all sessions that share it: hooks put themselves there."""
         self.grace_secs = 0.0  # the session's, which sets it
+        self.restored: RestoredStep = NotImplemented  # of the raw session acquired last
         self._has_created = False
 
     def has_global_step(self) -> bool:
@@ -87,44 +92,44 @@ class SessionHandle:
         return nullcontext()
 
     async def acquire(
-        self, lost: RawSession | None = None, restore: Restore | None = None
+        self, lost: RawSession | None = None, restores: Sequence[Restore] = ()
     ) -> RawSession:
-        """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
+        """A raw session that is ready to run; `lost` is the one it replaces, which is closed.
+
+        The first that restores anything brings its model back, while no worker runs a step.
+        """
         if lost is not None:
             await close_raw(lost)
         raw, value = await self._create()
         raw.replaces_lost, raw.grace_secs = self._has_created, self.grace_secs
-        if restore is None:
-            self._start_from(value, goes_on=raw.outlived_by_model)
-        else:
+
+        async def start() -> None:
+            step: RestoredStep = NotImplemented
+            for each in restores:
+                step = await each.call(raw)
+                if step is not NotImplemented:
+                    break
+            self.restored = step
+            # steps under way on the one it replaces count on if it has that one's model
+            is_new = isinstance(step, int) or not raw.outlived_by_model
+            first = step if isinstance(step, int) else value
+            self._start_from(first, is_restart=self._has_created and is_new)
+
+        if restores:
             try:
-                await self._restore(raw, restore, value)
+                await completed(start, await take_alone(self.global_step, raw))
             except BaseException:
                 await close_raw(raw)
                 raise
+        else:
+            await start()
         self._has_created = True
         raw.attach(self.global_step)
         return raw
 
-    async def _restore(self, raw: RawSession, restore: Restore, value: int) -> None:
-        """Bring the model back while no worker runs a step; else it is at the value given."""
-
-        async def start() -> None:
-            restored = await restore.call(raw)
-            goes_on = raw.outlived_by_model and not isinstance(restored, int)
-            first = restored if isinstance(restored, int) else value
-            self._start_from(first, goes_on=goes_on)
-
-        await completed(start, await take_alone(self.global_step, raw))
-
-    def _start_from(self, value: int, *, goes_on: bool) -> None:
-        """Take up the step where a new raw session begins.
-
-        Args:
-            goes_on: whether it has the model of the one that it replaces: steps count on that are
-                under way on that one.
-        """
-        if self._has_created and not goes_on:
+    def _start_from(self, value: int, *, is_restart: bool) -> None:
+        """Take up the step where a new raw session begins, perhaps in a new epoch."""
+        if is_restart:
             self.global_step.restart(value)
         else:
             self.global_step.publish(value)
@@ -139,7 +144,8 @@ class SessionHandle:
                 f"{type(self.creator).__name__}.create_session() returned {raw!r}; "
                 "expected an asynchooks.RawSession"
             )
-        return raw, raw.first_step(self.global_step.value)
+        step = raw.read_step()
+        return raw, self.global_step.value if step is None else step
 
     async def release(self, raw: RawSession | None) -> None:
         """The session is over: close its raw session, if it has one."""
@@ -181,10 +187,6 @@ class SessionHandle:
 
     def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
         """Start the threads that belong to a new raw session (a graph's queue runners)."""
-
-    def new_coordinator(self) -> Coordinator:
-        """A coordinator for one raw session; it has no clean stop types."""
-        return Coordinator(clean_stop_exception_types=())
 
 
 def not_alone() -> None:
@@ -267,28 +269,8 @@ async def close_raw(raw: RawSession) -> None:
         logger.error("Closing %s failed: %r", type(raw).__name__, error)
 
 
-MakeCreator = Callable[[], SessionCreator]
-_make_default: MakeCreator | None = None
+default_creator: Callable[[], SessionCreator]
+"""Makes the creator of a session that was given none; the package sets it.
 
-
-def set_default_creator(make: MakeCreator) -> None:
-    """Have `make` called for a session that was given no creator; it may raise ImportError."""
-    global _make_default
-    _make_default = make
-
-
-def default_creator() -> SessionCreator:
-    """The creator of a session that was given none.
-
-    Raises:
-        ImportError: what it needs, TensorFlow, is not installed (names the extra).
-    """
-    assert _make_default is not None
-    try:
-        return _make_default()
-    except ImportError as error:
-        raise ImportError(
-            "MonitoredSession got no session_creator. To train a step function, give it one: "
-            "MonitoredSession(hooks, step). To train a TensorFlow graph, which is what it does "
-            "without a creator, install TensorFlow: pip install 'asynchooks[tensorflow]'"
-        ) from error
+Raises ImportError if what it needs, TensorFlow, is not installed (names the extra).
+"""

@@ -16,7 +16,7 @@ from .._errors import FeedError, FetchError, StepFunctionError, shown
 from .._step.gate import ADVANCED, Kept
 from .._step.global_step import GlobalStep
 from ._callee import callee_of
-from ._creator import SessionCreator, SessionHandle
+from ._creator import SessionCreator
 from ._raw_session import RawSession
 
 StepFunction = Callable[..., Any]
@@ -76,10 +76,7 @@ class FunctionSessionCreator(SessionCreator):
         self._global_step = global_step
         instance("thread_safe", thread_safe, bool, "True or False")
         self._callee = callee_of(step_fn)
-        self.call_lock = NO_LOCK if thread_safe else self._callee.lock
-
-    def handle(self, num_workers: int | None = None) -> SessionHandle:
-        return SessionHandle(self, self._global_step or GlobalStep(num_workers=num_workers))
+        self.call_lock = NO_LOCK if thread_safe else self._callee
 
     def create_session(self) -> FunctionSession:
         return FunctionSession(self._step_function, self._initial_step, self.call_lock)
@@ -102,20 +99,15 @@ class FunctionSession(RawSession):
         self._step_function = step_function
         self._callee = callee_of(step_function)
         self.is_async = is_async(step_function)
-        self._initial_step = initial_step
+        self.global_step = GlobalStep(initial_step)  # until it is attached to the one that it moves
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
-        self._counts = True  # steps; else only what is published counts
         self._kept_names: tuple[str, ...] = ()  # of outputs that a saver ranks checkpoints by
-
-    def first_step(self, last: int) -> int:
-        return max(self._initial_step, last)
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step
         self._callee.counts_on(global_step.gate, self._step_function)
         self._may_go_back = self.replaces_lost or global_step.epoch > 0
-        self._counts = not global_step.published_only
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -139,10 +131,11 @@ class FunctionSession(RawSession):
             result = self.run_and_read_step((fetches, feed_dict, options, run_metadata))
         if type(result) is tuple:
             return self._published(result, epoch)
-        return self._publish_later(result, epoch)
 
-    async def _publish_later(self, pending: Awaitable[Result], epoch: int) -> Any:
-        return self._published(await pending, epoch)
+        async def publish_later(pending: Awaitable[Result]) -> Any:
+            return self._published(await pending, epoch)
+
+        return publish_later(result)
 
     def _published(self, result: Result, epoch: int) -> Any:
         outputs, after, kept = result
@@ -174,7 +167,7 @@ class FunctionSession(RawSession):
 
     def _picked(self, outputs: Any, fetches: Any, before: tuple[int, int]) -> Result:
         after, kept = self._step_after(outputs, before), None
-        if self._kept_names and self._counts:
+        if self._kept_names:
             named = {name: outputs[name] for name in self._kept_names if name in outputs}
             kept = Kept(named, self._step_function)
         try:
@@ -189,12 +182,13 @@ class FunctionSession(RawSession):
                 f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
                 'expected a mapping of named outputs, such as {"loss": loss}'
             )
-        if not self._counts:
-            return self.global_step.value
+        gate = self.global_step.gate
+        if gate.published_only:
+            return gate.value
         may_go_back, self._may_go_back = self._may_go_back, False
         if "global_step" not in outputs:
             return ADVANCED
-        step, gate = _as_step(outputs["global_step"]), self.global_step.gate
+        step = _as_step(outputs["global_step"])
         if may_go_back and step < gate.value:
             gate.restart(step)
         elif (
@@ -210,7 +204,7 @@ class FunctionSession(RawSession):
         return step
 
     def keep_for_saves(self, fetches: Any) -> bool:
-        if not (self._counts and isinstance(fetches, str)):
+        if self.global_step.published_only or not isinstance(fetches, str):
             return False
         if fetches not in self._kept_names:
             self._kept_names += (fetches,)
@@ -272,7 +266,7 @@ def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
             ) from None
     if isinstance(fetches, (list, tuple)):
         picked = [pick(outputs, each) for each in fetches]
-        is_named = isinstance(fetches, tuple) and hasattr(fetches, "_fields")
+        is_named = hasattr(fetches, "_fields")
         return type(fetches)(*picked) if is_named else type(fetches)(picked)
     if isinstance(fetches, Mapping):
         return {key: pick(outputs, each) for key, each in fetches.items()}

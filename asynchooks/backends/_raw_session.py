@@ -197,11 +197,6 @@ class RawSession(ABC):
         """Compute fetches off the event loop, without a step; only where `evaluates` says so."""
         raise NotImplementedError(f"{type(self).__name__} computes nothing without a step")
 
-    def first_step(self, last: int) -> int:
-        """The global step that a new session begins with; `last` is where the one before ended."""
-        step = self.read_step()
-        return last if step is None else step
-
     def step_after(self, error: BaseException) -> tuple[Any, ...]:
         """Of a run that failed, as the end of `run_and_read_step`; () if it made no step."""
         return ()
@@ -223,7 +218,19 @@ class RawSession(ABC):
 
     def rejects(self, fetches: Any, error: Exception) -> bool:
         """Whether a run failed with this error because of these fetches, one hook's or more."""
-        return isinstance(error, FetchError) and _contains(fetches, error.fetch)
+        if isinstance(fetches, Mapping):
+            fetches = list(fetches.values())
+        if isinstance(fetches, (list, tuple)):
+            return any(self.rejects(each, error) for each in fetches)
+        return self._rejects(fetches, error)
+
+    def _rejects(self, fetch: Any, error: Exception) -> bool:
+        """As `rejects`, of one that is not nested."""
+        if not isinstance(error, FetchError):
+            return False
+        failed = error.fetch
+        are_names = isinstance(failed, str) and isinstance(fetch, str)  # an array's == is an array
+        return fetch is failed or (are_names and fetch == failed)
 
     def merge_options(self, requests: list[Any]) -> Any:
         """One set of run options out of several, the caller's first; none is changed."""
@@ -272,15 +279,6 @@ class RawSession(ABC):
             return self._num_runs == 0
 
 
-def _contains(fetches: Any, fetch: Any) -> bool:
-    if isinstance(fetches, Mapping):
-        fetches = list(fetches.values())
-    if isinstance(fetches, (list, tuple)):
-        return any(_contains(each, fetch) for each in fetches)
-    are_names = isinstance(fetch, str) and isinstance(fetches, str)  # a tensor's == is an op
-    return fetches is fetch or (are_names and fetches == fetch)
-
-
 def raw_session_of(session: Any) -> RawSession:
     """The raw session behind what hooks are given as the session.
 
@@ -293,6 +291,6 @@ def raw_session_of(session: Any) -> RawSession:
             "the error of `run` leave the block"
         )
     raw: RawSession = session if isinstance(session, RawSession) else session.asynchooks_raw
-    while raw.is_retired and raw.successor is not None:  # replaced by another worker meanwhile
+    while raw.successor is not None:  # another worker has replaced it meanwhile
         raw = raw.successor
     return raw

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ from .._stopping.coordinator import Coordinator
 from ._creator import (
     PATIENCE_SECS,
     Restore,
-    RestoredStep,
     SessionCreator,
     SessionHandle,
     close_raw,
@@ -110,21 +109,11 @@ class _Common:
 
     async def create(self) -> RawSession:
         """A raw session, restored by the hooks of the users that are there; with the lock."""
-        restores = [each.restores_by for each in self.users if each.restores_by is not None]
-        step: RestoredStep = NotImplemented
-
-        async def call(raw: RawSession) -> RestoredStep:
-            nonlocal step
-            for each in restores:
-                step = await each.call(raw)
-                if step is not NotImplemented:
-                    break
-            return step
-
-        restore = Restore("hooks of the workers", call) if restores else None
-        raw = self.raw = await self.handle.acquire(restore=restore)
+        restores = [restore for each in self.users for restore in each.restores]
+        raw = self.raw = await self.handle.acquire(restores=restores)
+        is_restored = self.handle.restored is not NotImplemented
         outlived = self.replaced is not None and raw.outlived_by_model
-        self.is_restored = step is not NotImplemented or (self.is_restored and outlived)
+        self.is_restored = is_restored or (self.is_restored and outlived)
         self.first_step = self.handle.global_step.last_known
         if self.replaced is not None:
             self.replaced.successor, self.replaced = raw, None
@@ -132,10 +121,10 @@ class _Common:
 
     def start_threads(self, raw: RawSession) -> None:
         if self.coord is None:
-            self.coord = self.handle.new_coordinator()
+            self.coord = self.handle.coordinator_type(())
             self.coord.attach(None, self._threads_stopped)
             self.handle.start_threads(raw, self.coord)
-        elif self.coord.error is not None:
+        else:  # it may have stopped before this worker was there
             self._threads_stopped(self.coord.error, self.coord.stop_reason)
 
     def _threads_stopped(
@@ -147,6 +136,8 @@ class _Common:
 
     def give_up(self) -> None:
         """No run begins on the raw session any more; `close_raw` closes it."""
+        if self.coord is not None:
+            self.coord.detach()  # a run that ends may close it before its threads have ended
         if self.raw is not None:
             self.unclosed.append((self.raw, self.raw.retire(), self.coord))
         self.replaced = self.raw if self.users else None
@@ -158,7 +149,6 @@ class _Common:
             raw, is_idle, coord = self.unclosed.pop()
             try:
                 if coord is not None:
-                    coord.detach()
                     engine = current_engine()
                     until = engine.now() + raw.grace_secs
                     await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
@@ -190,9 +180,8 @@ class _SharedHandle(SessionHandle):
         self.has_global_step = handle.has_global_step  # type: ignore[method-assign]
         self.in_session_context = handle.in_session_context  # type: ignore[method-assign]
         self.call = handle.call  # type: ignore[method-assign]
-        self.new_coordinator = handle.new_coordinator  # type: ignore[method-assign]
-        self._has_opened = False
-        self.restores_by: Restore | None = None
+        self.coordinator_type = handle.coordinator_type
+        self.restores: Sequence[Restore] = ()  # once it takes part in creating, or has a say late
         self.coord: Coordinator | None = None
 
     @asynccontextmanager
@@ -206,34 +195,34 @@ class _SharedHandle(SessionHandle):
         common.engine = engine
         common.users[self] = None  # at once: the others may finish while this one still opens
         async with common.lock:
-            self._has_opened, handle = True, common.handle
+            handle = common.handle
+            self.close = handle.close  # type: ignore[method-assign]
             handle.grace_secs = self.grace_secs
             async with handle.opening():
                 yield
 
     async def acquire(
-        self, lost: RawSession | None = None, restore: Restore | None = None
+        self, lost: RawSession | None = None, restores: Sequence[Restore] = ()
     ) -> RawSession:
         common = self._common
         if common.raw is not None and common.raw is lost:  # the first to notice
             common.give_up()  # at once: a cancellation may come while this waits
         if common.raw is None and common.replaced is None:
-            self.restores_by = restore
+            self.restores = restores
             # workers that are started together begin to open; the lock is theirs before it is ours
             await current_engine().checkpoint()
         async with common.lock:
             await common.close_raw()
             raw = common.raw
-            late = restore if self.restores_by is None and not common.is_restored else None
+            late = () if self.restores or common.is_restored else restores
+            if late and raw is not None:
+                await self._restore_late(raw, *late)
+            elif late:  # others have lost it just now
+                self._check_untrained(*late, now=self.global_step.last_known)
+            self.restores = restores
             if raw is None:
-                if late is not None and common.replaced is not None:  # others have lost it just now
-                    self._check_untrained(late, self.global_step.last_known)
-                self.restores_by = restore
                 common.handle.grace_secs = self.grace_secs
                 raw = await common.create()
-            elif late is not None:
-                await self._restore_late(raw, late)
-            self.restores_by = restore
             return raw
 
     async def _restore_late(self, raw: RawSession, restore: Restore) -> None:
@@ -246,7 +235,7 @@ class _SharedHandle(SessionHandle):
             raise self._too_late(restore, got) from None
 
         async def call() -> None:
-            self._check_untrained(restore, await raw.call_blocking(lambda: step.value))
+            self._check_untrained(restore, now=await raw.call_blocking(lambda: step.value))
             common.restored.clear()
             try:
                 restored = await restore.call(raw)
@@ -260,7 +249,7 @@ class _SharedHandle(SessionHandle):
 
         await completed(call, release)
 
-    def _check_untrained(self, restore: Restore, now: int) -> None:
+    def _check_untrained(self, restore: Restore, *, now: int) -> None:
         common = self._common
         if now != common.first_step:
             raise self._too_late(restore, f"others have trained the model to step {now}")
@@ -294,10 +283,6 @@ class _SharedHandle(SessionHandle):
 
     def drop(self) -> None:
         self._common.users.pop(self, None)
-
-    def close(self) -> None:
-        if self._has_opened:
-            self._common.handle.close()
 
     def fail(self, reason: StopReason) -> None:
         if self in self._common.users:  # one that was refused takes no part in the training

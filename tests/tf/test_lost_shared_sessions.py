@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,62 @@ async def test_no_worker_runs_while_a_save_whose_task_has_left_still_writes(tmp_
         go_on.set()
         await other.run(model.train_op)
     assert steps == [0, 1]
+
+
+class Opens(SessionRunHook):
+    """Its begin takes as long as it is told to; meanwhile no other worker opens or recovers."""
+
+    def __init__(self) -> None:
+        self.is_inside, self.goes_on = anyio.Event(), anyio.Event()
+
+    async def begin(self) -> None:
+        self.is_inside.set()
+        await self.goes_on.wait()
+
+
+async def test_queue_runners_of_a_lost_session_that_a_run_closes_stop_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They fail as the session is closed under them, before its next owner could stop them."""
+    monkeypatch.setattr("asynchooks.tf.graph._handle._PATIENCE_SECS", 0.01)
+    model = counting_model()
+    with model.graph.as_default():
+        inputs, answers = (v1.FIFOQueue(1, tf.int64, shapes=[[]]) for _ in range(2))
+        v1.train.add_queue_runner(v1.train.QueueRunner(inputs, [inputs.enqueue(1)]))
+        answer, dequeue = answers.enqueue(7), answers.dequeue()
+    creator, opens, has_ended = shared(model), Opens(), anyio.Event()
+
+    async def run_through() -> None:
+        async with monitored(model.graph, None, creator, step_runner="thread") as session:
+            old = session.raw_session()
+            group.start_soon(open_late, old)
+            assert await session.run(dequeue) == 7
+            has_ended.set()
+            await session.run(model.train_op)
+            assert session.raw_session() is not old
+
+    async def open_late(old: Any) -> None:
+        group.start_soon(enter, MonitoredSession([opens], creator))
+        await opens.is_inside.wait()
+        group.start_soon(lose)
+        while not old.asynchooks_raw.is_retired:
+            await anyio.lowlevel.checkpoint()
+        with suppress(tf.errors.CancelledError):  # the session is closed as soon as it has answered
+            await anyio.to_thread.run_sync(old.run, answer)
+        await has_ended.wait()
+        opens.goes_on.set()
+
+    async def enter(session: MonitoredSession) -> None:
+        async with session:
+            pass
+
+    async def lose() -> None:
+        await session_that_loses.run(model.train_op)
+
+    with anyio.fail_after(30):
+        losing = Moments(before_run=raising(aborted()))
+        async with (
+            monitored(model.graph, [losing], creator) as session_that_loses,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(run_through)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..._engine.base import Sentinel
@@ -10,7 +10,7 @@ from ..._engine.sync import CallLock
 from ..._errors import PreemptionError
 from ..._step.gate import Kept
 from ..._step.global_step import GlobalStep
-from ...backends._creator import Restore, RestoredStep, SessionHandle
+from ...backends._creator import Restore, SessionHandle
 from ...backends._function import FunctionSession, FunctionSessionCreator, Result, StepFunction
 from ...backends._raw_session import RawSession
 from ._source import Action, Begun, DaskSource
@@ -65,36 +65,26 @@ class DaskHandle(SessionHandle):
     ) -> None:
         super().__init__(creator, global_step)
         self._find_source = find_source
-        self._restored: int | None = None
         self._last: DaskSession | None = None
         self._first_step = 0
 
     async def acquire(
-        self, lost: RawSession | None = None, restore: Restore | None = None
+        self, lost: RawSession | None = None, restores: Sequence[Restore] = ()
     ) -> RawSession:
-        self._restored = None
-
-        async def restored(raw: RawSession) -> RestoredStep:
-            assert restore is not None
-            step = await restore.call(raw)
-            self._restored = step if isinstance(step, int) else None
-            return step
-
-        noting = None if restore is None else restore._replace(call=restored)
-        raw = await super().acquire(lost, noting)
+        raw = await super().acquire(lost, restores)
         assert isinstance(raw, DaskSession)
         before, self._last = self._last, raw
-        if self._restored is not None and before is not None:
+        if isinstance(self.restored, int) and before is not None:
             # steps that were lost with the raw session are run again by all processes; the epoch
             # begins once, however many sessions lost theirs at the same time
             await self._find_source().do(
-                Action(restart_at=self._restored, restart_of=before.lost_epoch())
+                Action(restart_at=self.restored, restart_of=before.lost_epoch())
             )
         elif self._first_step > self.global_step.value:
             await self._find_source().do(Action(published=self._first_step))
         return raw
 
-    def _start_from(self, value: int, *, goes_on: bool) -> None:
+    def _start_from(self, value: int, *, is_restart: bool) -> None:
         self._first_step = value  # sent to the scheduler by `acquire`, which may wait
 
 
@@ -120,7 +110,7 @@ class DaskSession(FunctionSession):
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         self._check()
-        if not self._counts:
+        if self.global_step.published_only:
             return super().run_and_read_step(args)
         begun = self._source.begin_run()
         self._last_epoch = begun.epoch
@@ -152,7 +142,7 @@ class DaskSession(FunctionSession):
 
     def step_after(self, error: BaseException) -> tuple[Any, ...]:
         after = super().step_after(error)
-        if self._counts and after and isinstance(after[0], Sentinel):
+        if not self.global_step.published_only and after and isinstance(after[0], Sentinel):
             # the outputs do not hold what was fetched; the source says the step
             self._count(self._source.begin_run(), after[0]).close()
             return ()

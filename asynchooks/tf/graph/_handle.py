@@ -135,6 +135,7 @@ class GraphHandle(SessionHandle):
     """A hold on a graph: finalized while it is run, and as before when the last one ends."""
 
     creator: GraphSessionCreator
+    coordinator_type = GraphCoordinator
 
     def __init__(
         self,
@@ -367,9 +368,9 @@ class GraphHandle(SessionHandle):
         if self.creator.is_chief:
             server.note_chief(self, has_come=True)
 
-    def _start_from(self, value: int, *, goes_on: bool) -> None:
+    def _start_from(self, value: int, *, is_restart: bool) -> None:
         if self._server is None:
-            super()._start_from(value, goes_on=goes_on)
+            super()._start_from(value, is_restart=is_restart)
         elif not self._server.epoch and value < self._known.value:
             # it has restarted, and its chief, which does not use asynchooks, begins no epoch
             self.global_step.restart(value)
@@ -403,9 +404,6 @@ class GraphHandle(SessionHandle):
                 v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
         if raw.lost_peer is not None:
             coord.start_soon(_report_lost_peer, raw.lost_peer, coord)
-
-    def new_coordinator(self) -> Coordinator:
-        return GraphCoordinator(clean_stop_exception_types=())
 
 
 async def _report_lost_peer(lost_peer: LostPeer, coord: Coordinator) -> None:

@@ -231,17 +231,13 @@ class GraphSession(RawSession):
         except tf.errors.OpError:
             return ()
 
-    def rejects(self, fetches: Any, error: Exception) -> bool:
-        if isinstance(fetches, dict):
-            fetches = list(fetches.values())
-        if isinstance(fetches, (list, tuple)):
-            return any(self.rejects(each, error) for each in fetches)
+    def _rejects(self, fetch: Any, error: Exception) -> bool:
         try:
-            if not isinstance(fetches, tf.SparseTensor):
-                self._graph.as_graph_element(fetches)
+            if not isinstance(fetch, tf.SparseTensor):
+                self._graph.as_graph_element(fetch)
         except (TypeError, ValueError, KeyError):
             return True
-        return getattr(fetches, "graph", self._graph) is not self._graph
+        return getattr(fetch, "graph", self._graph) is not self._graph
 
     def feed_names(self, key: Any) -> tuple[Hashable, ...]:
         if isinstance(key, tf.Tensor) and key.graph is self._graph:
