@@ -37,6 +37,8 @@ class Compares(SessionRunHook):
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         for _ in range(3):  # meanwhile the others make steps
             await anyio.lowlevel.checkpoint()
+        if run_context.step == 1 and run_context.global_step.statistics().workers_open > 1:
+            await run_context.global_step.wait_for(2, timeout=5)
         self.seen.append((run_context.step, run_values.results))
         self.current.append(run_context.global_step.value)
 
