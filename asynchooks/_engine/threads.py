@@ -34,8 +34,6 @@ INLINE_SECS = 0.002
 """A step slower than this leaves the event loop; a thread and back costs 0.1 ms."""
 ALONE_SECS = 0.1
 """A step slower than this leaves the event loop even if no other task could run meanwhile."""
-FIRST_CALL_SECS = 0.05
-"""How long the first call of a kind may take before its siblings get threads of their own."""
 _FIRST_LOOK, _LAST_LOOK = 16, 1024
 """Calls until the next look whether a slow kind has become fast."""
 _MAX_KEYS = 256
@@ -253,8 +251,6 @@ class CallKind:
     def __init__(self, *, in_thread: bool = True, forgives: bool = True, is_fixed: bool = False):
         self.in_thread, self.forgives = in_thread, forgives
         self.is_fixed = is_fixed  # whatever calls take
-        # the first call is slow, as it compiles; while it is made the others wait a while
-        self.waiting: list[Slot] | None = None
         self.last_secs = math.inf  # of the last call, wherever it was made
         self.num_slow = 0  # slow calls in a row on the event loop
         # calls in the thread until one that is fast there is made on the event loop again
@@ -281,9 +277,6 @@ class CallKind:
         self.num_until_look -= 1
         if secs <= INLINE_SECS and self.num_until_look <= 0:
             self.in_thread = False
-        waiting, self.waiting = self.waiting, None
-        for slot in waiting or ():
-            slot.wake()
 
 
 _INLINE, _IN_THREAD = CallKind(is_fixed=True, in_thread=False), CallKind(is_fixed=True)
@@ -349,20 +342,12 @@ class StepRunner:
             when_late: gets the outcome of a call in a thread after a cancellation.
         """
         engine = self._engine
-        if kind.waiting is not None:
-            # not long, as the first call may wait for this one; a thread for each of a thousand
-            # workers that begin together would cost more
-            slot = Slot(engine, "the first step of its kind")
-            kind.waiting.append(slot)
-            await engine.park(slot, engine.now() + FIRST_CALL_SECS)
         is_here, learn = not kind.in_thread, kind.learn
         if kind.in_thread:
             learn = kind.learn_in_thread
             is_here = kind.forgives and kind.last_secs <= ALONE_SECS and self._is_alone()
             if is_here:
                 await engine.turn()  # for signals, timers and a cancellation
-            if kind.last_secs == math.inf and not (kind.is_fixed or kind.waiting):
-                kind.waiting = []
         begun = engine.now()
         try:
             if is_here:
