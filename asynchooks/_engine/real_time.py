@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import anyio
 import anyio.lowlevel
 
 from .base import TIMED_OUT, Engine, EngineTask, ShieldedScope, Slot
-
-if TYPE_CHECKING:
-    import asyncio
 
 logger = logging.getLogger("asynchooks")
 
@@ -43,6 +40,8 @@ class RealTimeEngine(Engine):
 
     _resume: Callable[[Any], None]
     """Resume a task, given its slot's waiter."""
+    _spawn: Callable[..., None]
+    """Start `fn(*args)` as a task of the event loop."""
 
     def __init__(self, home: Any, call_soon: Callable[..., Any]) -> None:
         self._home: Callable[[], Any] = ref(home)  # the event loop, and how a thread has it call
@@ -136,9 +135,6 @@ class RealTimeEngine(Engine):
         while self._thread_wakes:
             self._wake_here(*self._thread_wakes.popleft())
 
-    @abstractmethod
-    def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None: ...
-
 
 class _RealTimeTask(EngineTask):
     def __init__(self, engine: RealTimeEngine) -> None:
@@ -183,14 +179,10 @@ class AsyncioEngine(RealTimeEngine):
     """Real time on asyncio (or uvloop), with bare futures: a thread may wake them."""
 
     def __init__(self) -> None:
-        import asyncio
-
         loop = asyncio.get_running_loop()
         super().__init__(loop, type(loop).call_soon_threadsafe)
         self.checkpoint = partial(asyncio.sleep, 0)  # type: ignore[method-assign]
-        self._all_tasks = asyncio.all_tasks
         self.current_task: Any = asyncio.current_task
-        self._cancelled_error = asyncio.CancelledError
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
         # stands still within a callback
@@ -205,7 +197,7 @@ class AsyncioEngine(RealTimeEngine):
         return self._home()
 
     def _is_cancellation(self, error: BaseException) -> bool:
-        if not isinstance(error, self._cancelled_error):
+        if not isinstance(error, asyncio.CancelledError):
             return False
         task: Any = self.current_task()  # else what it awaits was cancelled, and said so
         return task is None or task.cancelling() > 0
@@ -215,11 +207,11 @@ class AsyncioEngine(RealTimeEngine):
 
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
-        named = [(task.get_name(), task.get_coro()) for task in self._all_tasks(self._home())]
+        named = [(task.get_name(), task.get_coro()) for task in asyncio.all_tasks(self._home())]
         return sorted(named, key=lambda each: (len(each[0]), each[0]))  # "Task-9", "Task-10"
 
     def is_alone(self) -> bool:
-        return len(self._all_tasks(self._home())) == 1
+        return len(asyncio.all_tasks(self._home())) == 1
 
     async def park(self, slot: Slot, until: float = math.inf) -> Any:
         while not slot.is_woken:  # again where a timer was early: uvloop's count milliseconds
@@ -344,7 +336,5 @@ def probe_on_trio(trio: Any) -> Callable[[BaseException], bool]:
 
 def new_engine() -> Engine:
     """The engine of the event loop that runs in this thread."""
-    import asyncio
-
     loop = anyio.lowlevel.current_token().native_token
     return AsyncioEngine() if isinstance(loop, asyncio.AbstractEventLoop) else TrioEngine()
