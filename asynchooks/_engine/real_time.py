@@ -17,7 +17,7 @@ from weakref import ref
 import anyio
 import anyio.lowlevel
 
-from .base import TIMED_OUT, Engine, EngineTask, ShieldedScope, Slot
+from .base import TIMED_OUT, Engine, EngineTask, Slot
 
 logger = logging.getLogger("asynchooks")
 
@@ -87,7 +87,7 @@ class RealTimeEngine(Engine):
         task.may_run = True
         return task
 
-    def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
+    def shielded(self, seconds: float) -> AbstractContextManager[Any]:
         return anyio.move_on_after(seconds, shield=True)
 
     async def turn(self) -> None:
