@@ -71,7 +71,7 @@ from ._step.gate import Ticket
 from ._step.global_step import GlobalStep
 from ._stopping.backoff import Recovery, Restart, checked_grace_secs
 from ._stopping.session_stop import SessionStop
-from ._stopping.tasks import OnFailure, SideTask, TaskGroup, name_of
+from ._stopping.tasks import OnFailure, SideTask, name_of
 from .backends._creator import (
     Restore,
     SessionCreator,
@@ -181,9 +181,8 @@ class MonitoredSession(AsyncOnly):
         self.global_step: GlobalStep = self._handle.global_step.bound(self._stop)
         """The global step, as a handle of this session: a stop of the session ends waits for it."""
         self._stop.handle, self._stop.recovers = self._handle, self._recovers
-        self._stop.tasks = self._tasks = TaskGroup(
-            self._stop, self._stop.request, self._handle.in_session_context
-        )
+        self._tasks = self._stop.tasks
+        self._tasks.in_context = self._handle.in_session_context
         self._state = State.NEW
         self._raw: RawSession | None = None
         self._lost: RawSession | None = None  # what the next one replaces
@@ -267,7 +266,8 @@ class MonitoredSession(AsyncOnly):
                 self._enter(State.READY)  # which says so
             self._raw = self._steps.raw = raw
             stop.coord = coord = handle.new_coordinator()
-            coord.attach(stop, stop.coord_stopped, handle.in_session_context)
+            coord.on_stop, coord.tasks.in_context = stop.coord_stopped, handle.in_session_context
+            coord.stop.join(stop)
             handle.start_threads(raw, coord)
             created = hooks.after_create_session(raw, coord)
             await handle.in_session_context(created, hooks.culprit)
@@ -476,7 +476,6 @@ class MonitoredSession(AsyncOnly):
         stop, coord = self._stop, self._stop.coord
         self._enter(State.LOST)
         if coord is not None:
-            coord.detach()
             await self._end_coord(self._engine.now() + self._grace_secs, cancel=False)
             if coord.error is not None and not is_preemption(coord.error):
                 self._enter(State.BROKEN)
@@ -845,11 +844,9 @@ class MonitoredSession(AsyncOnly):
 
         However often this task is cancelled meanwhile, it goes on to the end.
         """
-        engine, stop, coord = self._engine, self._stop, self._stop.coord
+        engine, stop = self._engine, self._stop
         until = engine.now() + self._grace_secs
         stop.set()
-        if coord is not None:
-            coord.detach()
         self._tasks.cancel(all_tasks=False)  # not only once the coordinator's have ended
         cancel = not isinstance(error, (Exception, NoneType))
 

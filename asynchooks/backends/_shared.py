@@ -133,7 +133,7 @@ class _Common:
     def start_threads(self, raw: RawSession) -> None:
         if self.coord is None:
             self.coord = self.handle.new_coordinator()
-            self.coord.attach(None, self._threads_stopped)
+            self.coord.on_stop = self._threads_stopped
             self.handle.start_threads(raw, self.coord)
         elif self.coord.error is not None:
             self._threads_stopped(self.coord.error, self.coord.stop_reason)
@@ -158,7 +158,6 @@ class _Common:
             raw, is_idle, coord = self.unclosed.pop()
             try:
                 if coord is not None:
-                    coord.detach()
                     engine = current_engine()
                     until = engine.now() + raw.grace_secs
                     await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
