@@ -786,7 +786,7 @@ class MonitoredSession(AsyncOnly):
             hooks.on_drop()
             raise
         finally:
-            self._runner.close()
+            self._runner.thread.close()
             self._handle.close()
             stop.worker = None
             self._gate.close(self._worker)
@@ -798,7 +798,7 @@ class MonitoredSession(AsyncOnly):
                 add_note(error, f"then, closing the input: {closing!r}")
             error = error or closing
         error = await hooks.after_close(error, self._grace_secs)
-        self._runner.close()  # a plain after_close may have needed its thread
+        self._runner.thread.close()  # a plain after_close may have needed its thread
         self._board.notify()
         if error is not None:
             shorten_traceback(error)
@@ -881,7 +881,7 @@ class MonitoredSession(AsyncOnly):
         state = self.__dict__.get("_state", State.NEW)  # none where the constructor failed
         if state in (State.NEW, State.CLOSED):
             return
-        self._runner.drop()
+        self._runner.thread.drop()
         self._hooks.on_drop()
         self._gate.drop(self._worker)
         self._handle.drop()

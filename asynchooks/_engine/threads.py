@@ -303,7 +303,7 @@ class StepTimes(dict[Hashable, CallKind]):
 
 
 class StepRunner:
-    """Makes a session's blocking calls where they are best made. The session makes and closes it.
+    """Makes a session's blocking calls where they are best made. The session closes its thread.
 
     Args:
         engine: the session's engine; a virtual one makes all on the event loop, except in a plan.
@@ -318,7 +318,7 @@ class StepRunner:
         self._engine = engine
         self._name = "inline" if blocks_inline(engine) else name
         self.grace_secs = grace_secs
-        self._thread = WorkThread(engine, "asynchooks-step")
+        self.thread = WorkThread(engine, "asynchooks-step")
         self._num_until_look = 0  # slow calls until the next look at whether others could run
 
     def kind(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> CallKind:
@@ -352,11 +352,11 @@ class StepRunner:
         try:
             if is_here:
                 return fn()
-            return await self._thread.run(fn, self.grace_secs, when_late, lost_peer=lost_peer)
+            return await self.thread.run(fn, self.grace_secs, when_late, lost_peer=lost_peer)
         finally:
             learn(engine.now() - begun)
             if not kind.in_thread:
-                self.close()  # a thousand workers need not keep a thousand threads
+                self.thread.close()  # a thousand workers need not keep a thousand threads
 
     def _is_alone(self) -> bool:
         """Whether no other task could run while a slow call holds the event loop.
@@ -369,14 +369,6 @@ class StepRunner:
         is_alone = self._engine.is_alone()
         self._num_until_look = 0 if is_alone else _FIRST_LOOK
         return is_alone
-
-    def close(self) -> None:
-        """Let the thread end; a call that is still made there is not waited for."""
-        self._thread.close()
-
-    def drop(self) -> None:
-        """Let the thread end, from any thread, and wait for nothing."""
-        self._thread.drop()
 
 
 def check_runner(name: object) -> StepRunnerName:
