@@ -70,8 +70,7 @@ class Lock:
 class Condition:
     """Tasks that wait for another task's run or close to end."""
 
-    def __init__(self) -> None:
-        self.slots: tuple[Slot, ...] = ()
+    slots: tuple[Slot, ...] = ()
 
     async def wait_until(
         self, is_done: Callable[[], bool], what: str, until: float = math.inf

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 from weakref import WeakSet
 
@@ -39,14 +40,12 @@ _FIRST_LOOK, _LAST_LOOK = 16, 1024
 _MAX_KEYS = 256
 
 
+@dataclass(slots=True, eq=False)
 class Outcome:
     """How a call ended: a value or an error. StopIteration passes a future no other way."""
 
-    __slots__ = ("error", "value")
-
-    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
-        self.value = value
-        self.error = error
+    value: Any = None
+    error: BaseException | None = None
 
     def unwrap(self) -> Any:
         if self.error is not None:
@@ -245,16 +244,18 @@ async def run_blocking(
         thread.close()
 
 
+@dataclass(slots=True, eq=False)
 class CallKind:
     """What "auto" knows of one kind of call: `in_thread` says where the next one is made."""
 
-    def __init__(self, *, in_thread: bool = True, forgives: bool = True, is_fixed: bool = False):
-        self.in_thread, self.forgives = in_thread, forgives
-        self.is_fixed = is_fixed  # whatever calls take
-        self.last_secs = math.inf  # of the last call, wherever it was made
-        self.num_slow = 0  # slow calls in a row on the event loop
-        # calls in the thread until one that is fast there is made on the event loop again
-        self.num_until_look = self.patience = 0
+    in_thread: bool = True
+    forgives: bool = True
+    is_fixed: bool = False  # whatever calls take
+    last_secs: float = math.inf  # of the last call, wherever it was made
+    num_slow: int = 0  # slow calls in a row on the event loop
+    # calls in the thread until one that is fast there is made on the event loop again
+    num_until_look: int = 0
+    patience: int = 0
 
     def learn(self, secs: float) -> None:
         """Take note of a call on the event loop."""
