@@ -175,14 +175,28 @@ class _RealTimeTask(EngineTask):
         return self._is_done
 
 
-class AsyncioEngine(RealTimeEngine):
+class OnAsyncio(Engine):
+    """What engines on asyncio have in common, also that of a simulation."""
+
+    current_task: Any = staticmethod(asyncio.current_task)
+
+    def _is_cancellation(self, error: BaseException) -> bool:
+        if not isinstance(error, asyncio.CancelledError):
+            return False
+        task: Any = self.current_task()  # else what it awaits was cancelled, and said so
+        return task is None or task.cancelling() > 0
+
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        return lambda error: TASK_CANCELLED in str(error)
+
+
+class AsyncioEngine(OnAsyncio, RealTimeEngine):
     """Real time on asyncio (or uvloop), with bare futures: a thread may wake them."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(loop, type(loop).call_soon_threadsafe)
         self.checkpoint = partial(asyncio.sleep, 0)  # type: ignore[method-assign]
-        self.current_task: Any = asyncio.current_task
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
         # stands still within a callback
@@ -195,15 +209,6 @@ class AsyncioEngine(RealTimeEngine):
     def event_loop(self) -> Any:
         # `get_running_loop` would ask the system for the process each time, on Python 3.11
         return self._home()
-
-    def _is_cancellation(self, error: BaseException) -> bool:
-        if not isinstance(error, asyncio.CancelledError):
-            return False
-        task: Any = self.current_task()  # else what it awaits was cancelled, and said so
-        return task is None or task.cancelling() > 0
-
-    def cancellation_probe(self) -> Callable[[BaseException], bool]:
-        return is_of_task_on_asyncio
 
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
@@ -245,7 +250,35 @@ class AsyncioEngine(RealTimeEngine):
             task.exception()  # an exit, which has ended the loop: asyncio need not report it, too
 
 
-class TrioEngine(RealTimeEngine):
+class OnTrio(Engine):
+    """What engines on trio have in common, also that of a simulation."""
+
+    def _is_cancellation(self, error: BaseException) -> bool:
+        import trio
+
+        return isinstance(error, trio.Cancelled)
+
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        # Trio's checkpoints have scopes of their own, which are cancelled as they are entered: the
+        # reason of a cancellation is theirs. So this looks whether a scope in between shields.
+        # Scopes are not public in trio; without this, every cancellation counts.
+        task: Any = self.current_task()
+        outermost = getattr(task, "_cancel_status", None)
+
+        def is_of_task(error: BaseException) -> bool:
+            if not self._is_cancellation(error):
+                return False
+            status = getattr(task, "_cancel_status", None)
+            while status is not None and status is not outermost:
+                if status._scope.shield:
+                    return False
+                status = status.parent
+            return True
+
+        return is_of_task
+
+
+class TrioEngine(OnTrio, RealTimeEngine):
     """Real time on trio."""
 
     def __init__(self) -> None:
@@ -261,12 +294,6 @@ class TrioEngine(RealTimeEngine):
         self._aborted = lowlevel.Abort.SUCCEEDED
         self._root: Callable[[], Any] = ref(lowlevel.current_root_task())
         self.now = lowlevel.current_clock().current_time
-
-    def _is_cancellation(self, error: BaseException) -> bool:
-        return isinstance(error, self._trio.Cancelled)
-
-    def cancellation_probe(self) -> Callable[[BaseException], bool]:
-        return probe_on_trio(self._trio)
 
     async def park(self, slot: Slot, until: float = math.inf) -> Any:
         if not slot.is_woken:
@@ -304,34 +331,6 @@ class TrioEngine(RealTimeEngine):
         from contextvars import copy_context
 
         self._trio.lowlevel.spawn_system_task(fn, *args, context=copy_context())
-
-
-def is_of_task_on_asyncio(error: BaseException) -> bool:
-    """As `Engine.cancellation_probe` is called."""
-    return TASK_CANCELLED in str(error)
-
-
-def probe_on_trio(trio: Any) -> Callable[[BaseException], bool]:
-    """As `Engine.cancellation_probe`.
-
-    Trio's checkpoints have scopes of their own, which are cancelled as they are entered: the reason
-    of a cancellation is theirs. So this looks whether a scope in between shields.
-    """
-    # scopes are not public in trio; without this, every cancellation counts
-    task = trio.lowlevel.current_task()
-    outermost = getattr(task, "_cancel_status", None)
-
-    def is_of_task(error: BaseException) -> bool:
-        if not isinstance(error, trio.Cancelled):
-            return False
-        status = getattr(task, "_cancel_status", None)
-        while status is not None and status is not outermost:
-            if status._scope.shield:
-                return False
-            status = status.parent
-        return True
-
-    return is_of_task
 
 
 def new_engine() -> Engine:
