@@ -71,7 +71,7 @@ from ._step.gate import Ticket
 from ._step.global_step import GlobalStep
 from ._stopping.backoff import Recovery, Restart, checked_grace_secs
 from ._stopping.session_stop import SessionStop
-from ._stopping.tasks import OnFailure, SideTask, TaskGroup, name_of
+from ._stopping.tasks import OnFailure, SideTask, name_of
 from .backends import _creator
 from .backends._creator import (
     Restore,
@@ -181,9 +181,8 @@ class MonitoredSession(AsyncOnly):
         self.global_step: GlobalStep = self._handle.global_step.bound(self._stop)
         """The global step, as a handle of this session: a stop of the session ends waits for it."""
         self._stop.handle, self._stop.recovers = self._handle, self._recovers
-        self._stop.tasks = self._tasks = TaskGroup(
-            self._stop, self._stop.request, self._handle.in_session_context
-        )
+        self._tasks = self._stop.tasks
+        self._tasks.in_context = self._handle.in_session_context
         self._state = State.NEW
         self._raw: RawSession | None = None
         self._lost: RawSession | None = None  # what the next one replaces
@@ -270,7 +269,8 @@ class MonitoredSession(AsyncOnly):
                 self._enter(State.READY)  # which says so
             self._raw = self._steps.raw = raw
             stop.coord = coord = handle.coordinator_type(())
-            coord.attach(stop, stop.coord_stopped, handle.in_session_context)
+            coord.on_stop, coord.tasks.in_context = stop.coord_stopped, handle.in_session_context
+            coord.stop.join(stop)
             handle.start_threads(raw, coord)
             created = hooks.after_create_session(raw, coord)
             await handle.in_session_context(created, hooks.culprit)
@@ -480,7 +480,6 @@ class MonitoredSession(AsyncOnly):
         stop, coord = self._stop, self._stop.coord
         self._enter(State.LOST)
         if coord is not None:
-            coord.detach()
             await self._end_coord(self._engine.now() + self._grace_secs, cancel=False)
             if coord.error is not None and not is_preemption(coord.error):
                 self._enter(State.BROKEN)
@@ -791,7 +790,7 @@ class MonitoredSession(AsyncOnly):
             hooks.on_drop()
             raise
         finally:
-            self._runner.close()
+            self._runner.thread.close()
             self._handle.close()
             stop.worker = None
             self._gate.close(self._worker)
@@ -803,7 +802,7 @@ class MonitoredSession(AsyncOnly):
                 add_note(error, f"then, closing the input: {closing!r}")
             error = error or closing
         error = await hooks.after_close(error, self._grace_secs)
-        self._runner.close()  # a plain after_close may have needed its thread
+        self._runner.thread.close()  # a plain after_close may have needed its thread
         self._board.notify()
         if error is not None:
             shorten_traceback(error)
@@ -849,11 +848,9 @@ class MonitoredSession(AsyncOnly):
 
         However often this task is cancelled meanwhile, it goes on to the end.
         """
-        engine, stop, coord = self._engine, self._stop, self._stop.coord
+        engine, stop = self._engine, self._stop
         until = engine.now() + self._grace_secs
         stop.set()
-        if coord is not None:
-            coord.detach()
         self._tasks.cancel(all_tasks=False)  # not only once the coordinator's have ended
         cancel = not isinstance(error, (Exception, NoneType))
 
@@ -888,7 +885,7 @@ class MonitoredSession(AsyncOnly):
         state = self.__dict__.get("_state", State.NEW)  # none where the constructor failed
         if state in (State.NEW, State.CLOSED):
             return
-        self._runner.drop()
+        self._runner.thread.drop()
         self._hooks.on_drop()
         self._gate.drop(self._worker)
         self._handle.drop()

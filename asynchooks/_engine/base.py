@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import wraps
-from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
 
 from .._errors import is_thrown_away
 
@@ -108,18 +108,6 @@ def async_block(
     return decorate
 
 
-class ShieldedScope(Protocol):
-    """What `Engine.shielded` gives: whether its time ran out, and whether it still shields."""
-
-    shield: bool
-
-    @property
-    def cancelled_caught(self) -> bool: ...
-
-    def cancel(self) -> object:
-        """End its time now."""
-
-
 class EngineTask(ABC):
     """A task started by an engine.
 
@@ -197,8 +185,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
-        """A scope that cancellation does not enter, for that many seconds at most."""
+    def shielded(self, seconds: float) -> AbstractContextManager[Any]:
+        """A scope that cancellation does not enter, for that many seconds at most.
+
+        It has `shield`, `cancelled_caught` and `cancel` of anyio's scopes: whether it still
+        shields, whether its time ran out, and what ends its time now.
+        """
 
     @abstractmethod
     async def turn(self) -> None:

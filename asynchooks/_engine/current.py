@@ -54,9 +54,8 @@ def use_engine(engine: Engine) -> Iterator[None]:
         engine_in_use.reset(token)
 
 
-def system_now() -> float:
-    """Seconds on the system's clock, alike in all threads: trio's begins anywhere."""
-    return time.monotonic()
+system_now = time.monotonic
+"""Seconds on the system's clock, alike in all threads: trio's begins anywhere."""
 
 
 def now() -> float:

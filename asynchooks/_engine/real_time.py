@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import anyio
 import anyio.lowlevel
 
-from .base import TIMED_OUT, Engine, EngineTask, ShieldedScope, Slot
-
-if TYPE_CHECKING:
-    import asyncio
+from .base import TIMED_OUT, Engine, EngineTask, Slot
 
 logger = logging.getLogger("asynchooks")
 
@@ -43,6 +40,8 @@ class RealTimeEngine(Engine):
 
     _resume: Callable[[Any], None]
     """Resume a task, given its slot's waiter."""
+    _spawn: Callable[..., None]
+    """Start `fn(*args)` as a task of the event loop."""
 
     def __init__(self, home: Any, call_soon: Callable[..., Any]) -> None:
         self._home: Callable[[], Any] = ref(home)  # the event loop, and how a thread has it call
@@ -88,7 +87,7 @@ class RealTimeEngine(Engine):
         task.may_run = True
         return task
 
-    def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
+    def shielded(self, seconds: float) -> AbstractContextManager[Any]:
         return anyio.move_on_after(seconds, shield=True)
 
     async def turn(self) -> None:
@@ -136,9 +135,6 @@ class RealTimeEngine(Engine):
         while self._thread_wakes:
             self._wake_here(*self._thread_wakes.popleft())
 
-    @abstractmethod
-    def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None: ...
-
 
 class _RealTimeTask(EngineTask):
     def __init__(self, engine: RealTimeEngine) -> None:
@@ -179,18 +175,28 @@ class _RealTimeTask(EngineTask):
         return self._is_done
 
 
-class AsyncioEngine(RealTimeEngine):
+class OnAsyncio(Engine):
+    """What engines on asyncio have in common, also that of a simulation."""
+
+    current_task: Any = staticmethod(asyncio.current_task)
+
+    def _is_cancellation(self, error: BaseException) -> bool:
+        if not isinstance(error, asyncio.CancelledError):
+            return False
+        task: Any = self.current_task()  # else what it awaits was cancelled, and said so
+        return task is None or task.cancelling() > 0
+
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        return lambda error: TASK_CANCELLED in str(error)
+
+
+class AsyncioEngine(OnAsyncio, RealTimeEngine):
     """Real time on asyncio (or uvloop), with bare futures: a thread may wake them."""
 
     def __init__(self) -> None:
-        import asyncio
-
         loop = asyncio.get_running_loop()
         super().__init__(loop, type(loop).call_soon_threadsafe)
         self.checkpoint = partial(asyncio.sleep, 0)  # type: ignore[method-assign]
-        self._all_tasks = asyncio.all_tasks
-        self.current_task: Any = asyncio.current_task
-        self._cancelled_error = asyncio.CancelledError
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
         # stands still within a callback
@@ -204,22 +210,13 @@ class AsyncioEngine(RealTimeEngine):
         # `get_running_loop` would ask the system for the process each time, on Python 3.11
         return self._home()
 
-    def _is_cancellation(self, error: BaseException) -> bool:
-        if not isinstance(error, self._cancelled_error):
-            return False
-        task: Any = self.current_task()  # else what it awaits was cancelled, and said so
-        return task is None or task.cancelling() > 0
-
-    def cancellation_probe(self) -> Callable[[BaseException], bool]:
-        return is_of_task_on_asyncio
-
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
-        named = [(task.get_name(), task.get_coro()) for task in self._all_tasks(self._home())]
+        named = [(task.get_name(), task.get_coro()) for task in asyncio.all_tasks(self._home())]
         return sorted(named, key=lambda each: (len(each[0]), each[0]))  # "Task-9", "Task-10"
 
     def is_alone(self) -> bool:
-        return len(self._all_tasks(self._home())) == 1
+        return len(asyncio.all_tasks(self._home())) == 1
 
     async def park(self, slot: Slot, until: float = math.inf) -> Any:
         while not slot.is_woken:  # again where a timer was early: uvloop's count milliseconds
@@ -253,7 +250,35 @@ class AsyncioEngine(RealTimeEngine):
             task.exception()  # an exit, which has ended the loop: asyncio need not report it, too
 
 
-class TrioEngine(RealTimeEngine):
+class OnTrio(Engine):
+    """What engines on trio have in common, also that of a simulation."""
+
+    def _is_cancellation(self, error: BaseException) -> bool:
+        import trio
+
+        return isinstance(error, trio.Cancelled)
+
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        # Trio's checkpoints have scopes of their own, which are cancelled as they are entered: the
+        # reason of a cancellation is theirs. So this looks whether a scope in between shields.
+        # Scopes are not public in trio; without this, every cancellation counts.
+        task: Any = self.current_task()
+        outermost = getattr(task, "_cancel_status", None)
+
+        def is_of_task(error: BaseException) -> bool:
+            if not self._is_cancellation(error):
+                return False
+            status = getattr(task, "_cancel_status", None)
+            while status is not None and status is not outermost:
+                if status._scope.shield:
+                    return False
+                status = status.parent
+            return True
+
+        return is_of_task
+
+
+class TrioEngine(OnTrio, RealTimeEngine):
     """Real time on trio."""
 
     def __init__(self) -> None:
@@ -269,12 +294,6 @@ class TrioEngine(RealTimeEngine):
         self._aborted = lowlevel.Abort.SUCCEEDED
         self._root: Callable[[], Any] = ref(lowlevel.current_root_task())
         self.now = lowlevel.current_clock().current_time
-
-    def _is_cancellation(self, error: BaseException) -> bool:
-        return isinstance(error, self._trio.Cancelled)
-
-    def cancellation_probe(self) -> Callable[[BaseException], bool]:
-        return probe_on_trio(self._trio)
 
     async def park(self, slot: Slot, until: float = math.inf) -> Any:
         if not slot.is_woken:
@@ -314,37 +333,7 @@ class TrioEngine(RealTimeEngine):
         self._trio.lowlevel.spawn_system_task(fn, *args, context=copy_context())
 
 
-def is_of_task_on_asyncio(error: BaseException) -> bool:
-    """As `Engine.cancellation_probe` is called."""
-    return TASK_CANCELLED in str(error)
-
-
-def probe_on_trio(trio: Any) -> Callable[[BaseException], bool]:
-    """As `Engine.cancellation_probe`.
-
-    Trio's checkpoints have scopes of their own, which are cancelled as they are entered: the reason
-    of a cancellation is theirs. So this looks whether a scope in between shields.
-    """
-    # scopes are not public in trio; without this, every cancellation counts
-    task = trio.lowlevel.current_task()
-    outermost = getattr(task, "_cancel_status", None)
-
-    def is_of_task(error: BaseException) -> bool:
-        if not isinstance(error, trio.Cancelled):
-            return False
-        status = getattr(task, "_cancel_status", None)
-        while status is not None and status is not outermost:
-            if status._scope.shield:
-                return False
-            status = status.parent
-        return True
-
-    return is_of_task
-
-
 def new_engine() -> Engine:
     """The engine of the event loop that runs in this thread."""
-    import asyncio
-
     loop = anyio.lowlevel.current_token().native_token
     return AsyncioEngine() if isinstance(loop, asyncio.AbstractEventLoop) else TrioEngine()

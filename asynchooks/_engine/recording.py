@@ -82,25 +82,11 @@ class SessionRecord(ABC):
         """The session was dropped; called by the garbage collector, so it takes no lock."""
 
 
-class StandIn(ABC):
-    """Stands in for timed work of the program, and for its threads, in virtual time."""
-
-    @abstractmethod
-    def call_apart(self, engine: Engine, fn: Callable[[], Any], slot: Slot) -> None:
-        """Call a blocking function as a thread does, and wake the slot with what it returns.
-
-        Args:
-            engine: of the running task.
-            fn: what to call; it must not raise.
-            slot: where the running task waits for it.
-        """
-
-
 class Recorder(ABC):
     """Records what tasks do, of all sessions that it is given."""
 
-    stand_in: StandIn | None = None
-    """What performs timed work in place of the program; None: the program does."""
+    stand_in: Any = None
+    """A plan's `Performer` of timed work and of threads; None: the program does both."""
     is_of_program: bool = False
     """Whether it records a whole program: sessions in it may have recorders of their own, too."""
     is_closed: bool = False
@@ -185,27 +171,24 @@ class Place:
 
     def enter(self) -> None:
         """The running task, and those that it starts from now on, are recorded here."""
-        self._outer = _not_left(recorded_in.get())
+        self._outer = Place.current()
         recorded_in.set(self)
 
     def leave(self) -> None:
         """Nothing more is recorded here; sessions of one task may end in any order."""
         self._is_left = True
-        recorded_in.set(_not_left(recorded_in.get()))
+        recorded_in.set(Place.current())
 
     @staticmethod
     def current() -> Place | None:
         """Where the running task is recorded now."""
-        return _not_left(recorded_in.get())
+        place = recorded_in.get()
+        while place is not None and place._is_left:
+            place = place._outer
+        return place
 
 
 recorded_in: ContextVar[Place | None] = ContextVar("asynchooks_recorded_in", default=None)
-
-
-def _not_left(place: Place | None) -> Place | None:
-    while place is not None and place._is_left:
-        place = place._outer
-    return place
 
 
 if sys.platform != "win32":
@@ -225,7 +208,7 @@ def begun_span(engine: Engine, kind: Kind, name: str, worker: int | None = None)
     return None if recorder is None else recorder.work_span(engine, kind, name, worker)
 
 
-def current_stand_in() -> StandIn | None:
+def current_stand_in() -> Any:
     """What performs the timed work of the running task; None: the program does."""
     recorder = current_recorder()
     return None if recorder is None else recorder.stand_in

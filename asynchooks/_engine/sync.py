@@ -9,9 +9,8 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, Token
 from typing import Any
 
 from .._errors import OverlappingCallError, StopTraining
@@ -71,8 +70,7 @@ class Lock:
 class Condition:
     """Tasks that wait for another task's run or close to end."""
 
-    def __init__(self) -> None:
-        self.slots: tuple[Slot, ...] = ()
+    slots: tuple[Slot, ...] = ()
 
     async def wait_until(
         self, is_done: Callable[[], bool], what: str, until: float = math.inf
@@ -99,26 +97,52 @@ class Hold:
     """One call's place in the queue, then its lock until `end`. `CallLock` makes it.
 
     The task that asked for it ends it, or gives it to the thread that makes the call. One that is
-    abandoned keeps the lock until that thread ends it.
+    abandoned keeps the lock until that thread ends it. `with hold:` is the call.
     """
+
+    _token: Token[tuple[Hold, ...]]
 
     def __init__(self, lock: CallLock) -> None:
         self.lock = lock
         self.wake: Callable[[], object] = lambda: None  # its task or thread looks again
         self.has_begun = self.is_over = False
-        self.abandoned_at = math.inf  # on the system's clock
+        self.asked_at = system_now()
+        self.abandoned_at = math.inf
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """The call begins, in this thread; OverlappingCallError if it was abandoned before."""
         with self.lock.mutex:
             if self.abandoned_at < math.inf:
                 what = self.lock.what
                 raise OverlappingCallError(f"a call was abandoned before it began: {what}")
             self.has_begun, self.lock.thread = True, threading.get_ident()
+        self._token = _under_way.set((*_under_way.get(), self))
+
+    def __exit__(self, *_: object) -> None:
+        _under_way.reset(self._token)
+        self.end()
+
+    def around(self, fn: Callable[[], Any]) -> Callable[[], Any]:
+        """`fn` as the call of this hold, for the thread that makes it."""
+
+        def call() -> Any:
+            with self:
+                return fn()
+
+        return call
 
     def end(self) -> None:
         """The call has returned, or is not made; from any thread, and more than once."""
-        self.lock.release(self)
+        lock = self.lock
+        with lock.mutex:
+            if self.is_over:
+                return
+            self.is_over = True
+            if lock.queue and lock.holder is not self:  # it waits; `NO_LOCK` has no queue
+                lock.queue.remove(self)
+                return
+            lock.holder = None
+        lock.end()
 
     def abandon(self) -> bool:
         """Its task waits for the call no more: others wait for its end for a while only.
@@ -135,20 +159,6 @@ class Hold:
         for each in waiting:
             each.wake()
         return has_begun
-
-    def around(self, fn: Callable[[], Any]) -> Callable[[], Any]:
-        """`fn` as the call of this hold, for the thread that makes it."""
-
-        def call() -> Any:
-            self.begin()
-            token = _under_way.set((*_under_way.get(), self))
-            try:
-                return fn()
-            finally:
-                _under_way.reset(token)
-                self.end()
-
-        return call
 
 
 class CallLock:
@@ -167,7 +177,7 @@ class CallLock:
         self.mutex = threading.Lock()  # guards what follows; nobody is woken under it
         self.thread = 0  # that makes the call under way, once it has begun
         self.queue: deque[Hold] = deque()
-        self._holder: Hold | None = None  # of the call under way, unless `take_here` began it
+        self.holder: Hold | None = None  # of the call under way, unless `take_here` began it
         self._has_warned = False
 
     @property
@@ -191,9 +201,11 @@ class CallLock:
 
     def take_nowait(self) -> Hold | None:
         """A hold, if no call is under way and none waits, or the running code is part of it."""
-        if self.queue or not self._busy.acquire(blocking=False):
-            return Hold(NO_LOCK) if self._is_mine else None
-        hold = self._holder = Hold(self)
+        lock = self.take_here()
+        if lock is None:
+            return None
+        lock.thread = 0  # it has not begun
+        hold = lock.holder = Hold(lock)
         return hold
 
     @property
@@ -224,17 +236,17 @@ class CallLock:
         hold = self.take_nowait()
         if hold is not None:
             return hold
-        hold, begun = self._enter(), system_now()
+        hold = self._enter()
         try:
             while True:
                 slot = Slot(engine, f"the end of another call of {self.what}")
                 hold.wake = slot.wake
-                secs = self._secs_to_wait(hold, begun, grace_secs)
+                secs = self._secs_to_wait(hold, grace_secs)
                 if secs is None:
                     return hold
                 with EndsAtStop(slot, stop, lost_peer):
                     value = await engine.park(slot, engine.now() + secs)
-                if value is STOPPED and self._holder is not hold:
+                if value is STOPPED and self.holder is not hold:
                     if lost_peer is not None and lost_peer.is_set:
                         raise lost_peer.error_now()
                     raise StopTraining(f"a stop was requested while waiting for {slot.what}")
@@ -242,9 +254,8 @@ class CallLock:
             hold.end()
             raise
 
-    @contextmanager
-    def held(self, grace_secs: float) -> Iterator[None]:
-        """Block this thread until no other call is under way, and keep others out of the block.
+    def held(self, grace_secs: float) -> Hold:
+        """Block this thread until no other call is under way; `with` keeps others out of a block.
 
         Within a call that this thread makes already it does nothing.
 
@@ -252,14 +263,9 @@ class CallLock:
             OverlappingCallError: an event loop runs in this thread, and cannot wait here; or a
                 call that was abandoned has not returned.
         """
-        hold = self.take_nowait() or self._take_blocking(grace_secs)
-        hold.begin()
-        try:
-            yield
-        finally:
-            hold.end()
-
-    def _take_blocking(self, grace_secs: float) -> Hold:
+        hold = self.take_nowait()
+        if hold is not None:
+            return hold
         engine = engine_if_any()
         if engine is not None and not engine.is_elsewhere:
             raise OverlappingCallError(
@@ -269,10 +275,10 @@ class CallLock:
                 "may overlap, write FunctionSessionCreator(step, thread_safe=True)"
             )
         event = threading.Event()
-        hold, begun = self._enter(), system_now()
+        hold = self._enter()
         hold.wake = event.set
         try:
-            while (secs := self._secs_to_wait(hold, begun, grace_secs)) is not None:
+            while (secs := self._secs_to_wait(hold, grace_secs)) is not None:
                 event.wait(secs)
                 event.clear()  # before the next look
         except BaseException:
@@ -292,31 +298,19 @@ class CallLock:
         with self.mutex:
             if not self.queue or not self._busy.acquire(blocking=False):
                 return
-            hold = self._holder = self.queue.popleft()
+            hold = self.holder = self.queue.popleft()
         hold.wake()
 
-    def release(self, hold: Hold) -> None:
-        """End a hold, or leave the queue; from any thread."""
-        with self.mutex:
-            if hold.is_over:
-                return
-            hold.is_over = True
-            if self._holder is not hold:
-                self.queue.remove(hold)
-                return
-            self._holder = None
-        self.end()
-
-    def _secs_to_wait(self, hold: Hold, begun: float, grace_secs: float) -> float | None:
+    def _secs_to_wait(self, hold: Hold, grace_secs: float) -> float | None:
         """For how long to wait until the next look; None: it has the lock. Given up, it raises.
 
         Looked at once the hold can be woken.
         """
         with self.mutex:
-            holder, now = self._holder, system_now()
+            holder, now = self.holder, system_now()
         if holder is hold:
             return None
-        until = math.inf if holder is None else max(begun, holder.abandoned_at) + grace_secs
+        until = math.inf if holder is None else max(hold.asked_at, holder.abandoned_at) + grace_secs
         if now >= until:
             raise OverlappingCallError(
                 f"a call of {self.what} that was cancelled or given up still runs in its thread, "
@@ -324,7 +318,8 @@ class CallLock:
                 "return, or give the session a longer stop_grace_period_secs; if calls may "
                 "overlap, write FunctionSessionCreator(step, thread_safe=True)"
             )
-        if now - begun >= _PATIENCE_SECS and not self._has_warned:
+        waited = now - hold.asked_at
+        if waited >= _PATIENCE_SECS and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Calls of %s run one at a time, and %d wait, for %.3g s by now. If the one under "
@@ -332,7 +327,7 @@ class CallLock:
                 "FunctionSessionCreator(step, thread_safe=True), if calls may overlap",
                 self.what,
                 len(self.queue),
-                now - begun,
+                waited,
             )
         return min(until - now, _PATIENCE_SECS)
 
@@ -345,12 +340,6 @@ class _NoLock(CallLock):
 
     def end(self) -> None:
         """No other call waits."""
-
-    def take_nowait(self) -> Hold:
-        return Hold(self)
-
-    def release(self, hold: Hold) -> None:
-        hold.is_over = True
 
 
 NO_LOCK = _NoLock("nothing")

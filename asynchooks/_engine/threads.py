@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 from weakref import WeakSet
 
@@ -34,21 +35,17 @@ INLINE_SECS = 0.002
 """A step slower than this leaves the event loop; a thread and back costs 0.1 ms."""
 ALONE_SECS = 0.1
 """A step slower than this leaves the event loop even if no other task could run meanwhile."""
-FIRST_CALL_SECS = 0.05
-"""How long the first call of a kind may take before its siblings get threads of their own."""
 _FIRST_LOOK, _LAST_LOOK = 16, 1024
 """Calls until the next look whether a slow kind has become fast."""
 _MAX_KEYS = 256
 
 
+@dataclass(slots=True, eq=False)
 class Outcome:
     """How a call ended: a value or an error. StopIteration passes a future no other way."""
 
-    __slots__ = ("error", "value")
-
-    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
-        self.value = value
-        self.error = error
+    value: Any = None
+    error: BaseException | None = None
 
     def unwrap(self) -> Any:
         if self.error is not None:
@@ -94,7 +91,6 @@ class WorkThread:
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
-        self._what = f"a call in the thread {name}"
         self._thread: threading.Thread | None = None
         self._jobs: queue.SimpleQueue[_Job | None]  # of the present thread
         self._is_busy = False
@@ -121,10 +117,10 @@ class WorkThread:
             lost_peer: says that the call will never return; it is abandoned, the error raised.
         """
         engine = self._engine
-        slot = Slot(engine, self._what)
+        slot = Slot(engine, f"a call in the thread {self._name}")
         job = _Job(fn, when_late, slot)
         if engine.is_virtual and (stand_in := current_stand_in()) is not None:
-            stand_in.call_apart(engine, functools.partial(job.run, engine), slot)
+            stand_in.call_apart(engine, job.run, slot)
         else:
             self._put(job)
         self._is_busy, is_waited_for = True, False
@@ -157,7 +153,7 @@ class WorkThread:
     def _put(self, job: _Job) -> None:
         if self._thread is None:
             self._jobs = queue.SimpleQueue()
-            args = (self._jobs, self._engine)
+            args = (self._jobs,)
             self._thread = threading.Thread(target=_serve, args=args, name=self._name, daemon=True)
             self._thread.start()
         self._jobs.put(job)
@@ -166,7 +162,7 @@ class WorkThread:
         thread = self.drop()
         if thread is not None:
             self.left_alone.add(thread)
-        job.abandon()
+        job.end()
         logger.warning("A call in the thread %s did not end in time and is left alone", self._name)
 
     def close(self) -> None:
@@ -194,33 +190,29 @@ class WorkThread:
 class _Job:
     """One call; its outcome goes to the task that waits, or to `when_late` if none does."""
 
+    _outcome: Outcome
+
     def __init__(self, fn: Callable[[], Any], when_late: WhenLate, slot: Slot) -> None:
         self._fn, self._when_late, self.slot = fn, when_late, slot
         self._context = copy_context()
-        self._lock = threading.Lock()  # decides which comes first, of these two:
-        self._outcome: Outcome | None = None
-        self._is_abandoned = False
+        self._is_first = threading.Lock()  # taken by the first that calls `end`
 
-    def run(self, engine: Engine) -> Outcome:
-        outcome: Outcome = self._context.run(_call_in, engine, self._fn)
-        with self._lock:
-            self._outcome, is_late = outcome, self._is_abandoned
-        if is_late:
-            self._when_late(outcome)
-        return outcome
+    def run(self) -> Outcome:
+        self._outcome = self._context.run(_call_in, self.slot.engine, self._fn)
+        self.end()
+        return self._outcome
 
-    def abandon(self) -> None:
-        with self._lock:
-            self._is_abandoned, outcome = True, self._outcome
-        if outcome is not None:
-            self._when_late(outcome)
+    def end(self) -> None:
+        """The call has ended, or is waited for no more; both: what it came to is late."""
+        if not self._is_first.acquire(blocking=False):
+            self._when_late(self._outcome)
 
 
-def _serve(jobs: queue.SimpleQueue[_Job | None], engine: Engine) -> None:
+def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        slot, outcome = job.slot, job.run(engine)
+        slot, outcome = job.slot, job.run()
         del job  # the task that is woken may end the process: free the step's arrays first
-        engine.wake(slot, outcome)
+        slot.wake(outcome)
         del outcome, slot
 
 
@@ -252,18 +244,18 @@ async def run_blocking(
         thread.close()
 
 
+@dataclass(slots=True, eq=False)
 class CallKind:
     """What "auto" knows of one kind of call: `in_thread` says where the next one is made."""
 
-    def __init__(self, *, in_thread: bool = True, forgives: bool = True, is_fixed: bool = False):
-        self.in_thread, self.forgives = in_thread, forgives
-        self.is_fixed = is_fixed  # whatever calls take
-        # the first call is slow, as it compiles; while it is made the others wait a while
-        self.waiting: list[Slot] | None = None
-        self.last_secs = math.inf  # of the last call, wherever it was made
-        self.num_slow = 0  # slow calls in a row on the event loop
-        # calls in the thread until one that is fast there is made on the event loop again
-        self.num_until_look = self.patience = 0
+    in_thread: bool = True
+    forgives: bool = True
+    is_fixed: bool = False  # whatever calls take
+    last_secs: float = math.inf  # of the last call, wherever it was made
+    num_slow: int = 0  # slow calls in a row on the event loop
+    # calls in the thread until one that is fast there is made on the event loop again
+    num_until_look: int = 0
+    patience: int = 0
 
     def learn(self, secs: float) -> None:
         """Take note of a call on the event loop."""
@@ -286,16 +278,13 @@ class CallKind:
         self.num_until_look -= 1
         if secs <= INLINE_SECS and self.num_until_look <= 0:
             self.in_thread = False
-        waiting, self.waiting = self.waiting, None
-        for slot in waiting or ():
-            slot.wake()
 
 
 _INLINE, _IN_THREAD = CallKind(is_fixed=True, in_thread=False), CallKind(is_fixed=True)
 
 
-class StepTimes:
-    """What "auto" knows of the calls on one raw session; all workers on it share it.
+class StepTimes(dict[Hashable, CallKind]):
+    """What "auto" knows of the calls on one raw session, by kind; all workers on it share it.
 
     Args:
         always_in_thread: whether no call may hold the event loop, as it may never return.
@@ -304,23 +293,18 @@ class StepTimes:
     """
 
     def __init__(self, *, always_in_thread: bool = False, forgives: bool = True) -> None:
-        self.always_in_thread = always_in_thread
-        self._forgives = forgives
-        self._kinds: dict[Hashable, CallKind] = {}
+        super().__init__()
+        self.always_in_thread, self._forgives = always_in_thread, forgives
 
-    def of(self, key: Hashable) -> CallKind:
-        if self.always_in_thread:
-            return _IN_THREAD
-        kind = self._kinds.get(key)
-        if kind is None:
-            if len(self._kinds) >= _MAX_KEYS:
-                self._kinds.clear()
-            kind = self._kinds[key] = CallKind(forgives=self._forgives)
+    def __missing__(self, key: Hashable) -> CallKind:
+        if len(self) >= _MAX_KEYS:
+            self.clear()
+        kind = self[key] = CallKind(forgives=self._forgives)
         return kind
 
 
 class StepRunner:
-    """Makes a session's blocking calls where they are best made. The session makes and closes it.
+    """Makes a session's blocking calls where they are best made. The session closes its thread.
 
     Args:
         engine: the session's engine; a virtual one makes all on the event loop, except in a plan.
@@ -335,23 +319,14 @@ class StepRunner:
         self._engine = engine
         self._name = "inline" if blocks_inline(engine) else name
         self.grace_secs = grace_secs
-        self._thread = WorkThread(engine, "asynchooks-step")
+        self.thread = WorkThread(engine, "asynchooks-step")
         self._num_until_look = 0  # slow calls until the next look at whether others could run
 
     def kind(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> CallKind:
         """What is known of this kind of call: whether the next one is made in a thread."""
         if self._name == "inline" or not blocks:
             return _INLINE
-        return _IN_THREAD if self._name == "thread" else times.of(key)
-
-    def call_here(self, fn: Callable[[], Any], kind: CallKind) -> Any:
-        """Call `fn` on the event loop."""
-        now = self._engine.now
-        begun = now()
-        try:
-            return fn()
-        finally:
-            kind.learn(now() - begun)
+        return _IN_THREAD if self._name == "thread" or times.always_in_thread else times[key]
 
     async def call(
         self,
@@ -368,28 +343,21 @@ class StepRunner:
             when_late: gets the outcome of a call in a thread after a cancellation.
         """
         engine = self._engine
-        if kind.waiting is not None:
-            # not long, as the first call may wait for this one; a thread for each of a thousand
-            # workers that begin together would cost more
-            slot = Slot(engine, "the first step of its kind")
-            kind.waiting.append(slot)
-            await engine.park(slot, engine.now() + FIRST_CALL_SECS)
-        if not kind.in_thread:
-            return self.call_here(fn, kind)
-        stays = kind.forgives and kind.last_secs <= ALONE_SECS and self._is_alone()
-        if stays:
-            await engine.turn()  # for signals, timers and a cancellation
-        if kind.last_secs == math.inf and not (kind.is_fixed or kind.waiting):
-            kind.waiting = []
+        is_here, learn = not kind.in_thread, kind.learn
+        if kind.in_thread:
+            learn = kind.learn_in_thread
+            is_here = kind.forgives and kind.last_secs <= ALONE_SECS and self._is_alone()
+            if is_here:
+                await engine.turn()  # for signals, timers and a cancellation
         begun = engine.now()
         try:
-            if stays:
+            if is_here:
                 return fn()
-            return await self._thread.run(fn, self.grace_secs, when_late, lost_peer=lost_peer)
+            return await self.thread.run(fn, self.grace_secs, when_late, lost_peer=lost_peer)
         finally:
-            kind.learn_in_thread(engine.now() - begun)
+            learn(engine.now() - begun)
             if not kind.in_thread:
-                self.close()  # a thousand workers need not keep a thousand threads
+                self.thread.close()  # a thousand workers need not keep a thousand threads
 
     def _is_alone(self) -> bool:
         """Whether no other task could run while a slow call holds the event loop.
@@ -402,14 +370,6 @@ class StepRunner:
         is_alone = self._engine.is_alone()
         self._num_until_look = 0 if is_alone else _FIRST_LOOK
         return is_alone
-
-    def close(self) -> None:
-        """Let the thread end; a call that is still made there is not waited for."""
-        self._thread.close()
-
-    def drop(self) -> None:
-        """Let the thread end, from any thread, and wait for nothing."""
-        self._thread.drop()
 
 
 def check_runner(name: object) -> StepRunnerName:

@@ -15,7 +15,7 @@ from .._engine.stop import EndsAtStop, LostPeer, Stop, StopReason, reason_for
 from .._errors import leaves_of, out_of_range_types
 from .._log import fields
 from .backoff import Restart
-from .tasks import InContext, OnFailure, SideTask, TaskGroup
+from .tasks import OnFailure, SideTask, TaskGroup
 
 logger = logging.getLogger("asynchooks")
 
@@ -57,26 +57,14 @@ class Coordinator:
         self._clean_types = None if given is None else tuple(given)
         self._threads: tuple[threading.Thread, ...] = ()
         self._joined = False
-        self._on_stop: OnStop = lambda *_: None
-        self._is_detached = False
+        self.on_stop: OnStop = lambda *_: None
+        """Tells the session that it belongs to of each request to stop."""
+        self._has_ended = False
         self.stop = Stop()
+        """Where it belongs to a session, that is joined to the session's."""
         self.tasks = TaskGroup(self.stop, lambda error, why: self.request_stop(error, reason=why))
         self.lost_step = LostPeer()
         """Where a guard says that the step which a session runs in a thread will never return."""
-
-    def attach(
-        self, stop: Stop | None, on_stop: OnStop, in_context: InContext | None = None
-    ) -> None:
-        """Belong to a session: be stopped with it, and notify it of each request to stop."""
-        self._on_stop = on_stop
-        self.tasks.in_context = in_context or self.tasks.in_context
-        if stop is not None:
-            self.stop.join(stop)
-
-    def detach(self) -> None:
-        """The session has moved on: of this coordinator's stops only those of all concern it."""
-        self._is_detached = True
-        self.stop.leave()
 
     @property
     def joined(self) -> bool:
@@ -133,8 +121,8 @@ class Coordinator:
                 text = "Error reported to Coordinator: %s, %s"
                 logger.info(text, type(error).__name__, error, extra=fields(reason=why))
         self.stop.set(why, error)
-        if all_workers or not self._is_detached:
-            self._on_stop(error, why, all_workers)
+        if all_workers or not self._has_ended:  # a session has moved on from one that has
+            self.on_stop(error, why, all_workers)
 
     def clear_stop(self) -> None:
         """Forget the stop and its error, so that the coordinator can be used again."""
@@ -237,6 +225,8 @@ class Coordinator:
         started so. Threads are waited for until `lost_peer` is set at most: they block on what
         will never answer. Cancellation leaves at once; call it again, shielded, to finish.
         """
+        self._has_ended = True
+        self.stop.leave()
         self.stop.set(StopReason("the session", "it ends, or replaces what was lost"))
         await self.tasks.end(engine, until, cancel=cancel_tasks)
         waited = self._running_threads()

@@ -26,7 +26,7 @@ class SessionStop(Stop):
         super().__init__()
         # a SessionHandle, of a room above; hooks of another library's loop have none
         self.handle: Any = None
-        self.tasks: TaskGroup | None = None  # of the session; the coordinator has its own
+        self.tasks = TaskGroup(self, self.request)  # the coordinator has its own
         self.coord: Coordinator | None = None  # of the present raw session
         self.worker: Worker | None = None  # there while the session is open
         self.worker_number: int | None = None  # for the log; a ProtocolHook knows it
@@ -46,8 +46,8 @@ class SessionStop(Stop):
 
     def names_of_tasks(self) -> tuple[str, ...]:
         """Of the side tasks that are running, also those of the coordinator; from any thread."""
-        groups = (self.tasks, None if self.coord is None else self.coord.tasks)
-        return tuple(name for each in groups if each is not None for name in each.names())
+        names = self.tasks.names()
+        return names if self.coord is None else names + self.coord.tasks.names()
 
     def request(
         self, error: BaseException | None, reason: StopReason, *, all_workers: bool = False

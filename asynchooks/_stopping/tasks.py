@@ -66,18 +66,13 @@ class TaskGroup:
     Args:
         stop: ends every wait of asynchooks in them.
         fail: the one way that an error of a task goes, with the reason for a stop.
-        in_context: gives what to await for a task, in what surrounds the session.
     """
 
-    def __init__(
-        self,
-        stop: Stop,
-        fail: Callable[[BaseException, StopReason], None],
-        in_context: InContext = lambda coroutine, culprit: coroutine,
-    ) -> None:
+    def __init__(self, stop: Stop, fail: Callable[[BaseException, StopReason], None]) -> None:
         self.stop = stop
         self.fail = fail
-        self.in_context = in_context
+        self.in_context: InContext = lambda coroutine, culprit: coroutine
+        """Gives what to await for a task, in what surrounds the session."""
         self.running: dict[_Task, None] = {}  # in order of their starts
 
     def start(

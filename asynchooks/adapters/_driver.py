@@ -135,7 +135,7 @@ class HookDriver:
         session.attach(step)
         self._step = step.bound(self._stop, step.gate.open())
         coord = self._coord = Coordinator(clean_stop_exception_types=())
-        coord.attach(None, self._coord_stopped)
+        coord.on_stop = self._coord_stopped
         await self._hooks.begin()
         saved, self._saved = self._saved, None
         if saved is not None:

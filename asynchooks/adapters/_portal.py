@@ -90,6 +90,5 @@ async def _serve(opened: queue.SimpleQueue[BlockingPortal]) -> None:
 
 async def end_side_tasks(coord: Coordinator) -> None:
     """Stop them, and wait until they have ended, for the grace period at most."""
-    coord.detach()
     engine = current_engine()
     await coord.end(engine, engine.now() + GRACE_SECS, cancel_tasks=False)

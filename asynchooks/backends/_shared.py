@@ -122,7 +122,7 @@ class _Common:
     def start_threads(self, raw: RawSession) -> None:
         if self.coord is None:
             self.coord = self.handle.coordinator_type(())
-            self.coord.attach(None, self._threads_stopped)
+            self.coord.on_stop = self._threads_stopped
             self.handle.start_threads(raw, self.coord)
         else:  # it may have stopped before this worker was there
             self._threads_stopped(self.coord.error, self.coord.stop_reason)
@@ -137,7 +137,8 @@ class _Common:
     def give_up(self) -> None:
         """No run begins on the raw session any more; `close_raw` closes it."""
         if self.coord is not None:
-            self.coord.detach()  # a run that ends may close it before its threads have ended
+            # a run that ends may close it before its threads have ended
+            self.coord.on_stop = lambda *_: None
         if self.raw is not None:
             self.unclosed.append((self.raw, self.raw.retire(), self.coord))
         self.replaced = self.raw if self.users else None

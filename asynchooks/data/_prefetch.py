@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from weakref import ref
 
 from .. import _check as check
-from .._engine.base import STOPPED, EngineTask, ShieldedScope, Slot
+from .._engine.base import STOPPED, EngineTask, Slot
 from .._engine.recording import Kind, Recorder, ended
 from .._engine.stop import EndsAtStop, Stop
 from .._errors import StopTraining
@@ -297,7 +297,7 @@ class Worker:
     """A task of a stage."""
 
     task: EngineTask | None = None
-    scope: ShieldedScope | None = None  # of all that it does
+    scope: Any = None  # of all that it does
     is_unwanted: bool = False
     place: int = -1  # of the item that it has
     is_at_rest: bool = False  # it waits for room, or closes its source: no need to cancel it

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _check
+from .._engine.base import Engine, Slot
 from .._engine.current import engine_if_any
-from .._engine.recording import Kind, Span, StandIn, current_recorder, recorded_in
+from .._engine.recording import Kind, Span, current_recorder, recorded_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLAIN = (int, float)
@@ -37,8 +38,18 @@ class TimedWork:
     worker: Callable[..., int] | None = None
 
 
-class Performer(StandIn):
-    """Performs timed work in place of the program, in virtual time: the one kind of `StandIn`."""
+class Performer(ABC):
+    """Stands in for timed work of the program, and for its threads, in virtual time."""
+
+    @abstractmethod
+    def call_apart(self, engine: Engine, fn: Callable[[], Any], slot: Slot) -> None:
+        """Call a blocking function as a thread does, and wake the slot with what it returns.
+
+        Args:
+            engine: of the running task.
+            fn: what to call; it must not raise.
+            slot: where the running task waits for it.
+        """
 
     @abstractmethod
     async def perform(
@@ -137,7 +148,6 @@ def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
             return await fn(*args, **kwargs)
         recorder = place.recorder
         if (stand_in := recorder.stand_in) is not None:
-            assert isinstance(stand_in, Performer)
             return await stand_in.perform(work, args, kwargs)
         whose = None if worker is None else worker_of(work, args, kwargs)
         span = recorder.work_span(engine_if_any(), Kind.WORK, name, whose)
@@ -163,7 +173,6 @@ def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
         recorder = place.recorder
         if (stand_in := recorder.stand_in) is not None:
-            assert isinstance(stand_in, Performer)
             return stand_in.perform_inline(work, args, kwargs)
         whose = None if worker is None else worker_of(work, args, kwargs)
         engine = engine_if_any()

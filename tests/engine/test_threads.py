@@ -27,7 +27,7 @@ variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 def a_runner(name: Any = "auto") -> Iterator[StepRunner]:
     runner = StepRunner(current_engine(), name, 1)
     yield runner
-    runner.close()
+    runner.thread.close()
 
 
 @contextmanager

@@ -256,7 +256,7 @@ def test_hooks_and_creator_are_tensorflows(
         ours: Any = session._handle.creator
         assert type(ours).__name__ == type(creator).__name__
         assert (ours._master, ours._config) == (creator._master, creator._config)
-        assert described(session._hooks.hooks) == described(hooks)
+        assert described(list(session._hooks.hooks)) == described(hooks)
 
 
 def test_collective_saves_by_seconds_are_warned_of(

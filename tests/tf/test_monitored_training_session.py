@@ -56,7 +56,7 @@ def ours_makes(**options: Any) -> list[tuple[Any, ...]]:
         session = MonitoredTrainingSession(
             hooks=[last], chief_only_hooks=[first, second], **options
         )
-    return made(session._hooks.hooks)
+    return made(list(session._hooks.hooks))
 
 
 def theirs_makes(**options: Any) -> list[tuple[Any, ...]]:

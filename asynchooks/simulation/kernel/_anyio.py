@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from ..._engine.base import TIMED_OUT, ShieldedScope, Slot
+from ..._engine.base import TIMED_OUT, Slot
 from ..._engine.current import use_engine
 from ..._engine.real_time import TASK_CANCELLED
 from ..._engine.stacks import frames_of
@@ -95,7 +95,7 @@ class AnyioKernel(Kernel):
                 self.forget(waiter)
 
     @contextmanager
-    def shielded(self, seconds: float) -> Iterator[ShieldedScope]:
+    def shielded(self, seconds: float) -> Iterator[Any]:
         scope = anyio.CancelScope(shield=True)
         # not the scope's own deadline: its end is an entry, in order with all others
         timer = Call(scope.cancel, "the end of a shielded scope")

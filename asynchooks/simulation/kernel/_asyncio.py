@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from ..._engine.real_time import is_of_task_on_asyncio
+from ..._engine.real_time import OnAsyncio
 from ..._errors import OutsideWorkError, SimulationError
 from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
 from ._kernel import KernelTask
@@ -26,7 +26,7 @@ _OWN_FILES = 1
 """The event loop's own pipe, by which threads wake it."""
 
 
-class AsyncioKernel(AnyioKernel):
+class AsyncioKernel(OnAsyncio, AnyioKernel):
     """Every timer of the event loop is an entry: asyncio's own heap does not order equal times."""
 
     _loop: VirtualLoop
@@ -37,18 +37,6 @@ class AsyncioKernel(AnyioKernel):
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not driver]
         named = [(task.get_name(), task.get_coro()) for task in tasks]
         return sorted(named, key=lambda each: each[0])  # coroutines have no order
-
-    def _is_cancellation(self, error: BaseException) -> bool:
-        if not isinstance(error, asyncio.CancelledError):
-            return False
-        task = asyncio.current_task()  # 0: something that it awaits was cancelled instead
-        return task is None or task.cancelling() > 0
-
-    def cancellation_probe(self) -> Callable[[BaseException], bool]:
-        return is_of_task_on_asyncio
-
-    def current_task(self) -> object | None:
-        return asyncio.current_task()
 
     def _new_waiter(self) -> Waiter:
         return _FutureWaiter(self._loop.create_future())

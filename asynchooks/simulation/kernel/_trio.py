@@ -13,7 +13,7 @@ import outcome
 import trio
 import trio.testing
 
-from ..._engine.real_time import probe_on_trio
+from ..._engine.real_time import OnTrio
 from ..._errors import OutsideWorkError
 from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
 from ._kernel import KernelTask
@@ -27,7 +27,7 @@ _LOOK_EVERY = 256
 """Entries between two checks for tasks that wait for real I/O; one takes some microseconds."""
 
 
-class TrioKernel(AnyioKernel):
+class TrioKernel(OnTrio, AnyioKernel):
     """Deadlines of trio's own scopes expire at exactly their time, between the kernel's entries."""
 
     _num_looks = 0
@@ -39,12 +39,6 @@ class TrioKernel(AnyioKernel):
             for task in _tasks_of_run()[1:]
             if task is not self._driver and not task.name.startswith(_TRIOS_OWN)
         ]
-
-    def _is_cancellation(self, error: BaseException) -> bool:
-        return isinstance(error, trio.Cancelled)
-
-    def cancellation_probe(self) -> Callable[[BaseException], bool]:
-        return probe_on_trio(trio)
 
     def current_task(self) -> object | None:
         return trio.lowlevel.current_task()

@@ -20,7 +20,7 @@ from functools import partial
 from types import FrameType, coroutine
 from typing import Any, ClassVar
 
-from ..._engine.base import TIMED_OUT, ShieldedScope, Slot
+from ..._engine.base import TIMED_OUT, Slot
 from ..._engine.current import use_engine
 from ..._engine.stacks import frames_of
 from ..._errors import ForeignAwaitError, LivelockError, SimulationError
@@ -127,7 +127,7 @@ class TurboKernel(Kernel):
         yield self.entry[0] + secs
 
     @contextmanager
-    def shielded(self, seconds: float) -> Iterator[ShieldedScope]:
+    def shielded(self, seconds: float) -> Iterator[Any]:
         task: TurboTask = self.entry[2]
 
         def end() -> None:

@@ -113,7 +113,8 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._step = raw.global_step.bound(self._stop)
         self._their_coord = coord
         self._coord = GraphCoordinator(clean_stop_exception_types=())
-        self._coord.attach(None, self._coord_stopped, self._in_graph)
+        self._coord.on_stop = self._coord_stopped
+        self._coord.tasks.in_context = self._in_graph
         self._call("after_create_session", session, self._coord)
 
     def before_run(self, run_context: Any) -> Any:
