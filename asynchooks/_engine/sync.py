@@ -187,7 +187,7 @@ class CallLock:
 
     def take_here(self) -> CallLock | None:
         """As `take_nowait`, for a call that begins at once in this thread; `end` ends it."""
-        if self.queue or not self._busy.acquire(blocking=False):
+        if self.queue or not self._busy.acquire(False):
             return NO_LOCK if self._is_mine else None
         self.thread = threading.get_ident()
         return self

@@ -514,17 +514,17 @@ class MergedRun:
 
     def split(self, outputs: Any) -> tuple[Any, SessionRunValues, Mapping[int, SessionRunValues]]:
         """(what the caller gets, what a hook gets that asked for nothing, the others' by place)."""
-        unasked, asked = self._hooks.unasked, self._args[2:]
-        if asked != (None, None):
-            both = zip(asked, unasked[1:], strict=True)
-            unasked = SessionRunValues(None, *(no if each is None else each for each, no in both))
+        (_, options, metadata), unasked = self._args[1:], self._hooks.unasked
+        if options is not None or metadata is not None:
+            _, no_options, no_metadata = unasked
+            options = no_options if options is None else options
+            unasked = SessionRunValues(None, options, no_metadata if metadata is None else metadata)
         if not self._fetches:
             return outputs, unasked, NOTHING
-        _, options, metadata = unasked
-        parts = iter(outputs)
-        mine = next(parts)
-        its = {place: SessionRunValues(next(parts), options, metadata) for place in self._fetches}
-        return mine, unasked, its
+        its, (_, options, metadata) = {}, unasked
+        for number, place in enumerate(self._fetches, 1):
+            its[place] = SessionRunValues(outputs[number], options, metadata)
+        return outputs[0], unasked, its
 
     def blame(self, error: Exception) -> None:
         """Name the hooks whose fetches or feeds made the run fail, if that is the cause."""

@@ -266,7 +266,7 @@ def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
             ) from None
     if isinstance(fetches, (list, tuple)):
         picked = [pick(outputs, each) for each in fetches]
-        is_named = hasattr(fetches, "_fields")
+        is_named = type(fetches) is not tuple and hasattr(fetches, "_fields")
         return type(fetches)(*picked) if is_named else type(fetches)(picked)
     if isinstance(fetches, Mapping):
         return {key: pick(outputs, each) for key, each in fetches.items()}
