@@ -919,42 +919,30 @@ class _Steps:
         """Hold no raw session any more, nor what was fetched of it."""
         self.raw = self._last_raw = self._last_fetches = None
 
-    def make(self, raw: RawSession, args: RunArguments, context: SessionRunContext | None) -> Any:
+    def make(
+        self,
+        raw: RawSession,
+        args: RunArguments,
+        context: SessionRunContext | None,
+        ticket: Ticket | None = None,
+    ) -> Any:
         """Make the step at once if that may be, and return a tuple that begins with its outputs.
 
         Else return what gives the outputs when it is awaited: a coroutine costs as much as a step.
+        The ticket is settled where the step is made, so that it counts also if its task has left.
         """
         if raw is not self._last_raw or args[0] is not self._last_fetches:
             self._last_raw, self._last_fetches = raw, args[0]
             key, blocks = raw.run_key(args[0]), not raw.is_async
             self._kind = self._runner.kind(raw.step_times, key, blocks=blocks)
             self._lock = NO_LOCK if raw.is_async else raw.call_lock
-        begun = self._tick()
-        is_due = begun >= self._engine.turn_due_at and not self._kind.in_thread
-        # asked for only now: a hook that waits for data must not keep others from running
-        ticket = None if is_due else self._gate.take_ticket_nowait()
+        begun, kind = self._tick(), self._kind
         if ticket is None:
-            return self._make_later(raw, args, context, is_due)
-        return self._make(raw, args, ticket, context, begun)
-
-    async def _make_later(
-        self, raw: RawSession, args: RunArguments, context: Any, is_due: bool
-    ) -> Any:
-        """Make the step when others have had their turn, and it is this worker's."""
-        if is_due:
-            await self._engine.turn()
-        ticket = await self._gate.take_ticket(self._stop.run_stop)
-        result = self._make(raw, args, ticket, context, self._tick())
-        return result[0] if type(result) is tuple else await result
-
-    def _make(
-        self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any, begun: float
-    ) -> Any:
-        """Make the step, here or in the thread.
-
-        The ticket is settled where the step is made, so that it counts also if its task has left.
-        """
-        kind = self._kind
+            is_due = begun >= self._engine.turn_due_at and not kind.in_thread
+            # asked for only now: a hook that waits for data must not keep others from running
+            ticket = None if is_due else self._gate.take_ticket_nowait()
+            if ticket is None:
+                return self._make_later(raw, args, context, is_due)
         here = None if kind.in_thread else self._lock.take_here()
         if here is None:
             return self._make_apart(raw, args, ticket, context)
@@ -965,6 +953,16 @@ class _Steps:
         if (secs := self._tick() - begun) > INLINE_SECS or kind.num_slow:
             kind.learn(secs)
         return result if type(result) is tuple else self._finish(raw, ticket, result, context)
+
+    async def _make_later(
+        self, raw: RawSession, args: RunArguments, context: Any, is_due: bool
+    ) -> Any:
+        """Make the step when others have had their turn, and it is this worker's."""
+        if is_due:
+            await self._engine.turn()
+        ticket = await self._gate.take_ticket(self._stop.run_stop)
+        result = self.make(raw, args, context, ticket)
+        return result[0] if type(result) is tuple else await result
 
     def _make_here(self, raw: RawSession, args: RunArguments, ticket: Ticket, context: Any) -> Any:
         """Make the step in this thread; if it is a coroutine, `_finish` goes on with it."""

@@ -48,17 +48,16 @@ class Kept(NamedTuple):
     """What computed them: of several models that count on one step, this one."""
 
 
-@dataclass(eq=False, slots=True)
 class Ticket:
     """The right to run one step, until it is settled."""
 
-    epoch: int
-    value: int | None
-    """Before the run; None where runs have ended unread."""
-    was_alone_at: int
-    """Which grant it is; 0 if other runs were under way."""
-    terms: int = -1
+    terms = -1
     """Of the credit that it took from other processes, if any."""
+
+    def __init__(self, epoch: int, value: int | None, was_alone_at: int) -> None:
+        self.epoch = epoch
+        self.value = value  # before the run; None where runs have ended unread
+        self.was_alone_at = was_alone_at  # which grant it is; 0 if other runs were under way
 
 
 @dataclass(eq=False)
@@ -265,17 +264,14 @@ class Gate:
             StopTraining: the limit is reached, or no run takes a step any more.
             StepUnreachableError: it is not, but other processes grant no more credits.
         """
-        ticket: Ticket | None = None
-        answer: bool | Exception = False
         with self.lock:
-            if not self.askers:
-                is_free = self.limit is None and not (self.exclusive or self.is_closed)
-                answer = is_free or self._answer(is_exclusive=False)
-                if answer is True:
-                    ticket = self._grant()
+            if self.limit is None and not (self.askers or self.exclusive or self.is_closed):
+                return self._grant()
+            answer = not self.askers and self._answer(is_exclusive=False)
+            ticket = self._grant() if answer is True else None
         if self.remote.needs_credits:
             self._ask_for_credits()
-        if ticket is None and isinstance(answer, Exception):
+        if isinstance(answer, Exception):
             raise answer
         return ticket
 
@@ -374,7 +370,7 @@ class Gate:
             The step that the run made; None if it made none that counts, or that is known.
         """
         made: int | None = None
-        news: News = []
+        news: Iterable[tuple[Slot, Any]] = ()
         with self.lock:
             try:
                 self.tickets.remove(ticket)

@@ -166,7 +166,18 @@ class FunctionSession(RawSession):
         return self._picked(pending, fetches, before)
 
     def _picked(self, outputs: Any, fetches: Any, before: tuple[int, int]) -> Result:
-        after, kept = self._step_after(outputs, before), None
+        if not isinstance(outputs, (dict, Mapping)):
+            raise StepFunctionError(
+                f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
+                'expected a mapping of named outputs, such as {"loss": loss}'
+            )
+        gate, kept = self.global_step.gate, None
+        after: int | Sentinel = ADVANCED
+        if gate.published_only:
+            after = gate.value
+        elif "global_step" in outputs:
+            after = self._step_named(outputs["global_step"], before)
+        self._may_go_back = False
         if self._kept_names:
             named = {name: outputs[name] for name in self._kept_names if name in outputs}
             kept = Kept(named, self._step_function)
@@ -176,20 +187,9 @@ class FunctionSession(RawSession):
             error.made = (after, kept)
             raise
 
-    def _step_after(self, outputs: Any, before: tuple[int, int]) -> int | Sentinel:
-        if not isinstance(outputs, (dict, Mapping)):
-            raise StepFunctionError(
-                f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
-                'expected a mapping of named outputs, such as {"loss": loss}'
-            )
-        gate = self.global_step.gate
-        if gate.published_only:
-            return gate.value
-        may_go_back, self._may_go_back = self._may_go_back, False
-        if "global_step" not in outputs:
-            return ADVANCED
-        step = _as_step(outputs["global_step"])
-        if may_go_back and step < gate.value:
+    def _step_named(self, value: Any, before: tuple[int, int]) -> int:
+        step, gate = _as_step(value), self.global_step.gate
+        if self._may_go_back and step < gate.value:
             gate.restart(step)
         elif (
             step < before[1]

@@ -148,6 +148,6 @@ class DaskSession(FunctionSession):
             return ()
         return after
 
-    def _step_after(self, outputs: Any, before: tuple[int, int]) -> int | Sentinel:
+    def _step_named(self, value: Any, before: tuple[int, int]) -> int:
         self._may_go_back = False  # a step that goes back is another epoch, by `restart`
-        return super()._step_after(outputs, before)
+        return super()._step_named(value, before)
