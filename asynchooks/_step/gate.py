@@ -179,11 +179,12 @@ class Gate:
         if self.waiters:
             while self.waiters and self.waiters[0][0] <= self.value:
                 news += self._wake([self.waiters[0][2]], self.value)
-            waiting = [each for *_, each in self.waiters]
             if self.told != (self.limit, self.epoch):
-                news += self._wake([each for each in waiting if each.is_watching], self.value)
+                watching = [each for *_, each in self.waiters if each.is_watching]
+                news += self._wake(watching, self.value)
             if self.remote.state is SourceState.LOST:
-                news += self._wake([each for each in waiting if each.fails_on_loss], LOST)
+                failing = [each for *_, each in self.waiters if each.fails_on_loss]
+                news += self._wake(failing, LOST)
         self.told = self.limit, self.epoch
         while self.askers and (answer := self._answer(self.askers[0].is_exclusive)):
             asker = self.askers.popleft()
@@ -583,9 +584,9 @@ class Gate:
         if self.is_final or self.remote.state is SourceState.CLOSED:
             return False
         opened, expected = self.num_opened, self.num_workers
-        if not all(each.is_waiting for each in self.workers):
-            return True
         if opened < expected if expected else opened <= len(self.workers):
+            return True
+        if not all(each.is_waiting for each in self.workers):
             return True
         # one that timed out, or that was stopped, has been woken and may still train
         return any(
