@@ -404,9 +404,12 @@ class World:
             law(f"the model has made {model.num_steps} steps, the global step is {step}")
         excess = Counter(model.items) - self.expected()
         # after a run that failed behind its step it is made again, in a later life, too
+        gives_feeds = any(not each.plan.feeds for each in self.workers)
         for plan in (each.plan for each in played):
             late = LATE_PLACES if plan.kind == "preemption" else ("after_run", "finish")
-            self.may_repeat = self.may_repeat or plan.place in late
+            # a side task's loss may meet any moment of a run that is made again with its feeds
+            is_late = plan.place in late or (plan.place == "coord task" and gives_feeds)
+            self.may_repeat = self.may_repeat or is_late
         if excess and not self.may_repeat:
             law(f"items trained too often: {dict(excess)}; in order {model.items}")
         missing = self.expected() - Counter(model.items)
