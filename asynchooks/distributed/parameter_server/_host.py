@@ -72,7 +72,7 @@ class StepMirror:
         while True:
             slot = Slot(current_engine(), "another limit")
             step = cluster.global_step
-            forget = step.gate.watch(slot, math.inf if step.limit is None else step.limit)
+            forget = step.gate.watch(slot, math.inf)  # it need not know when the limit is reached
             try:
                 limit = cluster.global_step.limit
                 if limit is not None and limit > taken:  # once: the sessions' next limit may differ
