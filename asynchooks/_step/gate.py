@@ -237,7 +237,6 @@ class Gate:
                 return True
             if not self._hangs:
                 return False
-        if limit is None or self.value < limit:
             return StopTraining(
                 "a run that was left alone in its thread may still bring "
                 f"{self.name} to its limit: {self!r}"

@@ -64,19 +64,22 @@ class WaitsInSuccessor(SessionRunHook):
         self.has_ended = True
 
 
+async def run_once(session: MonitoredSession, has_run: anyio.Event, may_leave: anyio.Event) -> None:
+    """Make one step, and end when that may be."""
+    async with session:
+        await session.run([])
+        has_run.set()
+        await may_leave.wait()
+
+
 async def test_a_clean_end_is_one_also_where_the_successor_is_replaced_meanwhile() -> None:
     model, hook = Model(), WaitsInSuccessor()
     has_run, may_leave = anyio.Event(), anyio.Event()
     creator = SharedSessionCreator(model.step)
-
-    async def train() -> None:
-        async with MonitoredSession([hook], creator) as session:
-            await session.run([])
-            has_run.set()
-            await may_leave.wait()
+    session = MonitoredSession([hook], creator)
 
     async with MonitoredSession([], creator) as other, anyio.create_task_group() as group:
-        group.start_soon(train)
+        group.start_soon(run_once, session, has_run, may_leave)
         await has_run.wait()
         model.loses = True
         await other.run([])
@@ -108,16 +111,10 @@ async def test_the_reason_of_a_stop_stays_where_the_raw_session_was_replaced_bef
     model, hook = Model(), Stops()
     has_run, may_leave = anyio.Event(), anyio.Event()
     creator = SharedSessionCreator(model.step)
-
-    async def train() -> None:
-        hook.session = MonitoredSession([hook], creator)
-        async with hook.session:
-            await hook.session.run([])
-            has_run.set()
-            await may_leave.wait()
+    hook.session = MonitoredSession([hook], creator)
 
     async with MonitoredSession([], creator) as other, anyio.create_task_group() as group:
-        group.start_soon(train)
+        group.start_soon(run_once, hook.session, has_run, may_leave)
         await has_run.wait()
         model.loses = True
         await other.run([])
