@@ -343,7 +343,7 @@ class MonitoredSession(AsyncOnly):
         context = merged = hooks.current = None
         # there may be a stop to look at, perhaps one that recreating makes forgotten
         is_asked = self._state is not _READY or self._run_stop.is_set or stop.hook_reason
-        if is_asked or raw is None or raw.is_retired or raw.is_lost:
+        if is_asked or raw is None or raw.is_retired:
             if raw is None or not stop.is_for_good:  # else it need not be recreated before
                 raw = await self._present()
             if stop.hook_reason is not None or (stop.is_set and stop.reason is not None):
@@ -392,17 +392,11 @@ class MonitoredSession(AsyncOnly):
 
         But within a step_fn, which has the old one in its hands, and is called again itself.
         """
-        raw, is_there = self._raw, self._state not in (State.LOST, State.BROKEN)
-        is_lost = (self._preemption is not None or self._is_lost) and not self._is_in_step_fn
-        if raw is None or is_lost or not is_there:
-            return await self._create()
-        return raw
-
-    @property
-    def _is_lost(self) -> bool:
-        """Whether a run, perhaps one that was cancelled, or another worker has lost it."""
         raw = self._raw
-        return raw is not None and self._recovers and (raw.is_lost or raw.is_retired)
+        if raw is None or self._state in (State.LOST, State.BROKEN):
+            return await self._create()
+        is_lost = self._preemption is not None or (self._recovers and raw.is_retired)
+        return await self._create() if is_lost and not self._is_in_step_fn else raw
 
     @property
     def _preemption(self) -> BaseException | None:
