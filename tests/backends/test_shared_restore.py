@@ -344,14 +344,23 @@ async def test_a_saver_that_opens_between_two_attempts_of_the_others_is_refused(
 
     life.creator = SharedSessionCreator(Creator())
     life.diary.errors = {2: PreemptionError("lost")}
-    pause = Recovery(first_pause_secs=0.2)
-    async with MonitoredSession([], life.creator, recovery=pause) as early, tasks() as group:
+    scope = anyio.CancelScope()
+    pause = Recovery(first_pause_secs=3600, longest_pause_secs=3600)
+
+    async def pause_before_the_next_attempt() -> None:
+        with scope:
+            await early.run([], {"x": 8})
+
+    async with MonitoredSession([], life.creator, recovery=pause) as early:
         await early.run([], {"x": 7})
-        group.start_soon(early.run, [], {"x": 8})
-        while failing:
-            await settle()
-        async with life.refused(life.saver(), "others have trained the model to step 1"):
-            assert life.diary.items == [7]
+        async with tasks() as group:
+            group.start_soon(pause_before_the_next_attempt)
+            while failing:
+                await settle()
+            async with life.refused(life.saver(), "others have trained the model to step 1"):
+                assert life.diary.items == [7]
+                scope.cancel()
+        await early.run([], {"x": 8})
     assert life.diary.items == [7, 8]
 
 
