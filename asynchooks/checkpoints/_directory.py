@@ -1,7 +1,4 @@
-"""The directory of checkpoints: saving into it, finding the one to resume from, deleting old ones.
-
-It does not know what savers write, decides nothing by the time of day, and starts no threads.
-Layout, beside any other files there, which are never touched:
+"""The directory of checkpoints. Layout, beside any other files there, which are never touched:
 
     lock                                held by the run that uses the directory
     <basename>-<step>/                  a checkpoint: complete, or not there at all
@@ -10,8 +7,11 @@ Layout, beside any other files there, which are never touched:
         manifest.json                   sizes and hashes of all of them
     <basename>-<step>.rejected-<serial>/   never chosen again, never deleted
     .new-<basename>-<step>-<serial>/    being written
-    .old-<basename>-<step>-<number>/    being deleted
-    .copy-<basename>-<step>-<serial>/   links to its files, while it is copied to a mirror
+    .old-<basename>-<step>-<number>/    being replaced or deleted
+
+The rename of `.new-` commits a save, so that what a killed run leaves under that name is removed
+by the next one. What it leaves as `.old-` is put back, if it is intact and no other has its step.
+Names are counted, not random: nothing else writes here while the lock is held.
 """
 
 from __future__ import annotations
@@ -19,39 +19,21 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 
 from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError
-from ._files import (
-    failure,
-    make_directories,
-    remove_tree,
-    sync_directory,
-)
-from ._layout import Layout
+from ._files import failure, make_directories, remove_tree, sync_directory
 from ._lock import DirectoryLock
-from ._manifest import (
-    MANIFEST,
-    Checkpoint,
-    Manifest,
-    damaged,
-    read_file,
-    read_manifest,
-)
-from ._place import (
-    CheckpointPlace,
-    Found,
-    check_extra_name,
-    checked_metric,
-    checked_step,
-    write_files,
-)
-from ._retention import Retention, superfluous
+from ._manifest import MANIFEST, Checkpoint, Manifest, damaged, read_manifest
+from ._place import ADDED_BYTES, CheckpointPlace, Listed
+from ._retention import Retention
 
 logger = logging.getLogger("asynchooks")
+
+_NUMBER = "(0|[1-9][0-9]*)"
 
 
 class CheckpointDirectory(CheckpointPlace):
@@ -99,10 +81,8 @@ class CheckpointDirectory(CheckpointPlace):
                 "directory, or the address of an object store, as text, to CheckpointSaverHook or "
                 "CheckpointStore"
             )
-        self._path = _check.place("directory", path)
-        super().__init__(self._path, basename, retention)
-        self._layout = Layout(self._path, self._basename)
-        self._lock = DirectoryLock(self._path)
+        super().__init__(_check.place("directory", path), basename, retention)
+        self._lock = DirectoryLock(self._where)
 
     def open(self) -> None:
         """Make the directory, lock it, and clean up what a killed run left behind.
@@ -113,175 +93,146 @@ class CheckpointDirectory(CheckpointPlace):
             CheckpointError: the directory cannot be made, or not be written to.
         """
         try:
-            make_directories(self._path)
+            make_directories(self._where)
             self._lock.take()
             try:
-                self._serial = self._layout.clean_up()
-                # find out now, not hours later, whether one can be written
-                probe = self._layout.probe()
+                self._clean_up()
+                # find out now, not hours later, whether one can be written: this name is as long
+                # as any that may be needed
+                probe = self._path(f".new-{self._basename}-{10 ** (ADDED_BYTES - 9)}-1")
                 os.mkdir(probe)
                 os.rmdir(probe)
             except BaseException:
                 self._lock.release()
                 raise
         except OSError as error:
-            raise failure(self._path, "cannot be used for checkpoints", error) from error
+            raise failure(self._where, "cannot be used for checkpoints", error) from error
 
     def close(self) -> None:
         """Let other runs use the directory; does nothing when it is not open."""
         self._lock.release()
 
-    def _save(
-        self, draft: Manifest, write: Callable[[str], object], extra: Mapping[str, bytes]
-    ) -> Checkpoint:
-        new = self._layout.new(draft.step, draft.serial)
-        try:
-            self._lock.check()
-            self._layout.check_is_free(draft.step)
-            manifest = write_files(new, draft, write, extra)
-            self._lock.check()  # `write` may have recreated a lost directory
-            self._layout.put_in_place(new, draft.step)
-        except OSError as error:
-            what = f"the checkpoint of step {draft.step} is not saved"
-            explained = failure(self._path, what, error)  # before the removal frees bytes
-            remove_tree(new)
-            raise explained from error
-        except BaseException:
-            remove_tree(new)
-            raise
-        return manifest.checkpoint_at(self._layout.path(draft.step))
-
-    def _delete_superfluous(self) -> None:
-        """Delete what the retention does not keep. A failure is logged: the save is done.
-
-        A damaged checkpoint does not count as one to resume from, and stays as evidence.
-        """
-        try:
-            whole = [
-                each
-                for each in self.checkpoints()
-                if each.serial not in self._found_damaged and _looks_whole(each)
-            ]
-            for each in superfluous(whole, self._retention):
-                remove_tree(self._layout.move_aside(each.path))
-        except (OSError, CheckpointError) as error:
-            logger.warning("Older checkpoints in %s are not deleted: %s", self._path, error)
-
-    def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
-        """Set the metric of the checkpoint of a step, which was found after it was saved.
-
-        Returns:
-            Whether there is a checkpoint of that step; what stays is decided by the next `save`.
-
-        Raises:
-            CheckpointError: the disk is full, read-only or gone; the checkpoint is as it was.
-            MetricError: the metric is NaN.
-            RuntimeError: the directory is not open.
-            ValueError, TypeError: an argument is not as described.
-        """
-        self._check_is_open("set_metric(...)")
-        number, found = checked_step(step), checked_metric(metric)
-        self._serial += 1
-        path, new = self._layout.path(number), self._layout.new(number, self._serial)
-        try:
-            manifest = read_manifest(path)
-        except DamagedCheckpointError:
-            return False
-        try:
-            self._lock.check()
-            os.mkdir(new)
-            replace(manifest, metric=found).write(new)
-            os.rename(os.path.join(new, MANIFEST), os.path.join(path, MANIFEST))
-            sync_directory(path)
-        except OSError as error:
-            what = f"the metric of step {number} is not saved"
-            raise failure(self._path, what, error) from error
-        finally:
-            remove_tree(new)
-        return True
-
-    def _found(self, up_to_step: int | None = None) -> Found:
-        """Read all manifests, up to a step."""
-        found = Found([], [])
-        try:
-            for path, step in self._layout.checkpoints():
-                if up_to_step is not None and step > up_to_step:
-                    continue
-                try:
-                    found.readable.append(self._read(path, step))
-                except DamagedCheckpointError as error:
-                    if os.path.lexists(path):
-                        found.damages.append(error)
-                    else:
-                        found.is_changing = True
-        except FileNotFoundError:
-            return Found([], [])
-        except OSError as error:
-            raise failure(self._path, "cannot be read", error) from error
-        found.readable.sort(key=lambda each: (each.serial, each.step))
-        return found
-
-    def _read(self, path: str, step: int) -> Checkpoint:
-        if os.path.islink(path) or not os.path.isdir(path):
-            raise damaged(path, "is no directory, though it is named like a checkpoint")
-        manifest = read_manifest(path)
-        if manifest.name != self._layout.name(step):
-            raise damaged(path, f"its manifest is that of {manifest.name}: it was renamed")
-        return manifest.checkpoint_at(path)
-
-    def reject(self, checkpoint: Checkpoint, why: str) -> None:
-        """Move one aside for good: training does not continue well from it.
-
-        Its directory is renamed to end in `.rejected-<serial>`, and is never deleted; `why` is
-        logged as a warning.
-
-        Raises:
-            CheckpointError: it cannot be renamed.
-            ValueError: it is of another directory, or its step was saved again since.
-            RuntimeError: the directory is not open.
-        """
-        self._check_is_open("reject(checkpoint, why)")
-        path, serial = self._layout.path(checkpoint.step), checkpoint.serial
-        newer = [each for each in self.checkpoints() if each.path == path and each.serial != serial]
-        if checkpoint.path != path or newer:
-            raise ValueError(
-                f"{checkpoint!r} is not in {self._path} any more; give one that "
-                "newest_intact(), best() or checkpoints() returned after the last save()"
-            )
-        target = f"{path}.rejected-{serial}"
-        try:
-            self._lock.check()
-            os.rename(path, target)
-            sync_directory(self._path)
-        except OSError as error:
-            raise failure(self._path, f"{path} cannot be moved to {target}", error) from error
-        logger.warning("%s is rejected and kept as %s: %s", path, target, why)
-
-    def read_extra(self, checkpoint: Checkpoint, name: str) -> bytes | None:
-        """The content of an extra file, None if the checkpoint has none of that name.
-
-        Raises:
-            DamagedCheckpointError: it is not what was written, or the checkpoint is gone.
-        """
-        check_extra_name(name, os.path.basename(checkpoint.prefix))
-        return read_file(checkpoint.path, read_manifest(checkpoint.path), name)
+    def _clean_up(self) -> None:
+        """Put back or remove what a killed run left; find the highest serial ever given."""
+        self._look()  # first: CheckpointVersionError leaves all as it was
+        # the newest first: only one gets the name
+        for path, (step, _) in reversed(self._matching(r"\.old-", f"{_NUMBER}-{_NUMBER}")):
+            final = self._path(f"{self._basename}-{step}")
+            try:
+                read_manifest(path).verify(path)
+                is_wanted = not os.path.lexists(final) and not os.path.islink(path)
+            except DamagedCheckpointError:
+                is_wanted = False
+            if is_wanted:
+                logger.info("%s was not replaced, and is put back as %s", path, final)
+                os.rename(path, final)
+                sync_directory(self._where)
+            else:
+                remove_tree(path)
+        written = self._matching(r"\.new-", f"{_NUMBER}-{_NUMBER}")
+        for path, _ in written:
+            remove_tree(path)
+        rejected = self._matching("", rf"{_NUMBER}\.rejected-{_NUMBER}")
+        serials = [serial for _, (_, serial) in [*written, *rejected]]
+        self._serial = max([0, *serials, *(each.serial for _, each in self._look()[0])])
 
     @property
     def _is_open(self) -> bool:
         return self._lock.is_held
 
-    def _verified(self, checkpoint: Checkpoint) -> Checkpoint:
-        read_manifest(checkpoint.path).verify(checkpoint.path)
+    def _check_hold(self) -> None:
+        self._lock.check()
+
+    def _listed(self) -> Iterator[Listed]:
+        try:
+            found = self._matching("", _NUMBER)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise failure(self._where, "cannot be read", error) from error
+        for path, (step,) in found:
+            yield Listed(path, step, partial(_read, path))
+
+    def _is_gone(self, path: str) -> bool:
+        return not os.path.lexists(path)
+
+    def _new(self, draft: Manifest) -> str:
+        path = self._path(draft.name)
+        if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
+            raise CheckpointError(
+                f"{path} is no directory, and was not made here; a checkpoint of step {draft.step} "
+                "must have that name: move it away, or give another basename"
+            )
+        return self._path(f".new-{draft.name}-{draft.serial}")
+
+    def _publish(self, new: str, manifest: Manifest) -> Checkpoint:
+        """Rename it; always the old or the new one of its step is there, by some name."""
+        final = self._path(manifest.name)
+        old = self._move_aside(final) if os.path.lexists(final) else None
+        try:
+            os.rename(new, final)
+        except BaseException:
+            if old is not None:
+                with suppress(OSError):  # the next open() puts it back
+                    os.rename(old, final)
+            raise
+        sync_directory(self._where)
+        if old is not None:
+            remove_tree(old)
+        return manifest.checkpoint_at(final)
+
+    def _move_aside(self, path: str) -> str:
+        """Rename a checkpoint that is to be removed; returns its new path."""
+        number, name = 0, os.path.basename(path)
+        while os.path.lexists(old := self._path(f".old-{name}-{number}")):
+            number += 1
+        os.rename(path, old)
+        return old
+
+    def _looks_whole(self, path: str, manifest: Manifest) -> bool:
+        try:
+            manifest.verify(path, reads_files=False)
+        except DamagedCheckpointError:
+            return False
+        return True
+
+    def _local(self, checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
 
-    def _is_gone(self, checkpoint: Checkpoint) -> bool:
-        return not os.path.lexists(checkpoint.path)
+    def _replace_manifest(self, path: str, manifest: Manifest) -> None:
+        new = self._path(f".new-{manifest.name}-{manifest.serial}")
+        try:
+            os.mkdir(new)
+            manifest.write(new)
+            os.rename(os.path.join(new, MANIFEST), os.path.join(path, MANIFEST))
+            sync_directory(path)
+        finally:
+            remove_tree(new)
+
+    def _delete(self, path: str) -> None:
+        remove_tree(self._move_aside(path))
+
+    def _set_aside(self, checkpoint: Checkpoint, why: str) -> str:
+        path, target = checkpoint.path, f"{checkpoint.path}.rejected-{checkpoint.serial}"
+        try:
+            os.rename(path, target)
+            sync_directory(self._where)
+        except OSError as error:
+            raise failure(self._where, f"{path} cannot be moved to {target}", error) from error
+        return target
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._where, name)
+
+    def _matching(self, before: str, after: str) -> list[tuple[str, list[int]]]:
+        """Path and numbers of every name of this form, in the order of the numbers."""
+        pattern = re.compile(f"{before}{re.escape(self._basename)}-{after}")
+        matches = [each for name in os.listdir(self._where) if (each := pattern.fullmatch(name))]
+        found = [(self._path(each.string), list(map(int, each.groups()))) for each in matches]
+        return sorted(found, key=lambda each: each[1])
 
 
-def _looks_whole(checkpoint: Checkpoint) -> bool:
-    try:
-        # names and sizes only: reading each byte at each save would cost more than the save
-        read_manifest(checkpoint.path).verify(checkpoint.path, reads_files=False)
-    except DamagedCheckpointError:
-        return False
-    return True
+def _read(path: str) -> Manifest:
+    if os.path.islink(path) or not os.path.isdir(path):
+        raise damaged(path, "is no directory, though it is named like a checkpoint")
+    return read_manifest(path)

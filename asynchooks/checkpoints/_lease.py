@@ -11,9 +11,11 @@ import json
 import logging
 import os
 import platform
+import re
 import threading
 import uuid
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointInUseError
@@ -36,36 +38,33 @@ class Lease:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._generation = 0
-        self._is_held = False
-        self._pid = 0
+        self._key = ""
         self._content: dict[str, Any] = {}
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def is_held(self) -> bool:
-        return self._is_held
+        return self._content.get("run") in _held
 
-    def take(self) -> None:
-        """Take the lease, or raise `CheckpointInUseError`.
+    def take(self, now: datetime) -> None:
+        """Take the lease, or raise `CheckpointInUseError`; `now` by the clock of the store.
 
         It waits, up to half a minute, where a run on another machine may have died just now.
         """
-        if self._is_held:
-            raise self._in_use(self._content)
         newest = self._newest()
         if newest is not None:
-            self._wait_until_free(newest)
-        self._generation = 1 if newest is None else _generation_of(newest) + 1
-        self._content = {"run": uuid.uuid4().hex, "renewed": 0, **_this_process()}
-        if not self._store.create(self._key, self._encoded()):
-            found = self._newest()
-            raise self._in_use({} if found is None else self._read(found) or {})
-        self._is_held, self._pid = True, os.getpid()
+            self._wait_until_free(newest, now)
+        self._key = f"lease/{_generation_of(newest) + 1:010d}"
+        self._content = {
+            "run": uuid.uuid4().hex, "renewed": 0, "host": platform.node(), "pid": os.getpid(),
+            "machine": machine(),
+        }  # fmt: skip
+        if not self._store.create(self._key, json.dumps(self._content).encode()):
+            raise self._in_use(self._read(self._newest()))
         _held.add(self._content["run"])
         for each in self._store.list("lease"):
-            if 0 < _generation_of(each) < self._generation:
+            if _generation_of(each) and each.key < self._key:
                 self._store.delete(each.key)
         self._ends.clear()
         self._thread = threading.Thread(
@@ -76,7 +75,7 @@ class Lease:
     def check(self) -> None:
         """Raise CheckpointError if another run has taken the prefix meanwhile."""
         newest = self._newest()
-        if newest is None or _generation_of(newest) != self._generation:
+        if newest is None or newest.key != self._key:
             raise CheckpointError(
                 f"{self._store.name}: another run has taken this prefix, as this one had not "
                 f"renewed its lease for {EXPIRES_AFTER_SECS:g} s (it stood still, or had no "
@@ -86,102 +85,82 @@ class Lease:
 
     def release(self, *, waits: bool = True) -> None:
         """Let others take the prefix; does nothing when it is not held, or in a forked process."""
-        if not self._is_held:
-            return
-        self._is_held = False
-        _held.discard(self._content["run"])
-        if self._pid != os.getpid():
-            return
-        self._ends.set()
-        if waits and self._thread is not None:
-            self._thread.join(_CLOSE_SECS)
+        if self.is_held and self._content["pid"] == os.getpid():
+            self._ends.set()
+            if waits and self._thread is not None:
+                self._thread.join(_CLOSE_SECS)
+        _held.discard(self._content.get("run", ""))
 
     def _renew(self) -> None:
         """In a thread of its own: steps that hold the event loop must not let the lease expire."""
         while not self._ends.wait(RENEWED_EVERY_SECS):
             try:
-                self.check()
                 self._put(renewed=self._content["renewed"] + 1)
             except CheckpointError as error:  # it may be a passing fault: a save looks again
                 logger.warning("The lease of %s is not renewed: %s", self._store.name, error)
         with suppress(CheckpointError):  # else it expires
-            self.check()
             self._put(released=True)
 
     def _put(self, **changes: Any) -> None:
+        self.check()
         self._content |= changes
-        self._store.put(self._key, self._encoded())
-
-    @property
-    def _key(self) -> str:
-        return f"lease/{self._generation:010d}"
-
-    def _encoded(self) -> bytes:
-        return json.dumps(self._content, sort_keys=True).encode()
+        self._store.put(self._key, json.dumps(self._content).encode())
 
     def _newest(self) -> Entry | None:
-        found = [each for each in self._store.list("lease") if _generation_of(each) > 0]
+        found = [each for each in self._store.list("lease") if _generation_of(each)]
         return max(found, key=_generation_of, default=None)
 
-    def _read(self, entry: Entry) -> dict[str, Any] | None:
-        """What a lease says; None if it is gone, or was not written here."""
-        raw = self._store.get(entry.key)
+    def _read(self, entry: Entry | None) -> dict[str, Any]:
+        """What a lease says; nothing if it is gone, or was not written here."""
+        raw = None if entry is None else self._store.get(entry.key)
         with suppress(ValueError, RecursionError):
             content = json.loads(raw or b"")
             if isinstance(content, dict) and isinstance(content.get("run", ""), str):
                 return content
-        return None
+        return {}
 
-    def _wait_until_free(self, entry: Entry) -> None:
-        content = self._read(entry) or {}
-        if content.get("released") is True or _has_ended(content):
+    def _wait_until_free(self, entry: Entry, now: datetime) -> None:
+        """Return once the run that holds this lease has ended, else CheckpointInUseError."""
+        first = self._read(entry)
+        if first.get("released") is True or _is_of_ended(first):
             return
-        if content.get("run") in _held:
-            raise self._in_use(content)
-        if content.get("process") and content["process"] == _this_process()["process"]:
-            return  # a session was dropped, and its thread has not released it yet
+        if first.get("run") in _held:
+            raise self._in_use(first)
         logger.info(
             "Waiting for a renewal of the lease of %s, to see whether its run still lives",
             self._store.name,
         )
+        left = EXPIRES_AFTER_SECS - (now - entry.modified).total_seconds()
         pause = threading.Event()
-        while (self._store.now() - entry.modified).total_seconds() < EXPIRES_AFTER_SECS:
+        while left > 0:
             pause.wait(_LOOKED_AT_EVERY_SECS)
-            newest = self._newest()
-            if newest is None:
+            left -= _LOOKED_AT_EVERY_SECS
+            content = self._read(entry)
+            if content.get("released") is True:
                 return
-            if newest != entry:
-                content = self._read(newest) or {}
-                if content.get("released") is True and newest.key == entry.key:
-                    return
+            if content != first:
                 raise self._in_use(content)
 
     def _in_use(self, content: dict[str, Any]) -> CheckpointInUseError:
-        pid, host = content.get("pid"), content.get("host")
-        here = _this_process()
+        name, pid, host = self._store.name, content.get("pid"), content.get("host")
         if content.get("run") in _held:
             return CheckpointInUseError(
-                f"{self._store.name}: this process uses it already; one run at a time: close the "
-                "other one first, or give another prefix",
+                f"{name}: this process uses it already; one run at a time: close the other one "
+                "first, or give another prefix",
                 os.getpid(),
             )
         holder = f"process {pid} on {host}" if isinstance(pid, int) else "another run"
         return CheckpointInUseError(
-            f"{self._store.name} is in use by {holder}, which has just renewed its lease; wait for "
-            "its end, or give another prefix",
-            pid if isinstance(pid, int) and host == here["host"] else None,
+            f"{name} is in use by {holder}, which has just renewed its lease; wait for its end, or "
+            "give another prefix",
+            pid if isinstance(pid, int) and host == platform.node() else None,
         )
 
 
-def _generation_of(entry: Entry) -> int:
-    text = entry.key.rpartition("/")[2]
-    return int(text) if text.isascii() and text.isdecimal() else 0
-
-
-def _this_process() -> dict[str, Any]:
-    """Whose lease it is; `process` tells a process from all others, "" where that is not known."""
-    pid = os.getpid()
-    return {"host": platform.node(), "pid": pid, "process": _process(pid)}
+def _generation_of(entry: Entry | None) -> int:
+    """0 of what is no lease."""
+    match = None if entry is None else re.fullmatch("lease/([0-9]+)", entry.key)
+    return 0 if match is None else int(match[1])
 
 
 def machine() -> str:
@@ -191,20 +170,19 @@ def machine() -> str:
     return ""
 
 
-def _process(pid: int) -> str:
-    """A process, by its number and when it began; "" if there is none, or that is not known."""
-    with suppress(OSError, IndexError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        here = machine()
-        if here and fields[0] != "Z":
-            return f"{here} {pid} {fields[19]}"
-    return ""
+def has_ended(pid: object) -> bool:
+    """Whether it is certain that this machine has no process of this number."""
+    return machine() != "" and not os.path.exists(f"/proc/{pid}")
 
 
-def _has_ended(content: dict[str, Any]) -> bool:
-    """Whether it is certain that the holder has ended: it was a process of this machine."""
-    pid, process, here = content.get("pid"), str(content.get("process")), machine()
-    if not isinstance(pid, int) or not here or not process.startswith(f"{here} "):
+def _is_of_ended(content: dict[str, Any]) -> bool:
+    """Whether it is certain that the holder has ended.
+
+    It was a process of this machine, or a store of this one that was dropped. An ended process
+    whose number another one has by now is not recognised: its lease expires.
+    """
+    if not machine() or content.get("machine") != machine():
         return False
-    return _process(pid) != process
+    if content.get("pid") == os.getpid():  # whose thread may be yet to release it
+        return content.get("run") not in _held
+    return has_ended(content.get("pid"))

@@ -122,49 +122,48 @@ class Manifest:
         os.rename(f"{target}.new", target)
         sync_directory(path)
 
-    def verify(self, path: str, *, reads_files: bool = True) -> None:
+    def verify(self, path: str, shown: str = "", *, reads_files: bool = True) -> None:
         """Compare it with the listed files: sizes and, with `reads_files`, content.
 
         Anything else in the directory is ignored: other programs leave theirs there.
-        DamagedCheckpointError where they differ; CheckpointError where one cannot be read now.
+        DamagedCheckpointError where they differ; CheckpointError where one cannot be read now;
+        both call the checkpoint `shown`.
         """
+        shown = shown or path
         try:
-            self._compare_sizes(path)
+            for name, (size, _) in self.files.items():
+                status = _status_below(path, name)
+                if status is None:
+                    raise damaged(shown, f"{name} is missing")
+                kind, there = kind_of(status), status.st_size
+                if kind != "file":
+                    raise damaged(shown, f"{name} is a {kind} where a file was written")
+                if there < size:
+                    raise damaged(shown, f"{name} is truncated to {there:,} of {size:,} bytes")
+                if there > size:
+                    raise damaged(shown, f"{name} has {there:,} bytes where {size:,} were written")
             for name, written in self.files.items() if reads_files else ():
                 if digest(os.path.join(path, name)) != written:
-                    raise damaged(path, f"{name} has different content than was written")
+                    raise damaged(shown, f"{name} has different content than was written")
         except OSError as error:
-            raise unreadable(path, error) from error
-
-    def _compare_sizes(self, path: str) -> None:
-        for name, (size, _) in self.files.items():
-            kind, status = _kind_below(path, name)
-            if status is None:
-                raise damaged(path, f"{name} is missing")
-            if kind != "file":
-                raise damaged(path, f"{name} is a {kind} where a file was written")
-            there = status.st_size
-            if there < size:
-                raise damaged(path, f"{name} is truncated to {there:,} of {size:,} bytes")
-            if there > size:
-                raise damaged(path, f"{name} has {there:,} bytes where {size:,} were written")
+            raise unreadable(shown, error) from error
 
 
-def _kind_below(path: str, name: str) -> tuple[str, os.stat_result | None]:
-    """The kind of a listed file, and its lstat, which is None if there is none.
+def _status_below(path: str, name: str) -> os.stat_result | None:
+    """The lstat of a listed file, or of what stands where one of its parents was; None for none.
 
-    A link among its parents, which may lead anywhere, is the kind of the file.
+    A link among the parents may lead anywhere.
     """
-    parts = name.split("/")
-    try:
-        for num in range(1, len(parts)):
-            parent = os.lstat(os.path.join(path, *parts[:num]))
-            if kind_of(parent) != "directory":
-                return kind_of(parent), parent
-        status = os.lstat(os.path.join(path, name))
-    except FileNotFoundError:
-        return "", None
-    return kind_of(status), status
+    status = None
+    for part in name.split("/"):
+        path = os.path.join(path, part)
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        if kind_of(status) != "directory":
+            break
+    return status
 
 
 def read_manifest(path: str) -> Manifest:

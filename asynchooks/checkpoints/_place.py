@@ -1,6 +1,13 @@
-"""What directories and object stores of checkpoints have in common: which one is chosen, and why.
+"""What directories and object stores of checkpoints have in common.
 
-It does not know what savers write, decides nothing by the time of day, and starts no threads.
+That is the order of writing, and which checkpoint is chosen, kept, rejected or damaged. A save
+takes these steps, and a kill between any two of them leaves the checkpoint complete or absent:
+the hold on the place is checked; the saver writes into a new local directory; extra files are
+added; everything is synced, where a full disk may show; all files are read back and hashed; the
+manifest is written, last; the hold is checked again; the place publishes the checkpoint at once;
+and only then is deleted what the retention does not keep.
+
+Nothing here knows what savers write, decides by the time of day, or starts a thread.
 """
 
 from __future__ import annotations
@@ -8,19 +15,22 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, SupportsFloat, SupportsIndex
 
 from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_note
-from ._files import digest, kind_of, sync_tree, walk
-from ._layout import ADDED_BYTES
-from ._manifest import MANIFEST, Checkpoint, Manifest
+from ._files import digest, failure, kind_of, remove_tree, sync_tree, walk
+from ._manifest import MANIFEST, Checkpoint, Manifest, damaged, read_file, read_manifest
 from ._mode import ask_for_mode, checked_mode
-from ._retention import Retention, best_first
+from ._retention import Retention, best_first, superfluous
 
 logger = logging.getLogger("asynchooks")
+
+ADDED_BYTES = 80
+"""What may be appended to a basename: a step of 20 digits, and what savers add, the longest of
+which is TensorFlow's `.data-00000-of-00001.tempstate` with a number."""
 
 
 class RankFiles(NamedTuple):
@@ -31,8 +41,19 @@ class RankFiles(NamedTuple):
     contents: list[bytes]  # of those ranks that have such a file
 
 
+class Listed(NamedTuple):
+    """What is named like a checkpoint; `read` gives its manifest, or raises."""
+
+    path: str
+    step: int
+    read: Callable[[], Manifest]
+
+
 class CheckpointPlace:
     """Checkpoints of one basename in one place; all methods block, one call at a time.
+
+    A kind of place says how checkpoints are listed, published and deleted there. What a checkpoint
+    is, the order of writing, and which one is chosen or deleted is said here, for all kinds.
 
     Args:
         where: the place, for messages.
@@ -54,6 +75,8 @@ class CheckpointPlace:
         self._found_damaged: set[int] = set()  # serials
         self._serial = 0  # the highest ever given here; a failed save leaves a gap
 
+    # What a kind of place adds.
+
     def open(self) -> None:
         """Take the place for this run alone, and clean up what a killed run left behind."""
         raise NotImplementedError
@@ -61,6 +84,52 @@ class CheckpointPlace:
     def close(self) -> None:
         """Let other runs use the place; does nothing when it is not open."""
         raise NotImplementedError
+
+    @property
+    def _is_open(self) -> bool:
+        raise NotImplementedError
+
+    def _check_hold(self) -> None:
+        """Raise CheckpointError if another run may have taken the place meanwhile."""
+        raise NotImplementedError
+
+    def _listed(self) -> Iterable[Listed]:
+        """Everything that is named like a checkpoint, and was not rejected."""
+        raise NotImplementedError
+
+    def _is_gone(self, path: str) -> bool:
+        """Whether a checkpoint was deleted since it was listed, by the run that saves there."""
+        raise NotImplementedError
+
+    def _new(self, draft: Manifest) -> str:
+        """A local path at which nothing is, for the files of a new checkpoint."""
+        raise NotImplementedError
+
+    def _publish(self, new: str, manifest: Manifest) -> Checkpoint:
+        """Make the files in `new` a checkpoint, all at once; after an error they are none."""
+        raise NotImplementedError
+
+    def _looks_whole(self, path: str, manifest: Manifest) -> bool:
+        """Whether all its files are there, by names and sizes alone."""
+        raise NotImplementedError
+
+    def _local(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint in a local directory, with its manifest, and not compared yet."""
+        raise NotImplementedError
+
+    def _replace_manifest(self, path: str, manifest: Manifest) -> None:
+        """Give a checkpoint another manifest; a kill leaves the old one or the new one."""
+        raise NotImplementedError
+
+    def _delete(self, path: str) -> None:
+        """Delete a checkpoint; a kill leaves no half of one."""
+        raise NotImplementedError
+
+    def _set_aside(self, checkpoint: Checkpoint, why: str) -> str:
+        """Have it never listed again; returns where it is, for the log."""
+        raise NotImplementedError
+
+    # What all kinds have.
 
     def abandon(self) -> None:
         """As `close`, but without waiting for anything."""
@@ -104,18 +173,32 @@ class CheckpointPlace:
         self._check_is_open("save(...)")
         draft = Manifest(
             basename=self._basename,
-            step=checked_step(step),
+            step=_check.integer("step", step, least=0),
             serial=self._serial + 1,
             seconds=_check.seconds(
                 "seconds", seconds, zero=True, expected="the seconds of training so far, >= 0"
             ),
-            metric=checked_metric(metric),
+            metric=_checked_metric(metric),
             files={},
             mode=checked_mode(self._retention.mode),
         )
-        files = _checked_extra(extra, draft.name)
-        self._serial += 1
-        checkpoint = self._save(draft, write, files)
+        files = extra or {}
+        for name, content in files.items():
+            check_extra_name(name, draft.name)
+            kinds = (bytes, bytearray, memoryview)
+            _check.instance(f"the extra file {name!r}", content, kinds, "bytes")
+        self._serial = draft.serial
+        self._check_hold()
+        new = self._new(draft)
+        try:
+            manifest = _write_files(new, draft, write, files)
+            self._check_hold()  # `write` may have taken long, or recreated a lost directory
+            checkpoint = self._publish(new, manifest)
+        except OSError as error:  # explained before the removal frees bytes
+            what = f"the checkpoint of step {draft.step} is not saved"
+            raise failure(os.path.dirname(new), what, error) from error
+        finally:
+            remove_tree(new)
         self._delete_superfluous()
         return checkpoint
 
@@ -126,7 +209,7 @@ class CheckpointPlace:
             CheckpointVersionError: a newer asynchooks saved there.
             CheckpointError: the directory cannot be read.
         """
-        return self._found().readable
+        return _last_of_each_step(self._look()[0])
 
     def newest_intact(self, *, up_to_step: SupportsIndex | None = None) -> Checkpoint | None:
         """The last saved one of those whose files are as they were written.
@@ -144,7 +227,7 @@ class CheckpointPlace:
             CheckpointVersionError: a newer asynchooks saved there.
             CheckpointError: one cannot be read now, which says nothing about its files.
         """
-        limit = None if up_to_step is None else checked_step(up_to_step)
+        limit = math.inf if up_to_step is None else _check.integer("step", up_to_step, least=0)
         return self._first_intact("checkpoint", lambda found: found[::-1], limit)
 
     def best(self) -> Checkpoint | None:
@@ -176,51 +259,28 @@ class CheckpointPlace:
         worst = best[-1].metric if len(best) == retention.keep_best else None
         return worst is None or mode.is_better(metric, worst)
 
-    def _first_intact(
-        self,
-        what: str,
-        in_order: Callable[[list[Checkpoint]], list[Checkpoint]],
-        up_to_step: int | None = None,
-    ) -> Checkpoint | None:
-        """The first in this order whose files are intact; None where there are none at all."""
-        is_changing = True
-        while is_changing:
-            found = self._found(up_to_step)
-            is_changing = found.is_changing
-            for damage in found.damages:  # the newest may be among them
-                logger.warning("%s; it is passed over", damage)
-            ordered = in_order(found.readable)
-            for checkpoint in ordered:
-                try:
-                    intact = self._verified(checkpoint)
-                except DamagedCheckpointError as error:
-                    if self._is_gone(checkpoint):
-                        is_changing = True
-                        continue
-                    found.damages.append(error)
-                    self._found_damaged.add(checkpoint.serial)
-                    logger.warning("%s; it is passed over", error)
-                else:
-                    return intact
-        if not found.damages or (found.readable and not ordered):
-            return None
-        listed = "".join(f"\n  {damage}" for damage in found.damages)
-        raise DamagedCheckpointError(
-            f"{self._where} holds no intact {what}, but damaged ones:{listed}\n"
-            "start over in another directory, or move the damaged ones away to start over here"
-        )
-
     def reject(self, checkpoint: Checkpoint, why: str) -> None:
         """Move one aside for good: training does not continue well from it.
 
-        It is never chosen again and never deleted; `why` is logged as a warning.
+        It is never chosen again and never deleted; `why` is logged as a warning. In a directory
+        its name then ends in `.rejected-<serial>`.
 
         Raises:
             CheckpointError: it cannot be moved.
             ValueError: it is of another place, or its step was saved again since.
             RuntimeError: the place is not open.
         """
-        raise NotImplementedError
+        self._check_is_open("reject(checkpoint, why)")
+        self._check_hold()
+        address = self.address_of(checkpoint)
+        known = {self.address_of(each): each.serial for each in self.checkpoints()}
+        if known.get(address) != checkpoint.serial:
+            raise ValueError(
+                f"{checkpoint!r} is not in {self._where} any more; give one that "
+                "newest_intact(), best() or checkpoints() returned after the last save()"
+            )
+        target = self._set_aside(checkpoint, why)
+        logger.warning("%s is rejected and kept as %s: %s", address, target, why)
 
     def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
         """Set the metric of the checkpoint of a step, which was found after it was saved.
@@ -234,7 +294,20 @@ class CheckpointPlace:
             RuntimeError: the place is not open.
             ValueError, TypeError: an argument is not as described.
         """
-        raise NotImplementedError
+        self._check_is_open("set_metric(...)")
+        number, value = _check.integer("step", step, least=0), _checked_metric(metric)
+        found = [each for each in self._look()[0] if each[1].step == number]
+        if not found:
+            return False
+        self._check_hold()
+        path, manifest = found[-1]
+        try:
+            self._replace_manifest(path, replace(manifest, metric=value))
+        except OSError as error:
+            raise failure(
+                self._where, f"the metric of step {number} is not saved", error
+            ) from error
+        return True
 
     def read_extra(self, checkpoint: Checkpoint, name: str) -> bytes | None:
         """The content of an extra file, None if the checkpoint has none of that name.
@@ -242,7 +315,9 @@ class CheckpointPlace:
         Raises:
             DamagedCheckpointError: it is not what was written, or the checkpoint is gone.
         """
-        raise NotImplementedError
+        check_extra_name(name, os.path.basename(checkpoint.prefix))
+        path = self._local(checkpoint).path
+        return read_file(path, read_manifest(path), name)
 
     def ranks_of(self, checkpoint: Checkpoint, name: str) -> RankFiles | None:
         """Where another number of ranks saved it than there are: what each has in such a file."""
@@ -252,30 +327,88 @@ class CheckpointPlace:
         """Call it on all ranks that use the place; its error on one is raised on all."""
         fn()
 
-    def _save(
-        self, draft: Manifest, write: Callable[[str], object], extra: Mapping[str, bytes]
-    ) -> Checkpoint:
-        raise NotImplementedError
-
     def _delete_superfluous(self) -> None:
-        """Delete what the retention does not keep. A failure is logged: the save is done."""
-        raise NotImplementedError
+        """Delete what the retention does not keep. A failure is logged: the save is done.
 
-    def _found(self, up_to_step: int | None = None) -> Found:
-        """Read all manifests, up to a step."""
-        raise NotImplementedError
+        A damaged checkpoint does not count as one to resume from, and stays as evidence. In a
+        store, one that was replaced is there until it is deleted, perhaps by a later run.
+        """
+        try:
+            every = {each.serial: (path, each) for path, each in self._look()[0]}
+            kept = _last_of_each_step(list(every.values()))
+            replaced = every.keys() - {each.serial for each in kept}
+            # reading each byte at each save would cost more than the save
+            whole = [
+                each
+                for each in kept
+                if each.serial not in self._found_damaged and self._looks_whole(*every[each.serial])
+            ]
+            surplus = [each.serial for each in superfluous(whole, self._retention)]
+            for serial in [*sorted(replaced), *surplus]:
+                self._delete(every[serial][0])
+        except (OSError, CheckpointError) as error:
+            logger.warning("Older checkpoints in %s are not deleted: %s", self._where, error)
 
-    def _verified(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint, whose files are here and as they were written, or an error."""
-        raise NotImplementedError
+    def _look(
+        self, up_to_step: float = math.inf
+    ) -> tuple[list[tuple[str, Manifest]], list[DamagedCheckpointError]]:
+        """(path, manifest) of all that can be read, in the order of saving; and each damage."""
+        is_changing = True
+        while is_changing:
+            is_changing, readable, damages = False, [], []
+            for path, step, read in self._listed():
+                if step > up_to_step:
+                    continue
+                try:
+                    manifest = read()
+                    if manifest.name != f"{self._basename}-{step}":
+                        raise damaged(
+                            path, f"its manifest is that of {manifest.name}: it was renamed"
+                        )
+                    readable.append((path, manifest))
+                except DamagedCheckpointError as error:
+                    # the run that saves here may delete it while this one looks: gone is not
+                    # damaged, and what was saved meanwhile is not listed yet
+                    if self._is_gone(path):
+                        is_changing = True
+                    else:
+                        damages.append(error)
+        return sorted(readable, key=lambda each: (each[1].serial, each[1].step)), damages
 
-    def _is_gone(self, checkpoint: Checkpoint) -> bool:
-        """Whether it was deleted since it was found."""
-        raise NotImplementedError
-
-    @property
-    def _is_open(self) -> bool:
-        raise NotImplementedError
+    def _first_intact(
+        self,
+        what: str,
+        in_order: Callable[[list[Checkpoint]], list[Checkpoint]],
+        up_to_step: float = math.inf,
+    ) -> Checkpoint | None:
+        """The first in this order whose files are intact; None where there are none at all."""
+        ahead: list[Checkpoint] | None = None
+        while ahead is None:
+            readable, damages = self._look(up_to_step)
+            for damage in damages:  # the newest may be among them
+                logger.warning("%s; it is passed over", damage)
+            ahead = in_order(_last_of_each_step(readable))
+            has_some = bool(ahead)
+            for checkpoint in ahead:
+                try:
+                    local = self._local(checkpoint)
+                    read_manifest(local.path).verify(local.path, self.address_of(checkpoint))
+                except DamagedCheckpointError as error:
+                    if self._is_gone(checkpoint.path):
+                        ahead = None  # look again: the others may be gone as well
+                        break
+                    damages.append(error)
+                    self._found_damaged.add(checkpoint.serial)
+                    logger.warning("%s; it is passed over", error)
+                else:
+                    return local
+        if not damages or (readable and not has_some):
+            return None
+        listed = "".join(f"\n  {damage}" for damage in damages)
+        raise DamagedCheckpointError(
+            f"{self._where} holds no intact {what}, but damaged ones:{listed}\n"
+            "start over in another directory, or move the damaged ones away to start over here"
+        )
 
     def _check_is_open(self, call: str) -> None:
         if not self._is_open:
@@ -285,19 +418,12 @@ class CheckpointPlace:
             )
 
 
-@dataclass
-class Found:
-    """What is named like a checkpoint: by serial, those with a manifest; and each damage.
-
-    `is_changing`: one was deleted meanwhile, by the run that saves there.
-    """
-
-    readable: list[Checkpoint]
-    damages: list[DamagedCheckpointError]
-    is_changing: bool = False
+def _last_of_each_step(readable: list[tuple[str, Manifest]]) -> list[Checkpoint]:
+    last = {manifest.step: manifest for _, manifest in readable}
+    return [each.checkpoint_at(path) for path, each in readable if each is last[each.step]]
 
 
-def write_files(
+def _write_files(
     new: str, draft: Manifest, write: Callable[[str], object], extra: Mapping[str, bytes]
 ) -> Manifest:
     """Write all files of a checkpoint into a new local directory, the manifest last.
@@ -331,16 +457,25 @@ def write_files(
 
 
 def _check_written(new: str, name: str) -> None:
-    written = _found_in(new)
-    for path, status in written:
-        if kind_of(status) not in ("file", "directory"):
-            raise _misuse(
-                new, f"{path} is a {kind_of(status)}, which cannot be kept; write files", name
-            )
+    """Raise CheckpointError unless there are files, all of names that begin with this."""
+    what = "no file is at the path that it was given"
+    for path, status in _found_in(new):
+        kind = kind_of(status)
+        if kind not in ("file", "directory"):
+            what = f"{path} is a {kind}, which cannot be kept; write files"
+            break
         if not path.startswith(name):
-            raise _misuse(new, f"{path} does not begin with the path that it was given", name)
-    if not any(kind_of(status) == "file" for _, status in written):
-        raise _misuse(new, "no file is at the path that it was given", name)
+            what = f"{path} does not begin with the path that it was given"
+            break
+        if kind == "file":
+            what = ""
+    if what:
+        raise CheckpointError(
+            f"{os.path.dirname(new)}: the checkpoint {name} is not saved, for what `write` wrote: "
+            f"{what}; older checkpoints are untouched\n"
+            f'  wrong: save(step, lambda path: open("/elsewhere/{name}", "wb").write(state))\n'
+            '  right: save(step, lambda path: open(f"{path}.state", "wb").write(state))'
+        )
 
 
 def _found_in(new: str) -> list[tuple[str, os.stat_result]]:
@@ -351,20 +486,7 @@ def _found_in(new: str) -> list[tuple[str, os.stat_result]]:
     return [each for each in walk(new) if not each[0].startswith(".")]
 
 
-def _misuse(new: str, what: str, name: str) -> CheckpointError:
-    return CheckpointError(
-        f"{os.path.dirname(new)}: the checkpoint {name} is not saved, for what `write` wrote: "
-        f"{what}; older checkpoints are untouched\n"
-        f'  wrong: save(step, lambda path: open("/elsewhere/{name}", "wb").write(state))\n'
-        '  right: save(step, lambda path: open(f"{path}.state", "wb").write(state))'
-    )
-
-
-def checked_step(step: SupportsIndex) -> int:
-    return _check.integer("step", step, least=0)
-
-
-def checked_metric(metric: SupportsFloat | None) -> float | None:
+def _checked_metric(metric: SupportsFloat | None) -> float | None:
     if metric is None:
         return None
     if not isinstance(metric, SupportsFloat | SupportsIndex) or isinstance(metric, (str, bytes)):
@@ -387,16 +509,6 @@ def _checked_basename(basename: str) -> str:
         )
     _check.name_of_file("basename", basename, suffix=ADDED_BYTES)
     return basename
-
-
-def _checked_extra(extra: Mapping[str, bytes] | None, prefix_name: str) -> dict[str, bytes]:
-    files = dict(extra or {})
-    for name, content in files.items():
-        check_extra_name(name, prefix_name)
-        _check.instance(
-            f"the extra file {name!r}", content, (bytes, bytearray, memoryview), "bytes"
-        )
-    return files
 
 
 def check_extra_name(name: str, prefix_name: str) -> None:

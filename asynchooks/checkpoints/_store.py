@@ -13,7 +13,7 @@ import urllib.parse
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from .. import _check
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class ObjectStore:
-    """Where checkpoints are kept in an object store: give it as `checkpoint_dir`, or as `mirror`.
+    """Where checkpoints are kept in an object store: give it as `checkpoint_dir`.
 
     An address as text does the same; this is for the options. Needs the extra `store`.
 
@@ -163,32 +163,26 @@ class ObjectStore:
             except FileNotFoundError as error:
                 _check_bucket(error)
 
-    def now(self) -> datetime:
-        """The time by the clock of the store, by which its objects are dated."""
-        key = f"probe/{uuid.uuid4().hex}"
-        self.put(key, b"now")
-        try:
-            times = [each.modified for each in self.list("probe") if each.key == key]
-        finally:
-            self.delete(key)
-        if not times:
-            raise CheckpointError(
-                f"{self.name}: an object that was just stored is not listed; checkpoints need a "
-                "store whose listings are up to date"
-            )
-        return times[0]
+    def probe(self) -> datetime:
+        """The time by the clock of the store; and whether it can be written to, by conditions.
 
-    def check_conditions(self) -> None:
-        """Find out whether the store can be written to, and keeps conditions.
-
-        CheckpointError where it cannot, or ignores them without `allow_unsafe`.
+        CheckpointError where it cannot, or ignores conditions without `allow_unsafe`.
         """
         key = f"probe/{uuid.uuid4().hex}"
         self.create(key, b"first")
         try:
             is_ignored = self.create(key, b"second")
+            times = {each.key: each.modified for each in self.list("probe")}
         finally:
             self.delete(key)
+        if key not in times:
+            raise CheckpointError(
+                f"{self.name}: an object that was just stored is not listed; checkpoints need a "
+                "store whose listings are up to date"
+            )
+        for each, stored in times.items():
+            if times[key] - stored > timedelta(hours=1):  # of a process that was killed
+                self.delete(each)
         if is_ignored:
             what = (
                 f"{self.name}: the store ignores conditions: it has replaced an object that was "
@@ -201,6 +195,7 @@ class ObjectStore:
                     "ObjectStore(..., allow_unsafe=True)"
                 )
             logger.warning("%s; it is used, as allow_unsafe=True asks for it", what)
+        return times[key]
 
     @contextmanager
     def _verb(self, verb: str, key: str) -> Iterator[tuple[Any, Any]]:

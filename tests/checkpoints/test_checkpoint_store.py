@@ -13,14 +13,13 @@ import pytest
 from asynchooks import CheckpointError, CheckpointInUseError, CheckpointSaverHook
 from asynchooks._errors import DamagedCheckpointError
 from asynchooks.checkpoints import CheckpointStore, ObjectStore, Retention, _lease
-from asynchooks.checkpoints._lease import Lease
 
 from .stores import writer
 
 obstore = pytest.importorskip("obstore")
 
 MANIFEST_OF_1 = "0000000001/model.ckpt-1/manifest.json"
-ELSEWHERE = {"run": "a", "host": "elsewhere", "pid": 7, "process": "other 7 1"}
+ELSEWHERE = {"run": "a", "host": "elsewhere", "pid": 7, "machine": "other"}
 
 
 @pytest.fixture
@@ -79,17 +78,37 @@ def test_the_manifest_is_stored_last_and_deleted_first(
     store.close()
 
 
-def test_an_upload_that_broke_off_is_closed_and_can_no_longer_be_completed(client: Any) -> None:
+def test_an_upload_that_broke_off_is_deleted_and_what_completes_it_later_is_damaged(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     saved_in(client, 1)
     obstore.put(client, "0000000002/model.ckpt-2/model.ckpt-2", b"half")
     manifest = bytes(obstore.get(client, MANIFEST_OF_1).bytes())
     store = CheckpointStore(client)
     store.open()
     assert "0000000002/model.ckpt-2/model.ckpt-2" not in keys_in(client)
-    straggler = ObjectStore(client)
-    assert not straggler.create("0000000002/model.ckpt-2/manifest.json", manifest)
     assert store.save(3, writer()).serial == 3
+    # a run that stood still, and has not looked at the lease since
+    late = manifest.replace(b"model.ckpt-1", b"model.ckpt-2")
+    obstore.put(client, "0000000002/model.ckpt-2/manifest.json", late)
     assert [each.step for each in store.checkpoints()] == [1, 3]
+    assert newest_step_in(client) == 3
+    assert "model.ckpt-2: manifest.json has different content" in caplog.text
+    store.close()
+
+
+def test_an_upload_that_an_earlier_version_closed_is_no_checkpoint(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_in(client, 1)
+    closed = "0000000002/model.ckpt-2/manifest.json"
+    obstore.put(client, closed, b"this upload broke off, and was closed\n")
+    assert newest_step_in(client) == 1
+    assert caplog.messages == []
+    store = CheckpointStore(client)
+    store.open()
+    assert closed not in keys_in(client)
+    assert store.save(3, writer()).serial == 3
     store.close()
 
 
@@ -163,9 +182,9 @@ def test_a_store_that_ignores_conditions_is_refused_or_used_with_a_warning(
 
 
 @pytest.mark.usefixtures("short_lease")
-@pytest.mark.parametrize("process", ["other 7 1", ""])
-def test_a_lease_that_is_not_renewed_expires(client: Any, process: str) -> None:
-    content = ELSEWHERE | {"process": process}
+@pytest.mark.parametrize("machine", ["other", ""])
+def test_a_lease_that_is_not_renewed_expires(client: Any, machine: str) -> None:
+    content = ELSEWHERE | {"machine": machine}
     obstore.put(client, "lease/0000000004", json.dumps(content).encode())
     store = CheckpointStore(client)
     store.open()
@@ -197,12 +216,11 @@ def test_a_lease_that_is_renewed_meanwhile_is_in_use(client: Any) -> None:
 
 @pytest.mark.skipif(not _lease.machine(), reason="processes cannot be told apart here")
 def test_a_lease_of_a_process_of_this_machine_that_ended_is_free_at_once(client: Any) -> None:
-    ended = _lease._this_process()
-    ended["process"] = f"{_lease.machine()} {ended['pid']} 1"  # another one of that number
+    ended = ELSEWHERE | {"machine": _lease.machine(), "pid": 4194305}  # no process has it
     obstore.put(client, "lease/0000000001", json.dumps(ended).encode())
-    lease = Lease(ObjectStore(client))
-    lease.take()
-    lease.release()
+    store = CheckpointStore(client)
+    store.open()
+    store.close()
     content = json.loads(bytes(obstore.get(client, "lease/0000000002").bytes()))
     assert content["released"]
 

@@ -379,7 +379,7 @@ def test_a_rejected_one_is_kept_and_never_chosen_again(
             f"{newest.path} is rejected and kept as {newest.path}.rejected-2: the loss is NaN"
         ]
         assert newest_step(tmp_path) == 1
-        with pytest.raises(CheckpointError, match="cannot be moved to"):
+        with pytest.raises(ValueError, match="any more; give one that"):
             directory.reject(newest, "twice")
         assert directory.save(2, writer()).serial == 3
     with opened(tmp_path) as directory:

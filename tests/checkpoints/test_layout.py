@@ -1,4 +1,4 @@
-"""What a killed run leaves behind is finished, put back, or removed."""
+"""What a killed run leaves behind is put back, or removed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asynchooks._errors import CheckpointError
-from asynchooks.checkpoints import CheckpointDirectory
-
-from .stores import names_in, newest_step, opened, save, steps_in, writer
+from .stores import names_in, opened, save, steps_in, writer
 
 
 def leave_written(path: Path, step: int, serial: int) -> Path:
@@ -20,25 +17,12 @@ def leave_written(path: Path, step: int, serial: int) -> Path:
     return target
 
 
-def test_what_is_complete_is_adopted(tmp_path: Path) -> None:
+def test_what_was_not_published_is_removed_and_its_serial_not_given_again(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     leave_written(tmp_path, 2, 2)
-    assert newest_step(tmp_path) == 1
     with opened(tmp_path) as directory:
-        assert newest_step(tmp_path) == 2
+        assert names_in(tmp_path) == ["model.ckpt-1"]
         assert directory.save(3, writer()).serial == 3
-
-
-def test_what_is_complete_replaces_the_older_one_of_its_step(tmp_path: Path) -> None:
-    save(tmp_path, 2)
-    (tmp_path / "model.ckpt-2").rename(tmp_path / "old")
-    save(tmp_path, 1, 2)
-    new = leave_written(tmp_path, 2, 2)
-    assert (new / "manifest.json").exists()
-    (tmp_path / "old").rename(tmp_path / "model.ckpt-2")
-    with opened(tmp_path):
-        assert [each.serial for each in CheckpointDirectory(tmp_path).checkpoints()] == [1, 2]
-    assert names_in(tmp_path) == ["model.ckpt-1", "model.ckpt-2"]
 
 
 @pytest.mark.parametrize("name", ["model.ckpt-2", ".old-model.ckpt-2-0"])
@@ -58,26 +42,9 @@ def test_what_was_saved_again_since_is_not_replaced_by_a_leftover(
     assert names_in(tmp_path) == ["model.ckpt-1", "model.ckpt-2"]
 
 
-def test_what_is_damaged_or_bears_another_name_is_not_adopted(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 3)
-    leave_written(tmp_path, 2, 2).rename(tmp_path / ".new-model.ckpt-7-2")
-    os.truncate(leave_written(tmp_path, 3, 3) / "model.ckpt-3", 2)
+def test_what_could_not_be_removed_is_in_the_way_of_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
-        assert directory.save(4, writer()).serial == 4
-    assert names_in(tmp_path) == ["model.ckpt-1", "model.ckpt-4"]
-
-
-def test_what_is_complete_replaces_nothing_but_checkpoints(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    leave_written(tmp_path, 1, 1)
-    (tmp_path / "model.ckpt-1").write_bytes(b"foreign")
-    with pytest.raises(CheckpointError, match="model.ckpt-1 is no directory.*move it away"):
-        CheckpointDirectory(tmp_path).open()
-    assert names_in(tmp_path) == [".new-model.ckpt-1-1", "model.ckpt-1"]
-    (tmp_path / "model.ckpt-1").unlink()
-    with opened(tmp_path) as directory:
-        assert steps_in(tmp_path) == [1]
-        # one that could not be removed is in the way of nothing
+        directory.save(1, writer())
         (tmp_path / ".old-model.ckpt-1-0").mkdir()
         (tmp_path / ".old-model.ckpt-1-0" / "file").touch()
         directory.save(1, writer())

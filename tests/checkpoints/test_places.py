@@ -1,4 +1,4 @@
-"""What a directory, an object store and a mirrored directory promise alike."""
+"""What a directory and an object store promise alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from asynchooks import CheckpointError, CheckpointInUseError, MetricError
 from asynchooks.checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention
-from asynchooks.checkpoints._mirror import MirroredDirectory
 from asynchooks.checkpoints._place import CheckpointPlace
 from asynchooks.checkpoints._store import ObjectStore
 
@@ -41,12 +40,7 @@ def in_files(path: Path) -> Open:
     return lambda **options: CheckpointStore(client, **options)
 
 
-def mirrored(path: Path) -> Open:
-    client = obstore.store.MemoryStore()
-    return lambda **options: MirroredDirectory(path / "checkpoints", client, **options)
-
-
-PLACES = [in_directory, in_store, in_files, mirrored]
+PLACES = [in_directory, in_store, in_files]
 
 
 @pytest.fixture(params=PLACES)

@@ -35,7 +35,7 @@ from asynchooks import (
 )
 from asynchooks.data import shuffle
 
-address, mirror, backend, steps = sys.argv[1], sys.argv[2] or None, sys.argv[3], int(sys.argv[4])
+address, backend, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 logging.basicConfig(level=logging.WARNING, format="LOG %(message)s", stream=sys.stdout)
 
 class Tell(CheckpointSaverListener):
@@ -52,7 +52,7 @@ async def main():
 
     saver = CheckpointSaverHook(
         address, save_steps=8, saver=StateDictSaver(weights=weights), background=True,
-        listeners=[Tell()], retention=Retention(max_to_keep=2), mirror=mirror,
+        listeners=[Tell()], retention=Retention(max_to_keep=2),
     )
     source = shuffle(range(steps), 64, seed=0)
     hooks = [FeedHook(source, "item"), saver, StopAtStepHook(last_step=steps)]
@@ -107,29 +107,25 @@ def last_saved(lines: list[str]) -> int:
 
 
 def survive(
-    server: StoreServer, backend: str, num_kills: int, monkeypatch: pytest.MonkeyPatch,
-    mirrored_from: Path | None = None,
-) -> str:  # fmt: skip
+    server: StoreServer, backend: str, num_kills: int, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """Train through a bad line, killed so often; returns what the last life says of the model."""
     url, rng, num_steps = client_of(server, "run", monkeypatch), random.Random(num_kills), 400
     with Proxy(server.port, spoils=0.1, seed=1) as proxy:
         environment = server.environment(proxy.port)
-        place = [url, ""] if mirrored_from is None else [mirrored_from, url]
         reached, kills = 0, 0
         while kills < num_kills:
-            lines = Life(environment, *place, backend, num_steps).wait(1.2 * rng.random() ** 2)
+            lines = Life(environment, url, backend, num_steps).wait(1.2 * rng.random() ** 2)
             assert not [each for each in lines if "passed over" in each]
             assert lines[0].startswith("from"), lines
             assert int(lines[0].split()[1]) >= reached
-            if mirrored_from is None:
-                reached = max(reached, last_saved(lines))
-                newest = CheckpointStore(url).newest_intact()
-                assert (newest.step if newest is not None else 0) >= reached
-                if reached >= num_steps - 20:  # another training
-                    url, reached = f"{url}x", 0
-                    place = [url, ""]
+            reached = max(reached, last_saved(lines))
+            newest = CheckpointStore(url).newest_intact()
+            assert (newest.step if newest is not None else 0) >= reached
+            if reached >= num_steps - 20:  # another training
+                url, reached = f"{url}x", 0
             kills += 1
-        lines = Life(environment, *place, backend, num_steps).wait(None)
+        lines = Life(environment, url, backend, num_steps).wait(None)
         assert proxy.counts["lost"] + proxy.counts["error"] > 0
     (said,) = [each for each in lines if each.startswith("seen")]
     return said
@@ -140,7 +136,7 @@ def whole(tmp_path: Path) -> str:
     """What a training says that was never killed."""
     (said,) = [
         each
-        for each in Life({}, tmp_path / "whole", "", "asyncio", 400).wait(None)
+        for each in Life({}, tmp_path / "whole", "asyncio", 400).wait(None)
         if each.startswith("seen")
     ]
     assert said.startswith("seen 1.0 1.0")
@@ -161,21 +157,6 @@ def test_two_hundred_kills_through_a_bad_line_lose_nothing(
     server: StoreServer, whole: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert survive(server, "asyncio", 200, monkeypatch) == whole
-
-
-@pytest.mark.faults
-def test_a_mirror_brings_a_killed_training_back_on_an_empty_machine(
-    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with moto(tmp_path) as server:
-        said = survive(server, "asyncio", 3, monkeypatch, mirrored_from=tmp_path / "local")
-        assert said == whole
-        url = client_of(server, "run", monkeypatch)
-        newest = CheckpointStore(url).newest_intact()
-        assert newest is not None
-        assert newest.step == 400
-        lines = Life(server.environment(), tmp_path / "new", url, "trio", 400).wait(None)
-        assert lines[0] == "from 400"
 
 
 @pytest.mark.faults

@@ -84,7 +84,7 @@ def saved_steps(directory: Path) -> list[int]:
     return sorted(int(path.stem.rpartition("-")[2]) for path in directory.glob("*.index"))
 
 
-@pytest.mark.parametrize("when_busy", [None, WhenBusy.WAIT, WhenBusy.SUPERSEDE])
+@pytest.mark.parametrize("when_busy", [None, WhenBusy.WAIT])
 async def test_each_holds_one_step_while_workers_run_in_threads(
     when_busy: Any, tmp_path: Path
 ) -> None:
@@ -109,8 +109,6 @@ async def test_each_holds_one_step_while_workers_run_in_threads(
                 group.start_soon(work_beside)
             for _ in range(8):
                 await session.run(model.train_op)
-                if when_busy is WhenBusy.SUPERSEDE:
-                    await hook.checkpointer.writer.wait_idle()
             is_over.set()
         last_step = session.global_step.value
     if when_busy is None:
@@ -564,11 +562,11 @@ class Draws(SessionRunHook):
 
 
 async def learn(
-    path: Path, num_runs: int, *, background: bool, is_first: bool = True, mirror: Any = None
+    path: Path, num_runs: int, *, background: bool, is_first: bool = True
 ) -> tuple[list[float], list[float]]:
     """The weights at opening, and after some runs."""
     model, feed, weights = learning_model()
-    hook = background_hook(path, background=background, save_steps=2, mirror=mirror)
+    hook = background_hook(path, background=background, save_steps=2)
     hooks = [Draws(feed), hook] if is_first else [hook, Draws(feed)]
     creator = ChiefSessionCreator(checkpoint_dir=str(path))
     async with monitored(model.graph, hooks, creator) as session:
@@ -603,26 +601,11 @@ async def test_a_switch_between_the_modes_goes_on_with_the_newest_model_and_its_
     assert last == expected
 
 
-async def test_a_graph_resumes_from_a_mirror_where_the_directory_is_gone(tmp_path: Path) -> None:
-    store = pytest.importorskip("obstore.store").MemoryStore()
-    _, expected = await learn(tmp_path / "whole", 6, background=True)
-    begun, last = [0.0] * 3, [0.0] * 3
-    for name in ("a", "b"):
-        begun, found = await learn(tmp_path / name, 3, background=True, mirror=store)
-        assert begun == last
-        last = found
-    assert last == expected
-
-
-async def test_a_store_for_a_graph_is_refused_and_a_mirror_needs_a_directory_of_ours(
-    tmp_path: Path,
-) -> None:
+async def test_a_store_for_a_graph_is_refused() -> None:
     store = pytest.importorskip("obstore.store").MemoryStore()
     model = counting_model()
     with pytest.raises(ValueError, match="restored from a local directory"):
         await train(model, [CheckpointSaverHook(store, save_steps=1, saver=saver_of(model))], 1)
-    with pytest.raises(ValueError, match="give background=True"):
-        await train(model, [plain_hook(tmp_path, model, mirror=store)], 1)
 
 
 async def test_tensorflows_own_readers_find_the_newest(tmp_path: Path) -> None:

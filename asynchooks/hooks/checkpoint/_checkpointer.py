@@ -37,7 +37,7 @@ from ...backends._raw_session import RawSession, raw_session_of
 from ...checkpoints import Checkpoint
 from ...checkpoints._place import RankFiles
 from .._metrics import MetricReader
-from ._background import BackgroundWriter, WhenBusy
+from ._background import BackgroundWriter
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
 from ._ranking import Ranking
@@ -104,7 +104,6 @@ class Checkpointer(ModelSaver):
     metric: MetricReader | None
     path: str  # of the checkpoints, up to their steps, for messages
     is_background: bool  # whether to write while training continues
-    when_busy: WhenBusy
     savers: list[Checkpointer]  # those of the same model that are open
 
     def __post_init__(self) -> None:
@@ -263,12 +262,10 @@ class Checkpointer(ModelSaver):
             release: ends exclusive access to the model, if it is held already.
         """
         options: dict[str, Any] = {"is_due": is_due, "may_stop": may_stop}
-        waits = not is_due or self.when_busy is not WhenBusy.SUPERSEDE
         if release is not None:  # not in turn: the save whose turn it is may wait for the model
-            return await self._save_alone(session, release, waits=waits, **options)
+            return await self._save_alone(session, release, **options)
         async with self._turn:
-            if waits:
-                await self.writer.wait_idle()
+            await self.writer.wait_idle()
             raw = raw_session_of(session)
             release = await self._take_exclusive(raw)
             if not is_due and self.ranking.evaluated_at(raw.global_step.value) is None:
@@ -282,8 +279,7 @@ class Checkpointer(ModelSaver):
         step = await self._read_step(raw)
         if step != self.saved_step and self.states.at_end is not None:
             async with self._turn:
-                if self.when_busy is not WhenBusy.SUPERSEDE:
-                    await self.writer.wait_idle()
+                await self.writer.wait_idle()
                 await self._save_alone(session, await self._take_exclusive(raw), is_due=False)
             await self.save_hooks_late(self.states.at_end)
         return step
@@ -309,7 +305,6 @@ class Checkpointer(ModelSaver):
         *,
         is_due: bool,
         may_stop: bool = False,
-        waits: bool = False,
     ) -> bool:
         """Save with exclusive access to the model, which `release` ends once it is copied."""
         held: AbstractContextManager[object] = nullcontext()
@@ -318,8 +313,7 @@ class Checkpointer(ModelSaver):
         with ExitStack() as access:
             access.callback(release)
             async with self._lock:
-                if waits:
-                    await self.writer.wait_idle()
+                await self.writer.wait_idle()
                 try:
                     with held:
                         write = await self._take(session, release, access, is_due=is_due)

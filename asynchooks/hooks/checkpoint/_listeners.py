@@ -22,8 +22,7 @@ class CheckpointSaverListener:
     but `begin`, which runs on the event loop. No worker that shares the model runs a step during
     `before_save`, nor, on a graph without `background` or with a saver that takes no snapshot,
     during `after_save`: do not run one there. Elsewhere `after_save` comes when the checkpoint is
-    written, while steps run, so that a plain one must not touch what they train; it is not called
-    for a copy that was superseded.
+    written, while steps run, so that a plain one must not touch what they train.
 
     Source: TensorFlow's `tf.compat.v1.train.CheckpointSaverListener`.
 

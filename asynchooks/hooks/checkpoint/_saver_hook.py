@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from ... import _check
-from ..._errors import shown
 from ..._hook import (
     FinishPhase,
     SessionHooks,
@@ -27,12 +26,10 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
-from ...checkpoints._layout import ADDED_BYTES
-from ...checkpoints._mirror import MirroredDirectory
 from ...checkpoints._mode import checked_mode
-from ...checkpoints._place import CheckpointPlace
+from ...checkpoints._place import ADDED_BYTES, CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
-from ...checkpoints._store import ObjectStore, object_store_of
+from ...checkpoints._store import object_store_of
 from .._evaluation import EvaluationHook
 from .._metrics import Metric, MetricReader
 from . import _format
@@ -105,10 +102,6 @@ class CheckpointSaverHook(SessionRunHook):
             immediately, whatever the intervals, after an exclusive evaluation that beats the best
             ones kept. A concurrent evaluation ranks the checkpoint of the step at which it began;
             if that was not saved or is gone, a warning is logged.
-        mirror: an object store, as `checkpoint_dir` takes it, into which the checkpoints of a local
-            directory are copied while training continues. One whose copy fails is logged and tried
-            again. If the directory has no checkpoint that is as new as the newest of the store,
-            that is brought back. On a graph only with `background=True`.
 
     Raises:
         ValueError: both saver and scaffold are given, or both or neither of the intervals; a name
@@ -157,11 +150,10 @@ class CheckpointSaverHook(SessionRunHook):
         when_busy: WhenBusy = WhenBusy.WAIT,
         retention: Retention | None = None,
         metric: Any = None,
-        mirror: Any = None,
     ) -> None:
         if saver is not None and scaffold is not None:
             raise ValueError(f"got saver={saver!r} and scaffold={scaffold!r}; give one of them")
-        _check.instance("when_busy", when_busy, WhenBusy, "WhenBusy.WAIT, SKIP or SUPERSEDE")
+        _check.instance("when_busy", when_busy, WhenBusy, "WhenBusy.WAIT or SKIP")
         if retention is not None:
             expected = "Retention(max_to_keep=3), or None"
             _check.instance("retention", retention, Retention, expected)
@@ -170,7 +162,6 @@ class CheckpointSaverHook(SessionRunHook):
         self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
         self._saves_by_steps = save_steps is not None
         self._store = object_store_of(checkpoint_dir)
-        self._mirror = None if mirror is None else _mirror_of(mirror, self._store)
         if self._store is None:
             self._given = _check.path("checkpoint_dir", checkpoint_dir)
             self._directory = _check.place("checkpoint_dir", checkpoint_dir)
@@ -242,7 +233,7 @@ class CheckpointSaverHook(SessionRunHook):
             form=self._choose_format(), listeners=self._listeners, hooks=shared.hooks,
             timer=self._timer, metric=self._metric,
             path=f"{self._directory}/{self._basename}",
-            is_background=self._is_background, when_busy=self._when_busy,
+            is_background=self._is_background,
             savers=_savers_of(shared),
         )  # fmt: skip
         self._is_by_hand = shared.is_by_hand
@@ -274,13 +265,13 @@ class CheckpointSaverHook(SessionRunHook):
                 raise ValueError(
                     f"checkpoint_dir is the object store {self._store.name}, and the model is a "
                     "TensorFlow graph, which is restored from a local directory; give one, and "
-                    "mirror= the store, with background=True"
+                    "copy its checkpoints to the store by a CheckpointSaverListener"
                 )
             return _format.make_graph_format(
                 # TensorFlow knows files and writers by the name that it was given
                 _check.same_place(self._given, self._directory),
                 self._basename, self._saver, self._scaffold, self._save_graph_def,
-                self._retention, background=self._is_background, mirror=self._mirror,
+                self._retention, background=self._is_background,
             )  # fmt: skip
         if self._saver is None:
             raise RuntimeError(
@@ -294,8 +285,6 @@ class CheckpointSaverHook(SessionRunHook):
         place: CheckpointPlace
         if self._store is not None:
             place = CheckpointStore(self._store, *options)
-        elif self._mirror is not None:
-            place = MirroredDirectory(self._directory, self._mirror, *options)
         else:
             place = CheckpointDirectory(self._directory, *options)
         return SaverFormat(self._shared_by_ranks(place), self._saver)
@@ -444,18 +433,3 @@ def _savers_of(shared: SessionHooks) -> list[Checkpointer]:
     """The savers of the session's model; by hand there is no other."""
     handle = None if shared.stop is None else shared.stop.handle
     return [] if handle is None else handle.savers
-
-
-def _mirror_of(mirror: Any, store: ObjectStore | None) -> ObjectStore:
-    if store is not None:
-        raise ValueError(
-            f"checkpoint_dir is the object store {store.name}, and a mirror is given; give a local "
-            "directory with a mirror, or the store alone"
-        )
-    found = object_store_of(mirror)
-    if found is None:
-        raise TypeError(
-            f"mirror is {shown(mirror)}; give the address of an object store, such as "
-            '"s3://bucket/run", or an object of obstore.store'
-        )
-    return found

@@ -20,8 +20,6 @@ from ..._hook import begin_graph
 from ...backends._raw_session import RawSession
 from ...checkpoints import Checkpoint, CheckpointDirectory, Retention
 from ...checkpoints._files import NotAFileError, open_file
-from ...checkpoints._mirror import MirroredDirectory
-from ...checkpoints._store import ObjectStore
 from ...hooks.checkpoint._format import HOOKS, CheckpointFormat, Facts, Restored, restored_from
 from ...metrics._event_files import tensorflows_writer
 from ._variables_copy import VariablesCopier
@@ -41,7 +39,6 @@ def graph_format(
     retention: Retention | None,
     *,
     background: bool,
-    mirror: ObjectStore | None = None,
 ) -> CheckpointFormat:
     """The format that a `CheckpointSaverHook` with these arguments saves in."""
     kind: type[_GraphFiles] = CopiedGraphFormat
@@ -53,15 +50,8 @@ def graph_format(
                 "give it to the saver (max_to_keep, keep_checkpoint_every_n_hours), or give "
                 "background=True"
             )
-        if mirror is not None:
-            raise ValueError(
-                f"got the mirror {mirror.name} for checkpoints that TensorFlow's saver writes; "
-                "give background=True, with which each is a directory that can be copied"
-            )
     checkpoints: CheckpointDirectory | None = None
-    if mirror is not None:
-        checkpoints = MirroredDirectory(directory, mirror, basename, retention)
-    elif background:
+    if background:
         checkpoints = CheckpointDirectory(directory, basename, retention)
     return kind(checkpoints, directory, basename, saver, scaffold, save_graph_def)
 

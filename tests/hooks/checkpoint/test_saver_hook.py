@@ -538,7 +538,7 @@ async def test_what_is_no_saver_is_refused_before_anything_is_made(
             {"retention": Retention(keep_best=1)},
             r'keep_best=1.* needs a metric; give metric="loss"',
         ),
-        ({"when_busy": "skip"}, "when_busy is 'skip'; give WhenBusy.WAIT, SKIP or SUPERSEDE"),
+        ({"when_busy": "skip"}, "when_busy is 'skip'; give WhenBusy.WAIT or SKIP"),
     ],
 )
 def test_options_of_another_type_are_refused(

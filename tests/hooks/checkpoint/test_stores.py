@@ -1,9 +1,8 @@
-"""CheckpointSaverHook with object stores and mirrors: resuming, going on, refusing."""
+"""CheckpointSaverHook with object stores: resuming, going on, refusing."""
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks.checkpoints import CheckpointDirectory, CheckpointStore, ObjectStore
+from asynchooks.checkpoints import CheckpointStore, ObjectStore
 from asynchooks.data import shuffle
 
 obstore = pytest.importorskip("obstore")
@@ -80,23 +79,6 @@ async def test_a_training_resumes_from_a_store_with_the_same_bits(
     assert second.weights.tobytes() == await whole(23, tmp_path)
 
 
-async def test_a_mirror_resumes_where_the_directory_is_gone_or_older(
-    client: Any, tmp_path: Path
-) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    await Training().run(10, here, mirror=client)
-    assert await Training().run(17, there, mirror=client) == 10
-    assert await Training().run(20, here, mirror=client) == 17  # its own newest is of step 10
-    shutil.rmtree(here)
-    last = Training()
-    assert await last.run(23, here, mirror=client) == 20
-    assert last.weights.tobytes() == await whole(23, tmp_path)
-    for place in (CheckpointDirectory(here), CheckpointStore(client)):
-        newest = place.newest_intact()
-        assert newest is not None
-        assert newest.step == 23
-
-
 class Unreachable(ObjectStore):
     """A store that loses its connection after a while."""
 
@@ -116,21 +98,6 @@ class GoesDown(SessionRunHook):
         self._store.is_down = run_context.global_step.value >= 6
 
 
-async def test_a_mirror_that_cannot_be_reached_stops_nothing_and_catches_up(
-    client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Unreachable(client)
-    await Training().run(13, tmp_path / "here", [GoesDown(store)], mirror=store)
-    assert "are not copied to MemoryStore://" in caplog.text
-    here, there = CheckpointDirectory(tmp_path / "here"), CheckpointStore(client)
-    assert [each.step for each in here.checkpoints()][-1] == 13
-    assert max((each.step for each in there.checkpoints()), default=0) < 13
-    store.is_down = False
-    assert await Training().run(14, tmp_path / "here", mirror=store) == 13
-    steps = [each.step for each in here.checkpoints()]
-    assert [each.step for each in there.checkpoints()] == steps
-
-
 async def test_an_upload_that_fails_stops_training_and_leaves_the_older_ones(client: Any) -> None:
     store = Unreachable(client)
     with pytest.raises(CheckpointError, match="cannot be reached"):
@@ -138,25 +105,15 @@ async def test_an_upload_that_fails_stops_training_and_leaves_the_older_ones(cli
     assert max(each.step for each in CheckpointStore(client).checkpoints()) < 13
 
 
-async def test_a_mirror_of_another_training_is_refused(client: Any, tmp_path: Path) -> None:
-    await Training().run(10, tmp_path / "a", mirror=client)
-    await Training().run(7, tmp_path / "b")
-    with pytest.raises(CheckpointError, match="has checkpoints of another training"):
-        await Training().run(20, tmp_path / "b", mirror=client)
-    assert await Training().run(8, tmp_path / "b") == 7
-
-
-async def test_the_retention_and_the_best_hold_in_both_places(client: Any, tmp_path: Path) -> None:
+async def test_the_retention_and_the_best_hold_in_a_store(client: Any) -> None:
     losses = iter([0.5, 0.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
     options: dict[str, Any] = {
         "retention": Retention(max_to_keep=2, keep_best=1, mode="min"),
         "metric": lambda: next(losses),
         "background": False,
     }
-    await Training().run(20, tmp_path / "here", mirror=client, **options)
-    steps = [each.step for each in CheckpointDirectory(tmp_path / "here").checkpoints()]
-    assert steps == [4, 16, 20]
-    assert [each.step for each in CheckpointStore(client).checkpoints()] == steps
+    await Training().run(20, client, **options)
+    assert [each.step for each in CheckpointStore(client).checkpoints()] == [4, 16, 20]
 
 
 async def test_a_second_session_with_the_store_is_refused(client: Any) -> None:
@@ -198,17 +155,10 @@ async def test_the_log_names_the_store(client: Any, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        (
-            {"checkpoint_dir": "s3://b/run", "mirror": "s3://b/run"},
-            ValueError,
-            "or the store alone",
-        ),
-        ({"checkpoint_dir": "here", "mirror": "there"}, TypeError, "mirror is 'there'"),
-        ({"checkpoint_dir": "here", "mirror": 3}, TypeError, "mirror is 3"),
         ({"checkpoint_dir": "s3://b/r?sig=1"}, ValueError, "credentials belong"),
         ({"checkpoint_dir": "s4://b/run"}, ValueError, "'s4://b/run' is no address.*plain path"),
         ({"checkpoint_dir": "file:///here"}, ValueError, "plain path"),
-        ({"checkpoint_dir": "here", "mirror": "hdfs://b/r"}, ValueError, "with s3, gs, az"),
+        ({"checkpoint_dir": "hdfs://b/r"}, ValueError, "with s3, gs, az"),
     ],
 )
 async def test_wrong_places_are_refused(
