@@ -198,18 +198,17 @@ class StateDictSaver(SaverOfParts):
             DamagedCheckpointError: it is no file of a state, or a part of it is missing.
             OSError: the disk's; FileNotFoundError, too.
         """
-        from ._state_file import read_state_and_kinds
+        from ._state_file import Put, compare, compare_arrays, compare_names, put_back, read_state
         from ._state_kinds import compare_kind
-        from ._state_places import Put, compare, compare_arrays, compare_names, put_back
 
-        saved, kinds = read_state_and_kinds(path + _SUFFIX)
+        saved, kinds = read_state(path + _SUFFIX)
         puts: list[Put] = []
         faults: list[str] = []
         if not isinstance(saved, dict):
             faults.append(f"the checkpoint holds a {type(saved).__name__}, no objects by name")
             saved = {}
         else:
-            compare_names("", self._objects, self._objects, saved, saved, faults)
+            compare_names("", self._objects, saved, faults)
         others, modules = [], []
         for name, each in self._objects.items():
             if name not in saved:
@@ -237,25 +236,28 @@ class StateDictSaver(SaverOfParts):
         Raises:
             TypeError: as `save`.
         """
-        from ._state_file import copied_state, write_state
+        from ._state_file import copied, pack, write_packed
 
         spare, self._spare = self._spare, {}
-        arrays: dict[str, Any] = {}
-        state, kinds = copied_state(self._state(), spare, arrays), self._kinds()
+        structure, arrays = pack(self._state())
+        copies: dict[str, Any] | None = {
+            name: copied(each, spare.get(name)) for name, each in arrays.items()
+        }
+        kinds = self._kinds()
 
         def write(path: str) -> None:
-            nonlocal state, arrays
-            if state is None:
+            nonlocal copies
+            if copies is None:
                 raise RuntimeError(
                     "this snapshot is written already; take another: saver.snapshot()"
                 )
-            write_state(path + _SUFFIX, state, kinds)
-            self._spare, state, arrays = arrays, None, {}
+            write_packed(path + _SUFFIX, structure, copies, kinds)
+            self._spare, copies = copies, None
 
         return write
 
     def _state(self) -> dict[str, Any]:
-        from ._state_places import compare
+        from ._state_file import compare
 
         faults: list[str] = []
         state = {}

@@ -1,9 +1,16 @@
 """One nested state in one file, bit by bit, and back; never by pickle.
 
-Arrays are blocks of a file in the safetensors format, which other programs can read; all else is
-JSON in the file's metadata. It does not keep aliases (an array that is in the state twice comes
-back as two) nor the layout of arrays in memory, and it syncs nothing. PyTorch is imported only
-where a tensor is read: a program that writes one has imported it.
+A state goes this way: `pack` makes a structure of JSON of it, in which arrays stand by name;
+`write_packed` writes both to a file, at once or from copies of the arrays; `read_state` reads the
+file into memory of its own; `compare` walks the program's objects and the saved ones side by side;
+and `put_back` puts the values in their places, once all of them fit.
+
+The file is in the safetensors format, which other programs can read: a little-endian u64, a JSON
+header of that many bytes with a type, a shape and two offsets per array, then the bytes of the
+arrays without gaps. The structure is a text in the header's metadata. Aliases are not kept (an
+array that is in the state twice comes back as two), nor is the layout of arrays in memory. Nothing
+is synced, and flipped bits in the numbers go unnoticed: that takes the checksums of a manifest.
+PyTorch is imported only where a tensor is read: a program that writes one has imported it.
 """
 
 from __future__ import annotations
@@ -14,14 +21,16 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from io import FileIO
+from numbers import Number
 from typing import Any
 
 import numpy as np
 
 from .._errors import CheckpointVersionError, DamagedCheckpointError
 from .._later import is_a
-from ._tensor_file import Block, are_sizes, read_blocks, write_blocks
+from ._files import NotAFileError, open_file
 
 _VERSION = 1
 _TEXT = "asynchooks.state"
@@ -30,12 +39,30 @@ _TEXT = "asynchooks.state"
 _MAX_PLAIN_INT = 1 << 63
 """Beyond, an int is written in hexadecimal: Python bounds the digits of decimal ones."""
 
+_CHUNK_BYTES = 4 << 20
+"""What is written in one call, during which the GIL is free."""
+_MOST_DIMENSIONS = 64  # of NumPy's arrays
+_END_OF_SIZES = 1 << 63
+
+_KINDS = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8",
+    "uint16": "U16", "uint32": "U32", "uint64": "U64", "float16": "F16", "bfloat16": "BF16",
+    "float32": "F32", "float64": "F64", "complex64": "F32", "complex128": "F64",
+}  # fmt: skip
+"""Which of our types the format has, complex numbers being two floats; others are bytes, U8."""
+
+_PLAIN_ARRAYS = (np.ndarray, np.memmap)
+"""A masked array, say, has more than its numbers."""
+
 Keep = Callable[[Any, str], Any]
 """Keeps an array, which is at a path; returns its description as JSON."""
 
+Put = tuple[Any, Any, Any]
+"""(a container, a key in it, the value to put there); an array is its own container, key None."""
 
-def write_state(path: str, state: Any, kinds: Mapping[str, str] | None = None) -> None:
-    """Write a state to a new file, with the kinds of the objects that gave its parts.
+
+def pack(state: Any) -> tuple[Any, dict[str, Any]]:
+    """(A structure of JSON, the arrays in it by name) of a state.
 
     A state is dicts (any mapping; keys are str or int), lists and tuples of None, bool, int,
     float, str, bytes, NumPy arrays and scalars of any type but object, and PyTorch tensors
@@ -45,64 +72,20 @@ def write_state(path: str, state: Any, kinds: Mapping[str, str] | None = None) -
         TypeError: the state holds something else; the message says where.
         ValueError: it contains itself.
     """
-    blocks: dict[str, Block] = {}
+    arrays: dict[str, Any] = {}
 
     def keep(array: Any, place: str) -> dict[str, Any]:
-        about, block = to_block(array)
-        name = _block_name(place, blocks)
-        blocks[name] = block
+        about = _described(array, place or "the state")
+        # unique ({"a.b": x} and {"a": {"b": x}}), and legal in the file
+        plain = place.encode("utf-8", "backslashreplace").decode() or "state"
+        name, count = plain, 1
+        while name in arrays or name == "__metadata__":
+            count += 1
+            name = f"{plain}#{count}"
+        arrays[name] = array
         return {**about, "block": name}
 
-    structure = _encode(state, keep, "", ())
-    content = {"version": _VERSION, "kinds": dict(kinds or {}), "state": structure}
-    write_blocks(path, blocks, {_TEXT: json.dumps(content, separators=(",", ":"))})
-
-
-def read_state(path: str) -> Any:
-    """The state in a file, in memory of its own; flipped bits in the numbers go unnoticed here."""
-    return read_state_and_kinds(path)[0]
-
-
-def read_state_and_kinds(path: str) -> tuple[Any, dict[str, str]]:
-    """The same, and the kinds that it was written with; earlier versions wrote none."""
-    blocks, texts = read_blocks(path)
-    try:
-        content = json.loads(texts[_TEXT])
-        version, structure = content["version"], content.get("state")
-        if type(version) is not int or version < 1:
-            raise ValueError(f"it is of version {version!r}")
-        kinds = dict(content.get("kinds", {}))
-        if not all(isinstance(each, str) for each in kinds.values()):
-            raise ValueError(f"it has the kinds {kinds!r}")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpointError(
-            f"{path!r} holds no state that asynchooks wrote, or is damaged ({error!r}); restore "
-            "another checkpoint"
-        ) from error
-    if version != _VERSION:
-        raise CheckpointVersionError(
-            f"{path!r} has version {version!r} of the format of states, this asynchooks reads "
-            f"{_VERSION}; install the version that wrote it, or restore another checkpoint"
-        )
-    try:
-        return _decode(structure, blocks), kinds
-    except ImportError:
-        raise
-    except Exception as error:  # JSON of another shape may raise any
-        raise DamagedCheckpointError(
-            f"the structure in {path!r} is damaged ({error!r}); restore another checkpoint"
-        ) from error
-
-
-def copied_state(state: Any, spare: Mapping[str, Any], taken: dict[str, Any]) -> Any:
-    """A copy, as `read_state` returns it, in `spare` arrays that fit; `taken` gets them all."""
-
-    def keep(array: Any, place: str) -> dict[str, Any]:
-        name = _block_name(place, taken)
-        taken[name] = copied(array, spare.get(name))
-        return {"block": name}
-
-    return _decode(_encode(state, keep, "", ()), taken)
+    return _encode(state, keep, "", ()), arrays
 
 
 def _encode(value: Any, keep: Keep, place: str, above: tuple[int, ...]) -> Any:
@@ -119,19 +102,25 @@ def _encode(value: Any, keep: Keep, place: str, above: tuple[int, ...]) -> Any:
         return _encode_text(value)
     if kind is bytes:
         return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.str_):  # as an array, and by its str(), it would lose zeros at its end
+        return {"numpy str": _encode_text(str.__str__(value))}
+    if isinstance(value, np.bytes_):
+        return {"numpy bytes": bytes(value).hex()}
     if isinstance(value, np.generic):
-        return _encode_scalar(value, keep, place)
+        return {"scalar": keep(np.asarray(value), place)}
     if is_array(value):
-        try:
-            check_array(value)
-        except TypeError as error:
-            raise TypeError(f"{place or 'the state'} {error}") from None
         return keep(value, place)
     if id(value) in above:
         raise ValueError(f"{place} is one of the containers that it stands in; break the circle")
     above = (*above, id(value))
     if isinstance(value, Mapping):
-        return {"dict": [_encode_item(*item, keep, place, above) for item in value.items()]}
+        items = []
+        for key, each in value.items():
+            if type(key) is not str and type(key) is not int:
+                raise TypeError(f"{place or 'the state'} has the key {key!r}; keys are str or int")
+            inner = path_of(place, value, key)
+            items.append((_encode(key, keep, "", ()), _encode(each, keep, inner, above)))
+        return {"dict": items}
     if kind is list or kind is tuple:
         items = [_encode(each, keep, f"{place}[{i}]", above) for i, each in enumerate(value)]
         return items if kind is list else {"tuple": items}
@@ -142,17 +131,6 @@ def _encode(value: Any, keep: Keep, place: str, above: tuple[int, ...]) -> Any:
     )
 
 
-def _encode_item(
-    key: Any, value: Any, keep: Keep, place: str, above: tuple[int, ...]
-) -> tuple[Any, Any]:
-    if type(key) is str:
-        inner = f"{place}.{key}" if place else key
-        return _encode_text(key), _encode(value, keep, inner, above)
-    if type(key) is int:
-        return _encode(key, keep, "", ()), _encode(value, keep, f"{place}[{key}]", above)
-    raise TypeError(f"{place or 'the state'} has the key {key!r}; keys are str or int")
-
-
 def _encode_text(text: str) -> Any:
     try:
         text.encode()
@@ -161,24 +139,14 @@ def _encode_text(text: str) -> Any:
     return text
 
 
-def _encode_scalar(value: Any, keep: Keep, place: str) -> Any:
-    # as arrays, and by its own str(), they would lose zeros at their end
-    if isinstance(value, np.str_):
-        return {"numpy str": _encode_text(str.__str__(value))}
-    if isinstance(value, np.bytes_):
-        return {"numpy bytes": bytes(value).hex()}
-    return {"scalar": _encode(np.asarray(value), keep, place, ())}
-
-
 def _decode(item: Any, blocks: Mapping[str, Any]) -> Any:
-    """What was encoded, of the blocks of a file, or of the copies of arrays."""
+    """What was encoded, with the bytes of its arrays by name; any Exception, if they do not fit."""
     if isinstance(item, list):
         return [_decode(each, blocks) for each in item]
     if not isinstance(item, dict):
         return item
     if "block" in item:
-        found = blocks[item["block"]]
-        return from_block(item, found) if isinstance(found, Block) else found
+        return _array_of(item, blocks[item["block"]])
     [(kind, value)] = item.items()
     match kind:
         case "dict":
@@ -202,29 +170,120 @@ def _decode(item: Any, blocks: Mapping[str, Any]) -> Any:
     raise ValueError(f"an item of the unknown kind {kind!r}")
 
 
-def _block_name(place: str, taken: Mapping[str, Any]) -> str:
-    """The place, made unique ({"a.b": x} and {"a": {"b": x}}) and legal as a name in the file."""
-    place = place.encode("utf-8", "backslashreplace").decode() or "state"
-    name, count = place, 1
-    while name in taken or name == "__metadata__":
-        count += 1
-        name = f"{place}#{count}"
-    return name
+def write_state(path: str, state: Any, kinds: Mapping[str, str] | None = None) -> None:
+    """Write a state to a new file, with the kinds of the objects that gave its parts.
+
+    Errors are those of `pack`, and OSError, the disk's.
+    """
+    write_packed(path, *pack(state), kinds)
 
 
-_KINDS = {
-    "bool": "BOOL",
-    **{f"{sign}int{bits}": f"{sign.upper() or 'I'}{bits}" for sign in ("", "u") for bits in
-       (8, 16, 32, 64)},
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-}  # fmt: skip
-"""Which of our types the file's format has; of any other, it gets the bytes as U8."""
+# Not by safetensors.save_file: with 200 MB, 0.4.3 kept other threads waiting for 120 to 530 ms at a
+# stretch, this for up to 10 (0.8.0: 2); load_file for 90 to 125 in most runs.
+def write_packed(
+    path: str,
+    structure: Any,
+    arrays: Mapping[str, Any],
+    kinds: Mapping[str, str] | None = None,
+) -> None:
+    """Write what `pack` gave, or the same structure with copies of its arrays."""
+    content = {"version": _VERSION, "kinds": dict(kinds or {}), "state": structure}
+    text = json.dumps(content, separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": {_TEXT: text}}
+    types = {
+        name: name_of(each.dtype) if is_tensor(each) else each.dtype.name
+        for name, each in arrays.items()
+    }
+    # wide items first, so that every array lies at a multiple of its item's width
+    names = sorted(types, key=lambda name: -arrays[name].dtype.itemsize * (types[name] in _KINDS))
+    end = 0
+    for name in names:
+        array, kind = arrays[name], types[name]
+        begin, end = end, end + array.nbytes
+        shape = [*array.shape] if kind in _KINDS else [array.nbytes]
+        header[name] = {
+            "dtype": _KINDS.get(kind, "U8"),
+            "shape": [*shape, 2] if kind.startswith("complex") else shape,
+            "data_offsets": [begin, end],
+        }
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with FileIO(path, "w") as file:
+        _write(file, len(head).to_bytes(8, "little") + head)
+        for name in names:
+            _write(file, _bytes_of(arrays[name]))
 
-_PARTS = {"complex64": "F32", "complex128": "F64"}
-"""Complex numbers are two floats each: older versions of the format have none."""
 
-_PLAIN_ARRAYS = (np.ndarray, np.memmap)
-"""A masked array, say, has more than its numbers."""
+def _write(file: FileIO, data: Any) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view[:_CHUNK_BYTES]) :]
+
+
+def read_state(path: str) -> tuple[Any, dict[str, str]]:
+    """The state in a file, and the kinds that it was written with; earlier versions wrote none.
+
+    Raises:
+        DamagedCheckpointError: it is no file of a state, or a part of it is missing.
+        CheckpointVersionError: a newer asynchooks wrote it.
+        ImportError: it holds a tensor, and PyTorch is missing.
+        OSError: the disk's.
+    """
+    try:
+        with open_file(path, follows_link=True) as file:  # caches of models hold links
+            content, blocks = _read(file)
+        version, kinds = content["version"], dict(content.get("kinds", {}))
+        if type(version) is not int or version < 1:
+            raise ValueError(f"it is of version {version!r}")
+        if version > _VERSION:
+            raise CheckpointVersionError(
+                f"{path!r} has version {version!r} of the format of states, this asynchooks reads "
+                f"{_VERSION}; install the version that wrote it, or restore another checkpoint"
+            )
+        if not all(isinstance(each, str) for each in kinds.values()):
+            raise ValueError(f"it has the kinds {kinds!r}")
+        return _decode(content["state"], blocks), kinds
+    except (ImportError, CheckpointVersionError):
+        raise
+    except Exception as error:  # JSON of another shape may raise any
+        if isinstance(error, OSError) and not isinstance(error, NotAFileError):
+            raise
+        what = str(error) if isinstance(error, (ValueError, NotAFileError)) else repr(error)
+        raise DamagedCheckpointError(
+            f"{path!r} is no file of a state that asynchooks wrote, or is damaged: {what}; "
+            "restore another checkpoint"
+        ) from error
+
+
+def _read(file: FileIO) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The text with the structure, decoded, and the bytes of each array, in memory of their own."""
+    length = file.seek(0, 2) - 8
+    file.seek(0)
+    num_header = int.from_bytes(file.read(8), "little")
+    if not 2 <= num_header <= length:
+        raise ValueError("its first 8 bytes are not the length of a header within it")
+    header = json.loads(file.read(num_header))
+    texts = header.pop("__metadata__", {})
+    if _TEXT not in texts:
+        raise ValueError(f"its header has no text {_TEXT!r}")
+    at, blocks = 0, {}
+    for name in sorted(header, key=lambda each: header[each]["data_offsets"]):
+        _shape_of(header[name]["shape"])  # of no use here, but nothing else wrote another one
+        begin, end = _shape_of(header[name]["data_offsets"])
+        if begin != at or not begin <= end <= length - num_header:
+            raise ValueError(f"{name!r} begins at byte {begin} of the arrays, expected {at}")
+        at, blocks[name] = end, np.fromfile(file, np.uint8, end - begin)
+    if at != length - num_header:
+        raise ValueError(f"it has {length - num_header} bytes of arrays, its header says {at}")
+    return json.loads(texts[_TEXT]), blocks
+
+
+def _shape_of(sizes: Any) -> tuple[int, ...]:
+    """A shape, as a file may give it: the product of others would take too long."""
+    is_short = isinstance(sizes, list) and len(sizes) <= _MOST_DIMENSIONS
+    if not (is_short and all(type(each) is int and 0 <= each < _END_OF_SIZES for each in sizes)):
+        raise ValueError(f"a shape is {sizes!r:.100}")
+    return tuple(sizes)
 
 
 def is_array(value: object) -> bool:
@@ -236,23 +295,87 @@ def is_tensor(value: object) -> bool:
     return is_a(value, "torch", "Tensor")
 
 
+def name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def describe(value: Any) -> str:
     """For messages: "float32 of shape (2, 3)", or the type of what is no array."""
     if is_array(value):
-        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+        return f"{name_of(value.dtype)} of shape {tuple(value.shape)}"
     return type(value).__name__
 
 
-def check_array(value: Any) -> None:
-    """Raise TypeError, without a place, unless it is an array or tensor that can be written."""
+def path_of(place: str, container: Any, key: Any) -> str:
+    if isinstance(container, Mapping) and isinstance(key, str):
+        return f"{place}.{key}" if place else key
+    return f"{place}[{key!r}]"
+
+
+def _described(value: Any, place: str) -> dict[str, Any]:
+    """An array in the structure, but for its name; TypeError where it could not come back."""
     if is_tensor(value):
-        torch = sys.modules["torch"]
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            raise TypeError("is a sparse, quantized or meta tensor; expected a dense one")
-    elif type(value) not in _PLAIN_ARRAYS:
-        raise TypeError(f"is a {type(value).__name__}; expected a plain numpy.ndarray")
+        if value.layout is not sys.modules["torch"].strided or value.is_quantized or value.is_meta:
+            raise TypeError(f"{place} is a sparse, quantized or meta tensor; expected a dense one")
+        return {"tensor": name_of(value.dtype), "shape": [*value.shape]}
+    if type(value) not in _PLAIN_ARRAYS:
+        raise TypeError(f"{place} is a {type(value).__name__}; expected a plain numpy.ndarray")
+    dtype = value.dtype
+    if dtype.hasobject:
+        raise TypeError(f"{place} has dtype {dtype}, which holds Python objects; expected numbers")
+    if dtype.type.__module__ == "ml_dtypes":
+        return {"array": f"ml_dtypes.{dtype.name}", "shape": [*value.shape]}
+    try:
+        text = repr(np.lib.format.dtype_to_descr(dtype))
+        is_same = _dtype_of(text) == dtype
+    except (TypeError, ValueError):
+        is_same = False
+    if not is_same:
+        raise TypeError(f"{place} has dtype {dtype}, which has no description for files")
+    return {"array": text, "shape": [*value.shape]}
+
+
+def _dtype_of(text: str) -> Any:
+    """Of NumPy's own description as a Python literal, or of "ml_dtypes.bfloat16"."""
+    if text.startswith("ml_dtypes."):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, text.removeprefix("ml_dtypes.")))
+    return np.lib.format.descr_to_dtype(ast.literal_eval(text))
+
+
+def _in_file(dtype: Any) -> Any:
+    """The dtype of the bytes in a file, in which numbers are little-endian."""
+    return dtype.newbyteorder("<") if dtype.kind in "iufcmM" else dtype
+
+
+def _bytes_of(value: Any) -> Any:
+    """The bytes of an array or tensor; they may share its memory."""
+    if not value.nbytes:
+        return b""
+    if is_tensor(value):
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return flat.view(sys.modules["torch"].uint8).numpy()
+    return np.asarray(value, _in_file(value.dtype), order="C").reshape(-1).view(np.uint8)
+
+
+def _array_of(about: Mapping[str, Any], data: Any) -> Any:
+    """The array or tensor in these bytes; any Exception, if the two do not fit."""
+    shape, dtype = _shape_of(about["shape"]), None
+    if "tensor" in about:
+        import torch
+
+        dtype = getattr(torch, about["tensor"])
     else:
-        _dtype_text(value.dtype)
+        dtype = _dtype_of(about["array"])
+    if len(data) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(data)} bytes do not make {name_of(dtype)} of shape {shape}")
+    if "tensor" in about:
+        empty, full = torch.empty, torch.from_numpy(data)
+        return full.view(dtype).reshape(shape) if len(data) else empty(shape, dtype=dtype)
+    if not len(data):
+        return np.empty(shape, dtype)
+    return data.view(_in_file(dtype)).astype(dtype, copy=False).reshape(shape)
 
 
 def copied(value: Any, spare: Any = None) -> Any:
@@ -268,84 +391,82 @@ def copied(value: Any, spare: Any = None) -> Any:
     return spare
 
 
-def to_block(value: Any) -> tuple[dict[str, Any], Block]:
-    """How an array or tensor is described, as JSON, and its bytes; it may share its memory."""
-    if is_tensor(value):
-        torch = sys.modules["torch"]
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
-        name = str(value.dtype).removeprefix("torch.")
-        shape = tuple(value.shape)
-        return {"tensor": name, "shape": shape}, _block(name, shape, data)
-    text, dtype = _dtype_text(value.dtype), value.dtype
-    array = np.asarray(value, order="C")
-    if array.size and _is_foreign_order(dtype):
-        array = array.byteswap()
-    size = array.nbytes
-    data = array.reshape(-1).view(np.uint8) if size else np.empty(0, np.uint8)
-    return {"array": text, "shape": array.shape}, _block(dtype.name, array.shape, data)
+def compare(place: str, live: Any, saved: Any, puts: list[Put], faults: list[str]) -> None:
+    """Walk both side by side; collect the values to put back, and a line for each misfit."""
+    if is_array(live):
+        if not is_array(saved) or saved.dtype != live.dtype or saved.shape != live.shape:
+            faults.append(_misfit(place, live, saved))
+        elif not is_tensor(live) and not live.flags.writeable:
+            faults.append(f"{place}: the array here is read-only; make it writeable")
+        else:
+            puts.append((live, None, saved))
+        return
+    if not _is_container(saved) or isinstance(live, Mapping) != isinstance(saved, Mapping):
+        faults.append(_misfit(place, live, saved))
+        return
+    wanted, found = _items(live), _items(saved)
+    for key in compare_names(place, live, saved, faults):
+        value, inner = wanted[key], path_of(place, live, key)
+        if is_array(value) or _is_container(value):
+            compare(inner, value, found[key], puts, faults)
+        elif not _is_alike(value, found[key]):
+            faults.append(_misfit(inner, value, found[key]))
+        elif isinstance(live, (MutableMapping, list)):
+            puts.append((live, key, found[key]))
+        else:
+            kind = type(live).__name__
+            faults.append(f"{inner}: nothing can be put into a {kind}; use a dict or a list")
 
 
-def from_block(about: dict[str, Any], block: Block) -> Any:
-    """The array or tensor, in the block's memory; any Exception, if the two do not fit."""
-    if not are_sizes(about["shape"]):
-        raise ValueError(f"a shape is {about['shape']!r:.100}")
-    shape = tuple(about["shape"])
-    if "tensor" in about:
-        import torch
-
-        dtype = getattr(torch, about["tensor"])
-        if not block.data.nbytes:
-            if math.prod(shape):
-                raise ValueError(f"no bytes do not make a tensor of shape {shape}")
-            return torch.empty(shape, dtype=dtype)
-        return torch.from_numpy(block.data).view(dtype).reshape(shape)
-    dtype = _dtype_of(about["array"])
-    if block.data.nbytes != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"{block.data.nbytes} bytes do not make {dtype} of shape {shape}")
-    if not block.data.nbytes:
-        return np.empty(shape, dtype)
-    if _is_foreign_order(dtype):
-        return (
-            block.data.view(dtype.newbyteorder()).byteswap(inplace=True).view(dtype).reshape(shape)
-        )
-    return block.data.view(dtype).reshape(shape)
+def compare_names(place: str, live: Any, saved: Any, faults: list[str]) -> list[Any]:
+    """Note the keys that only one of both has; returns those that both have."""
+    wanted, found = _items(live), _items(saved)
+    for key in wanted:
+        if key not in found:
+            faults.append(f"{path_of(place, live, key)}: missing in the checkpoint")
+    for key in found:
+        if key not in wanted:
+            faults.append(f"{path_of(place, saved, key)}: only in the checkpoint")
+    return [key for key in wanted if key in found]
 
 
-def _block(name: str, shape: tuple[int, ...], data: Any) -> Block:
-    if name in _PARTS:
-        return Block(_PARTS[name], (*shape, 2), data)
-    if name in _KINDS:
-        return Block(_KINDS[name], shape, data)
-    return Block("U8", (data.nbytes,), data)
+def compare_arrays(place: str, live: Mapping[Any, Any], saved: Any, faults: list[str]) -> None:
+    """Note what keeps a flat dict of tensors, a module's, from taking the saved one."""
+    if not isinstance(saved, Mapping):
+        faults.append(f"{place}: the checkpoint holds {describe(saved)}, here is a module")
+        return
+    for key in compare_names(place, live, saved, faults):
+        if is_array(live[key]):
+            compare(path_of(place, live, key), live[key], saved[key], [], faults)
 
 
-def _is_foreign_order(dtype: Any) -> bool:
-    """Whether it is a number whose bytes are turned round for the file, which is little-endian."""
-    is_little = sys.byteorder == "little"
-    order = dtype.byteorder
-    return dtype.kind in "iufcmM" and (order == ">" or (order == "=" and not is_little))
+def put_back(puts: list[Put]) -> None:
+    """Put all the values in their places; arrays keep their memory."""
+    for container, key, value in puts:
+        if key is not None:
+            container[key] = value
+        elif is_tensor(container):
+            container.detach().copy_(value)
+        else:
+            container[...] = value
 
 
-def _dtype_text(dtype: Any) -> str:
-    """NumPy's own description as a Python literal, or "ml_dtypes.bfloat16"."""
-    if dtype.hasobject:
-        raise TypeError(f"has dtype {dtype}, which holds Python objects; expected numbers")
-    if dtype.type.__module__ == "ml_dtypes":
-        return f"ml_dtypes.{dtype.name}"
-    try:
-        text = repr(np.lib.format.dtype_to_descr(dtype))
-        is_same = _dtype_of(text) == dtype
-    except (TypeError, ValueError):
-        is_same = False
-    if not is_same:
-        raise TypeError(f"has dtype {dtype}, which has no description for files")
-    return text
+def _misfit(place: str, live: Any, saved: Any) -> str:
+    return f"{place}: the checkpoint holds {describe(saved)}, here is {describe(live)}"
 
 
-def _dtype_of(text: str) -> Any:
-    if text.startswith("ml_dtypes."):
-        import ml_dtypes
+def _is_alike(live: Any, saved: Any) -> bool:
+    """Whether a value that is no array can take the place of another; None stands for any."""
+    if is_array(saved) or _is_container(saved):
+        return False
+    numbers = (Number, np.bool_)
+    are_numbers = isinstance(live, numbers) and isinstance(saved, numbers)
+    return live is None or saved is None or are_numbers or isinstance(saved, type(live))
 
-        return np.dtype(getattr(ml_dtypes, text.removeprefix("ml_dtypes.")))
-    return np.lib.format.descr_to_dtype(ast.literal_eval(text))
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple))
+
+
+def _items(value: Any) -> dict[Any, Any]:
+    return dict(value.items() if isinstance(value, Mapping) else enumerate(value))
