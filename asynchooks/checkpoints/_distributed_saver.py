@@ -74,6 +74,7 @@ class DistributedCheckpointSaver(SaverOfParts):
         """What gives items, such as a data loader or a sampler."""
         self.ranks = Ranks()
         """Of the process group that there is now; one rank without one."""
+        self._group: Any = {"process_group": self.ranks.group, "no_dist": self.ranks.size == 1}
         self._stagers: list[Any] = []  # whose memory no snapshot uses now
 
     @property
@@ -117,24 +118,25 @@ class DistributedCheckpointSaver(SaverOfParts):
             DamagedCheckpointError: there is no such checkpoint.
             OSError: the disk's.
         """
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import (
             set_model_state_dict,
             set_optimizer_state_dict,
         )
 
         self._check_loaders(path)
-        saved = self._kinds_in(path)
-        self._compare_optimizers(path, saved)
-        starts = {".".join(each.split(".", 2)[:2]) for each in saved}
-        unused = {name for name in self._optimizers if f"{name}.{_UNUSED}" in starts}
-        state = self._state(unused)
-        self._compare(path, saved, state)
-        with _own_errors(f"{path!r} cannot be loaded"):
-            dcp.load(
-                state, storage_reader=dcp.FileSystemReader(path), process_group=self.ranks.group,
-                no_dist=self.ranks.size == 1,
-            )  # fmt: skip
+        saved = _tensors_in(path)
+        unused = {
+            name
+            for name in self._optimizers
+            if any(key.startswith(f"{name}.{_UNUSED}.") for key in saved)
+        }
+        faults = self._misfits_of_optimizers(path, saved)
+        if not faults:
+            state = self._state(unused)
+            faults = _misfits_of_tensors(saved, state)
+        if faults:
+            raise misfit(path, faults)
+        self._load(path, state)
         for name, module in self._modules.items():
             set_model_state_dict(module, state[name])
         for name, (module, optimizer) in self._optimizers.items():
@@ -167,10 +169,13 @@ class DistributedCheckpointSaver(SaverOfParts):
             own = self.ranks.own(path)
             self.ranks.together(lambda: write_others(own))  # else others would wait within DCP
         with _own_errors(f"{path!r} is not saved"):
-            dcp.save(
-                state, storage_writer=dcp.FileSystemWriter(path), process_group=self.ranks.group,
-                no_dist=self.ranks.size == 1,
-            )  # fmt: skip
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(path), **self._group)
+
+    def _load(self, path: str, state: dict[str, Any]) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        with _own_errors(f"{path!r} cannot be loaded"):
+            dcp.load(state, storage_reader=dcp.FileSystemReader(path), **self._group)
 
     def _state(self, unused: set[str]) -> dict[str, Any]:
         """The state as DCP takes it; `unused` are the optimizers that are to have made no step."""
@@ -182,7 +187,10 @@ class DistributedCheckpointSaver(SaverOfParts):
         state = {name: get_model_state_dict(each) for name, each in self._modules.items()}
         for name, (module, optimizer) in self._optimizers.items():
             if name in unused:
-                state[name] = {_UNUSED: [_settings(each) for each in optimizer.param_groups]}
+                groups = [dict(each) for each in optimizer.param_groups]
+                for each in groups:
+                    del each["params"]  # what is left says how the group is trained
+                state[name] = {_UNUSED: groups}
             else:
                 state[name] = get_optimizer_state_dict(module, optimizer)
         return state
@@ -192,25 +200,17 @@ class DistributedCheckpointSaver(SaverOfParts):
         kinds = {name: kind_of(each) for name, (_, each) in self._optimizers.items()}
         return {**self._state(self._unused()), _KINDS: kinds}
 
-    def _compare_optimizers(self, path: str, saved: Mapping[str, Any]) -> None:
-        """CheckpointError unless the optimizers are of the kinds that they were."""
-        import torch.distributed.checkpoint as dcp
-
+    def _misfits_of_optimizers(self, path: str, saved: Mapping[str, Any]) -> list[str]:
+        """A line for each optimizer that is not of the kind that it was."""
+        faults = []
         # an earlier version saved none
         state = {_KINDS: {name: "" for name in self._optimizers if f"{_KINDS}.{name}" in saved}}
         if state[_KINDS]:
-            with _own_errors(f"{path!r} cannot be loaded"):
-                dcp.load(
-                    state, storage_reader=dcp.FileSystemReader(path),
-                    process_group=self.ranks.group, no_dist=self.ranks.size == 1,
-                )  # fmt: skip
-        faults: list[str] = []
-        for name, there in state[_KINDS].items():
-            here = kind_of(self._optimizers[name][1])
-            if there and here and there != here:
-                what = f"the checkpoint holds the state of {there}, here is {here}"
-                faults.append(f"{name}: {what}")
+            self._load(path, state)
         for name, (_, each) in self._optimizers.items():
+            there, here = state[_KINDS].get(name), kind_of(each)
+            if there and here and there != here:
+                faults.append(f"{name}: the checkpoint holds the state of {there}, here is {here}")
             start = f"{name}.{_UNUSED}."
             groups = {key.split(".")[2] for key in saved if key.startswith(start)}
             if groups and len(groups) != len(each.param_groups):
@@ -218,8 +218,7 @@ class DistributedCheckpointSaver(SaverOfParts):
                     f"{name}: the checkpoint holds {len(groups)} groups of parameters, here are "
                     f"{len(each.param_groups)}"
                 )
-        if faults:
-            raise misfit(path, faults)
+        return faults
 
     def _unused(self) -> set[str]:
         """Optimizers without a state: torch would give them one, of a step that was not made."""
@@ -235,35 +234,36 @@ class DistributedCheckpointSaver(SaverOfParts):
             "the module as well"
         )
 
-    def _kinds_in(self, path: str) -> dict[str, Any]:
-        """What a checkpoint holds: types and shapes of tensors, None for anything else."""
-        import torch.distributed.checkpoint as dcp
 
-        try:
-            saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        except OSError:
-            raise
-        except Exception as error:
-            raise DamagedCheckpointError(
-                f"{path!r} is no checkpoint of torch.distributed.checkpoint: {error!r}"
-            ) from error
-        return {
-            name: _kind(each.size, each.properties.dtype) if hasattr(each, "size") else None
-            for name, each in saved.items()
-        }
+def _tensors_in(path: str) -> dict[str, str | None]:
+    """What a checkpoint holds: types and shapes of tensors, None for anything else."""
+    import torch.distributed.checkpoint as dcp
 
-    def _compare(self, path: str, saved: Mapping[str, Any], state: dict[str, Any]) -> None:
-        """CheckpointError unless names, shapes and types are those of the checkpoint."""
-        here, faults = dict(_tensors(state, "")), []
-        there = {name: kind for name, kind in saved.items() if kind is not None}
-        for name, tensor in here.items():
-            if name not in there:
-                faults.append(f"{name} is not in the checkpoint")
-            elif (kind := _kind(tensor.shape, tensor.dtype)) != there[name]:
-                faults.append(f"{name} is {kind}, and {there[name]} there")
-        faults += [f"{name} is in the checkpoint alone" for name in sorted(there.keys() - here)]
-        if faults:
-            raise misfit(path, faults)
+    try:
+        saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    except OSError:
+        raise
+    except Exception as error:
+        raise DamagedCheckpointError(
+            f"{path!r} is no checkpoint of torch.distributed.checkpoint: {error!r}"
+        ) from error
+    return {
+        name: _kind(each.size, each.properties.dtype) if hasattr(each, "size") else None
+        for name, each in saved.items()
+    }
+
+
+def _misfits_of_tensors(saved: Mapping[str, str | None], state: dict[str, Any]) -> list[str]:
+    """A line for each tensor whose name, shape or type is not that of the checkpoint."""
+    here = {name: _kind(each.shape, each.dtype) for name, each in _tensors(state, "")}
+    there = {name: kind for name, kind in saved.items() if kind is not None}
+    faults = []
+    for name, kind in here.items():
+        if name not in there:
+            faults.append(f"{name} is not in the checkpoint")
+        elif kind != there[name]:
+            faults.append(f"{name} is {kind}, and {there[name]} there")
+    return faults + [f"{name} is in the checkpoint alone" for name in sorted(there.keys() - here)]
 
 
 @contextmanager
@@ -283,11 +283,6 @@ def _own_errors(what: str) -> Iterator[None]:
 
 def _kind(shape: Any, dtype: Any) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group of parameters is trained by."""
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _tensors(state: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError
@@ -20,6 +20,12 @@ from ._place import CheckpointPlace, RankFiles, check_extra_name
 _RANKS = "ranks.json"
 """The file of a checkpoint that says how many ranks saved it."""
 _MAX_RANKS = 1_000_000
+
+
+class _Failed(NamedTuple):
+    """In place of a result: the error of rank 0 as text, since not every error can be sent."""
+
+    error: str
 
 
 class Ranks:
@@ -34,16 +40,6 @@ class Ranks:
             if self.size > 1:
                 self.group = dist.new_group(backend="gloo")
 
-    def announced(self, value: Any) -> Any:
-        """What rank 0 says; the others say nothing. All ranks call it."""
-        if self.size == 1:
-            return value
-        import torch.distributed as dist
-
-        said = [value]
-        dist.broadcast_object_list(said, src=0, group=self.group)
-        return said[0]
-
     def gathered(self, value: Any) -> list[Any]:
         """What all ranks say, in their order. All ranks call it."""
         if self.size == 1:
@@ -53,6 +49,24 @@ class Ranks:
         said: list[Any] = [None] * self.size
         dist.all_gather_object(said, value, group=self.group)
         return said
+
+    def announced(self, value: Any) -> Any:
+        """What rank 0 says, or its error; what the others say is not heard. All ranks call it."""
+        said = self.gathered(value)[0]
+        if isinstance(said, _Failed) and self.rank > 0:
+            raise CheckpointError(f"on rank 0: {said.error}")
+        return said
+
+    def on_first(self, fn: Callable[[], Any]) -> Any:
+        """Call it on rank 0, and return, or raise, the same on all."""
+        said: Any = None
+        if self.rank == 0:
+            try:
+                said = fn()
+            except BaseException as error:
+                self.announced(_Failed(repr(error)))
+                raise
+        return self.announced(said)
 
     def together(self, fn: Callable[[], object], what: str = "the checkpoint is not saved") -> None:
         """Call it on all ranks, and raise its error on all if it fails on one.
@@ -82,19 +96,24 @@ class Ranks:
         return own if os.path.exists(own + suffix) else f"{path}.rank0"
 
 
-class RankedPlace(CheckpointPlace):
+class RankedPlace:
     """A place that the ranks of a group use together; all call each method, in the same order.
+
+    It has the methods of a `CheckpointPlace`. But for those below, they are called on rank 0 alone,
+    and all ranks get what they return there.
 
     Args:
         ranks: of this process.
-        place: where checkpoints are kept, which is used on rank 0 alone.
+        place: where checkpoints are kept.
     """
 
     def __init__(self, ranks: Ranks, place: CheckpointPlace) -> None:
         self._ranks, self._place = ranks, place
+        self.address_of = place.address_of
 
-    def open(self) -> None:
-        self._on_first(self._place.open)
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._place, name)
+        return lambda *args, **options: self._ranks.on_first(lambda: method(*args, **options))
 
     def close(self) -> None:
         """Release the place, on rank 0; it waits for no other rank."""
@@ -110,10 +129,10 @@ class RankedPlace(CheckpointPlace):
         step: SupportsIndex,
         write: Callable[[str], object],
         *,
-        seconds: SupportsFloat = 0.0,
-        metric: SupportsFloat | None = None,
-        extra: Mapping[str, bytes] | None = None,
+        extra: Mapping[str, bytes],
+        **facts: Any,
     ) -> Checkpoint:
+        """Rank 0 announces where to write, and then what came of it; all write between the two."""
         ranks = self._ranks
         steps = ranks.gathered(_check.integer("step", step, least=0))
         if len(set(steps)) > 1:
@@ -122,79 +141,43 @@ class RankedPlace(CheckpointPlace):
                 "save_steps=, and stop all ranks at the same step"
             )
 
-        def write_together(prefix: str) -> None:
-            ranks.announced(prefix)
-            self._write_own(prefix, write, {})
-
-        if ranks.rank == 0:
-            try:
-                saved = self._place.save(
-                    step, write_together, seconds=seconds, metric=metric,
-                    extra={**(extra or {}), _RANKS: json.dumps(ranks.size).encode()},
-                )  # fmt: skip
-            except BaseException as error:
-                ranks.announced(_Failed(repr(error)))
-                raise
-            ranks.announced(saved)
-            return saved
-        said, failure = ranks.announced(None), None
-        if isinstance(said, str):
-            try:
-                self._write_own(said, write, extra or {})
-            except Exception as error:  # rank 0 says so, too, once it has tidied up
-                failure = error
-            said = ranks.announced(None)
-        checkpoint: Checkpoint = _said(said, failure)
-        return checkpoint
-
-    def _write_own(
-        self, prefix: str, write: Callable[[str], object], extra: Mapping[str, bytes]
-    ) -> None:
-        """Write this rank's part; an error of one rank is one of all."""
-
-        def write_extra() -> None:
-            for name, content in extra.items():
-                with open(f"{self._ranks.own(prefix)}.{name}", "xb") as file:
+        def write_extra(prefix: str) -> None:
+            for name, content in extra.items() if ranks.rank else ():
+                with open(f"{ranks.own(prefix)}.{name}", "xb") as file:
                     file.write(content)
 
-        self._ranks.together(write_extra)  # else the others would wait within `write`
-        self._ranks.together(lambda: write(prefix))
+        def write_own(prefix: str) -> None:
+            ranks.together(lambda: write_extra(prefix))  # else the others would wait in `write`
+            ranks.together(lambda: write(prefix))
 
-    def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
-        return bool(self._on_first(lambda: self._place.set_metric(step, metric)))
-
-    def checkpoints(self) -> list[Checkpoint]:
-        found: list[Checkpoint] = self._on_first(self._place.checkpoints)
-        return found
-
-    def newest_intact(self, *, up_to_step: SupportsIndex | None = None) -> Checkpoint | None:
-        newest: Checkpoint | None = self._on_first(
-            lambda: self._place.newest_intact(up_to_step=up_to_step)
-        )
-        return newest
-
-    def best(self) -> Checkpoint | None:
-        best: Checkpoint | None = self._on_first(self._place.best)
-        return best
-
-    def is_better(self, metric: float) -> bool:
-        return bool(self._on_first(lambda: self._place.is_better(metric)))
-
-    def reject(self, checkpoint: Checkpoint, why: str) -> None:
-        self._on_first(lambda: self._place.reject(checkpoint, why))
-
-    def address_of(self, checkpoint: Checkpoint) -> str:
-        return self._place.address_of(checkpoint)
+        if ranks.rank == 0:
+            own = {**extra, _RANKS: json.dumps(ranks.size).encode()}
+            saved: Checkpoint = ranks.on_first(
+                lambda: self._place.save(
+                    step, lambda prefix: write_own(ranks.announced(prefix)), extra=own, **facts
+                )
+            )
+            return saved
+        prefix, failure = ranks.announced(None), None
+        try:
+            write_own(prefix)
+        except Exception as error:  # rank 0 says so, too, once it has tidied up
+            failure = error
+        try:
+            saved = ranks.announced(None)
+        except CheckpointError as error:
+            raise error from failure
+        return saved
 
     def read_extra(self, checkpoint: Checkpoint, name: str) -> bytes | None:
         """This rank's own; that of rank 0 for those beyond the ranks that saved it."""
         check_extra_name(name, os.path.basename(checkpoint.prefix))
-        first: bytes | None = self._on_first(lambda: self._place.read_extra(checkpoint, name))
+        first: bytes | None = self._ranks.on_first(lambda: self._place.read_extra(checkpoint, name))
         is_beyond = self._ranks.rank >= self._num_saved(checkpoint)
         return first if self._ranks.rank == 0 or is_beyond else self._own(checkpoint, name)
 
     def ranks_of(self, checkpoint: Checkpoint, name: str) -> RankFiles | None:
-        first: bytes | None = self._on_first(lambda: self._place.read_extra(checkpoint, name))
+        first: bytes | None = self._ranks.on_first(lambda: self._place.read_extra(checkpoint, name))
         num_saved = self._num_saved(checkpoint)
         if num_saved == self._ranks.size:
             return None
@@ -218,32 +201,9 @@ class RankedPlace(CheckpointPlace):
                 )
             return int(said)
 
-        return int(self._on_first(read))
+        return int(self._ranks.on_first(read))
 
     def _own(self, checkpoint: Checkpoint, name: str, rank: int | None = None) -> bytes | None:
         """The file of one rank but the first, by default of this one."""
         own = os.path.basename(f"{self._ranks.own(checkpoint.prefix, rank)}.{name}")
         return read_file(checkpoint.path, read_manifest(checkpoint.path), own)
-
-    def _on_first(self, fn: Callable[[], Any]) -> Any:
-        """Call it on rank 0, and return, or raise, the same on all."""
-        said: Any = None
-        if self._ranks.rank == 0:
-            try:
-                said = fn()
-            except BaseException as error:
-                self._ranks.announced(_Failed(repr(error)))
-                raise
-        return _said(self._ranks.announced(said))
-
-
-class _Failed(NamedTuple):
-    """In place of a result: the error of rank 0 as text, since not every error can be sent."""
-
-    error: str
-
-
-def _said(said: Any, cause: Exception | None = None) -> Any:
-    if isinstance(said, _Failed):
-        raise CheckpointError(f"on rank 0: {said.error}") from cause
-    return said

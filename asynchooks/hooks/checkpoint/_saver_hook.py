@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ... import _check
 from ..._hook import (
@@ -300,7 +300,7 @@ class CheckpointSaverHook(SessionRunHook):
                 f"CheckpointSaverHook has save_secs, or {self._when_busy}, on {ranks.size} ranks, "
                 "which would save different steps; give save_steps and WhenBusy.WAIT"
             )
-        return RankedPlace(ranks, place)
+        return cast(CheckpointPlace, RankedPlace(ranks, place))  # it has the methods of one
 
     async def restore_model(self, session: Any) -> int | None:
         restored = await self.checkpointer.restore(raw_session_of(session))
