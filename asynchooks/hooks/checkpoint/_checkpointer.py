@@ -112,10 +112,8 @@ class Checkpointer(ModelSaver):
         self.is_immediate = self.form.is_immediate
         # TensorFlow saves nothing of its hooks, so timers alone leave no file beside its own
         self.states = _HookStates(self.hooks, saves_timers=not self.is_immediate)
-        # Saves take turns; one that has its turn waits for exclusive access to the model, and then
-        # takes the lock. So the holder of that access may wait for the lock: a restore for another
-        # worker.
-        self._turn = Lock("a checkpoint")
+        # Who needs both takes exclusive access to the model first, and the lock then: so the holder
+        # of that access may wait for the lock, as a restore for another worker does.
         self._lock = Lock("the files of a checkpoint")
         self._session: Any = None  # the raw one, as hooks see it
         self._coord: Coordinator | None = None  # also where the hook is called without one
@@ -261,26 +259,22 @@ class Checkpointer(ModelSaver):
             is_due: by the timer; else it is saved because it is better than the best.
             release: ends exclusive access to the model, if it is held already.
         """
-        options: dict[str, Any] = {"is_due": is_due, "may_stop": may_stop}
-        if release is not None:  # not in turn: the save whose turn it is may wait for the model
-            return await self._save_alone(session, release, **options)
-        async with self._turn:
+        if release is None:
             await self.writer.wait_idle()
             raw = raw_session_of(session)
             release = await self._take_exclusive(raw)
             if not is_due and self.ranking.evaluated_at(raw.global_step.value) is None:
                 release()  # another worker has changed the model meanwhile
                 return False
-            return await self._save_alone(session, release, **options)
+        return await self._save_alone(session, release, is_due=is_due, may_stop=may_stop)
 
     async def save_at_end(self, session: Any) -> int:
         """Save the model as it is now, unless that is saved; returns the global step."""
         raw = raw_session_of(session)
         step = await self._read_step(raw)
         if step != self.saved_step and self.states.at_end is not None:
-            async with self._turn:
-                await self.writer.wait_idle()
-                await self._save_alone(session, await self._take_exclusive(raw), is_due=False)
+            await self.writer.wait_idle()
+            await self._save_alone(session, await self._take_exclusive(raw), is_due=False)
             await self.save_hooks_late(self.states.at_end)
         return step
 
@@ -290,13 +284,12 @@ class Checkpointer(ModelSaver):
         Saves nothing where that step is saved, before a session is created and after its end.
         TimeoutError: runs were still under way after `timeout` seconds; nothing was saved.
         """
-        async with self._turn:
-            if self._session is None or self.is_closed:  # checked here: the end may come first
-                return
-            await self.writer.wait_idle()
-            release = await self._session.global_step.take_exclusive(timeout=timeout)
-            await self._save_alone(self._session, release, is_due=False)
-            await self.writer.wait_idle()
+        if self._session is None or self.is_closed:
+            return
+        await self.writer.wait_idle()
+        release = await self._session.global_step.take_exclusive(timeout=timeout)
+        await self._save_alone(self._session, release, is_due=False)
+        await self.writer.wait_idle()
 
     async def _save_alone(
         self,
@@ -313,6 +306,8 @@ class Checkpointer(ModelSaver):
         with ExitStack() as access:
             access.callback(release)
             async with self._lock:
+                if self.is_closed:  # the end came first
+                    return False
                 await self.writer.wait_idle()
                 try:
                     with held:
@@ -502,7 +497,7 @@ class Checkpointer(ModelSaver):
     async def finish(self, session: Any) -> None:
         """Wait for writes, and raise the error of one; `session` is None after an error."""
         await self.writer.wait_idle()
-        async with self._turn, self._lock:
+        async with self._lock:
             await self._move_bad_aside()
         self.writer.raise_error()
         if session is not None and self._when_best:
@@ -539,7 +534,8 @@ class Checkpointer(ModelSaver):
     async def close(self) -> None:
         """Release the directory, perhaps after a save under way, which a cancellation lets end."""
         self._leave()
-        if self._is_free():
+        if self._lock.enter_now():
+            self._lock.leave()
             await self._close_when_written()
         else:  # a save while the block ends
             await self._engine.start(self._close_when_saved).wait()
@@ -557,16 +553,8 @@ class Checkpointer(ModelSaver):
         with suppress(ValueError):
             self.savers.remove(self)
 
-    def _is_free(self) -> bool:
-        """Whether nothing is being saved or restored."""
-        for each in (self._turn, self._lock):
-            if not each.enter_now():
-                return False
-            each.leave()
-        return True
-
     async def _close_when_saved(self) -> None:
-        async with self._turn, self._lock:
+        async with self._lock:
             try:
                 await self._close_when_written()
             except BaseException as error:
