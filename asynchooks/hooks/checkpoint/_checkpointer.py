@@ -520,6 +520,11 @@ class Checkpointer(ModelSaver):
         for then in self._when_best:
             then(best, step)
 
+    def saves_with(self, other: Checkpointer) -> bool:
+        """Whether it is another one that saves the same model, or a part of it."""
+        own, others = self.form.parts, other.form.parts
+        return self is not other and (own == others or bool(own & others))
+
     @property
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, also of one that is being written; None if unknown."""

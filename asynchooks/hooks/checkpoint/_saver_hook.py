@@ -37,7 +37,7 @@ from ._background import WhenBusy
 from ._checkpointer import Checkpointer
 from ._format import CheckpointFormat, SaverFormat
 from ._listeners import Listeners
-from ._unsaved import save_one_model, warn_of_replaced, warn_of_unsaved
+from ._unsaved import warn_of_unsaved
 
 logger = logging.getLogger("asynchooks")
 
@@ -63,7 +63,7 @@ class CheckpointSaverHook(SessionRunHook):
     steps made until its own worker ended. Items that other workers are still processing count as
     unused, so a session that resumes from it trains on them. A cancellation waits for a save under
     way. It makes no last checkpoint, nor does an error: a warning says how many steps are not
-    saved, and another one if a checkpoint replaces such a model later in the same process.
+    saved.
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
     separate directory that is either complete or absent, with sizes and hashes of all its files.
@@ -303,9 +303,7 @@ class CheckpointSaverHook(SessionRunHook):
         return cast(CheckpointPlace, RankedPlace(ranks, place))  # it has the methods of one
 
     async def restore_model(self, session: Any) -> int | None:
-        restored = await self.checkpointer.restore(raw_session_of(session))
-        warn_of_replaced(self._directory, self._saver, restored)
-        return restored
+        return await self.checkpointer.restore(raw_session_of(session))
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         checkpointer = self.checkpointer
@@ -404,18 +402,20 @@ class CheckpointSaverHook(SessionRunHook):
                 await self._open.close()
 
     def _warn_of_unsaved(self, error: BaseException | None) -> None:
-        """Say what is lost as training ends without `end`, once for all savers of the model."""
-        savers = [each for each in self._begun if isinstance(each, CheckpointSaverHook)]
-        savers = [each for each in savers if save_one_model(each._saver, self._saver)]
-        if not savers or savers[0] is not self:
+        """Say what is lost as training ends without `end`; the last saver of the model says it."""
+        checkpointer = self.checkpointer
+        if any(each.saves_with(checkpointer) for each in checkpointer.savers):
             return
-        step, newest, directory = self.checkpointer.trained_step, -1, self._directory
-        for each in savers:
-            saved = -1 if each._open is None else each._open.newest_step
-            if saved is not None and saved > newest:
+        step, newest, directory = checkpointer.trained_step, -1, self._directory
+        for each in self._begun:
+            if not isinstance(each, CheckpointSaverHook) or each._open is None:
+                continue
+            saved = each._open.newest_step
+            is_same = each is self or each._open.saves_with(checkpointer)
+            if is_same and saved is not None and saved > newest:
                 newest, directory = saved, each._directory
         if step is not None and step > newest >= 0:
-            warn_of_unsaved(directory, self._saver, newest, step, error)
+            warn_of_unsaved(directory, newest, step, error)
 
     def _was_refused(self, error: BaseException) -> bool:
         """Whether this is the session whose begin was refused, which has taken nothing.

@@ -27,7 +27,6 @@ from asynchooks import (
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
-    StopAtStepHook,
 )
 
 pytestmark = pytest.mark.anyio
@@ -322,81 +321,6 @@ async def test_of_two_savers_of_one_model_the_newest_checkpoint_counts(
     caplog.clear()
     await interrupted(session_of(model, same, seldom), 1)
     assert len([each for each in warnings(caplog) if "cancelled" in each]) == 2  # of two models
-
-
-@savers
-async def test_opening_again_says_that_the_checkpoint_replaces_newer_weights_once(
-    saver_of: Callable[[Model], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Model()
-    await interrupted(session_of(model, saving(tmp_path, model, saver=saver_of(model))), 13)
-    caplog.clear()
-    for expected in (
-        [
-            f"The checkpoint of step 10 in {tmp_path} replaces a model that was trained to step 13 "
-            f"in this process: 3 steps are lost. To keep such steps, {ADVICE}"
-        ],
-        [],
-    ):
-        hook = saving(tmp_path, model, saver=saver_of(model))
-        async with session_of(model, hook, StopAtStepHook(last_step=10)) as session:
-            assert (session.global_step.value, model.w[0]) == (10, 10.0)
-        assert warnings(caplog) == expected
-        caplog.clear()
-
-
-@savers
-async def test_nothing_is_said_where_another_model_is_restored(
-    saver_of: Callable[[Model], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, other = Model(), Model()
-    await interrupted(session_of(model, saving(tmp_path, model, saver=saver_of(model))), 13)
-    caplog.clear()
-    hook = saving(tmp_path, other, saver=saver_of(other))
-    async with session_of(other, hook, StopAtStepHook(last_step=10)):
-        assert other.w[0] == 10.0
-    assert warnings(caplog) == []
-
-
-async def test_another_directory_with_an_older_checkpoint_replaces_newer_weights_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Model()
-    async with session_of(model, saving(tmp_path / "old", model)) as session:
-        await session.run([])
-    await interrupted(session_of(model, saving(tmp_path / "new", model)), 3)
-    caplog.clear()
-    await interrupted(session_of(model, saving(tmp_path / "old", model)), 0)
-    [warning] = warnings(caplog)
-    assert "step 1 in" in warning
-    assert "trained to step 3" in warning
-
-
-async def test_nothing_is_said_where_nothing_older_is_restored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, further = Model(), Model()
-    await interrupted(session_of(model, saving(tmp_path, model)), 3)
-    async with session_of(further, saving(tmp_path, further)) as session:
-        for _ in range(5):
-            await session.run([])
-    caplog.clear()
-    await interrupted(session_of(model, saving(tmp_path, model)), 0)  # the checkpoint is newer
-    assert model.w[0] == 5.0
-    await interrupted(session_of(model, saving(tmp_path / "empty", model)), 0)
-    assert warnings(caplog) == []
-
-
-async def test_a_session_that_saves_the_model_as_it_was_left_loses_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Model()
-    await interrupted(session_of(model, saving(tmp_path / "a", model)), 3)
-    caplog.clear()
-    for _ in range(2):  # saved when opened, in a directory of its own
-        await interrupted(session_of(model, saving(tmp_path / "b", model)), 0)
-    assert model.w[0] == 3.0
-    assert warnings(caplog) == []
 
 
 async def test_a_model_that_was_left_is_freed(tmp_path: Path) -> None:
