@@ -22,10 +22,8 @@ logger = logging.getLogger("asynchooks")
 
 CHUNK_BYTES = 1 << 20
 
-# Windows has none of these: it has no FIFO to wait for, and a link is seen beforehand
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_BYTES = getattr(os, "O_BINARY", 0)  # only Windows has texts, too
+# Windows has only the last one, and texts
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
 class NotAFileError(OSError):
@@ -60,24 +58,14 @@ def kind_of(status: os.stat_result) -> str:
 def open_file(path: str, *, follows_link: bool = False) -> FileIO:
     """Open a regular file for reading, else NotAFileError: a FIFO may block or never end."""
     _check_is_file(path, os.stat(path) if follows_link else os.lstat(path))
-    return FileIO(_open_checked(path, os.O_RDONLY | (0 if follows_link else _NO_LINK)))
+    return FileIO(os.open(path, os.O_RDONLY | _AT_ONCE))
 
 
 def open_to_write(path: str) -> int:
     """A descriptor of an existing or new regular file, else NotAFileError; it is not truncated."""
     with suppress(FileNotFoundError):
         _check_is_file(path, os.lstat(path))
-    return _open_checked(path, os.O_RDWR | os.O_CREAT | _NO_LINK)
-
-
-def _open_checked(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | _AT_ONCE | _BYTES, 0o666)
-    try:
-        _check_is_file(path, os.fstat(descriptor))  # it may have been replaced meanwhile
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return os.open(path, os.O_RDWR | os.O_CREAT | _AT_ONCE, 0o666)
 
 
 def _check_is_file(path: str, status: os.stat_result) -> None:

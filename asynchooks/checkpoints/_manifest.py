@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BufferedReader
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
@@ -168,14 +167,9 @@ def _status_below(path: str, name: str) -> os.stat_result | None:
 
 def read_manifest(path: str) -> Manifest:
     """Read the manifest in a directory, and compare nothing else; errors as of `verify`."""
-    try:
-        with BufferedReader(open_file(os.path.join(path, MANIFEST))) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
-            raw = b"" if num_bytes > MAX_BYTES else file.read(MAX_BYTES)
-    except FileNotFoundError as error:
-        raise damaged(path, f"no manifest ({MANIFEST} is missing)") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+    if not os.path.lexists(os.path.join(path, MANIFEST)):
+        raise damaged(path, f"no manifest ({MANIFEST} is missing)")
+    raw, num_bytes = _read(path, MANIFEST, MAX_BYTES)
     if num_bytes > MAX_BYTES:
         raise damaged(
             path,
@@ -185,30 +179,39 @@ def read_manifest(path: str) -> Manifest:
     return parse_manifest(path, raw)
 
 
+def read_file(path: str, manifest: Manifest, name: str) -> bytes | None:
+    """The content of one listed file, checked; None if it is not listed."""
+    if name not in manifest.files:
+        return None
+    size, sha256 = manifest.files[name]
+    content, num_bytes = _read(path, name, size)
+    if num_bytes != size or hashlib.sha256(content).hexdigest() != sha256:
+        raise damaged(path, f"{name} has different content than was written")
+    return content
+
+
+def _read(path: str, name: str, limit: int) -> tuple[bytes, int]:
+    """A file's content and size; no content of one that is larger, and may fill the memory."""
+    try:
+        with open_file(os.path.join(path, name)) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            return b"" if num_bytes > limit else file.readall(), num_bytes
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def parse_manifest(path: str, raw: bytes) -> Manifest:
     """The manifest that a file holds; `path` of its checkpoint, for errors, as of `verify`."""
-    content = _decoded(path, raw)
-    try:
-        return _parsed(content)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise damaged(path, f"{MANIFEST} lacks what belongs there ({error!r})") from error
-
-
-def _decoded(path: str, raw: bytes) -> dict[str, Any]:
     try:
         content = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        what = f"is truncated or overwritten ({len(raw):,} bytes)"
-        raise damaged(path, f"{MANIFEST} cannot be read: it {what}") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise damaged(path, f"{MANIFEST} is no manifest: it does not say {_FORMAT!r}")
-    # before the version, where a flipped bit is damage too: each version must keep this rule
-    unsigned = {name: value for name, value in content.items() if name != "checksum"}
-    try:
-        is_signed = content.get("checksum") == _checksum(unsigned) and raw == _encoded(content)
-    except RecursionError as error:  # what can be read may be too deep to be written
-        raise damaged(path, f"{MANIFEST} is nested too deeply") from error
-    if not is_signed:
+        unsigned = {name: value for name, value in content.items() if name != "checksum"}
+        # before the version, where a flipped bit is damage too: each version must keep this rule
+        is_whole = content["checksum"] == _checksum(unsigned) and raw == _encoded(content)
+    # RecursionError: what can be read may be too deep to be written
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        what = f"cannot be read: it is truncated or overwritten ({len(raw):,} bytes)"
+        raise damaged(path, f"{MANIFEST} {what}") from error
+    if not is_whole or content.get("format") != _FORMAT:
         raise damaged(path, f"{MANIFEST} has different content than was written")
     version = content.get("version")
     if type(version) is int and version > _VERSION:
@@ -216,20 +219,26 @@ def _decoded(path: str, raw: bytes) -> dict[str, Any]:
             f"{path} was written in version {version} of the format, and this asynchooks reads up "
             f"to version {_VERSION}; update asynchooks, or give another directory"
         )
-    if type(version) is not int or version != _VERSION:
-        raise damaged(path, f"{MANIFEST} is of version {version!r}, and there is none before 1")
-    return content
+    try:
+        return _parsed(content)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise damaged(path, f"{MANIFEST} lacks what belongs there ({error!r})") from error
 
 
 def _parsed(content: dict[str, Any]) -> Manifest:
+    _number("version", content["version"], _VERSION)
     metric = None if content["metric"] is None else float.fromhex(content["metric"])
-    if metric is not None and math.isnan(metric):
-        raise ValueError("the metric is NaN")
     seconds = float.fromhex(content["seconds"])
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"seconds is {seconds}")
+    if not 0 <= seconds < math.inf or metric != metric:
+        raise ValueError(f"seconds is {seconds}, and the metric {metric}")
     if not isinstance(content["basename"], str):
         raise TypeError(f"basename is {content['basename']!r}")
+    for name, file in content["files"].items():
+        # a posix path that stays below the checkpoint's directory
+        if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+            raise ValueError(f"a file is named {name!r}")
+        if not re.fullmatch("[0-9a-f]{64}", file["sha256"]):
+            raise ValueError(f"a sha256 is {file['sha256']!r}")
     return Manifest(
         basename=content["basename"],
         step=_number("step", content["step"], 0, _END_OF_STEPS),
@@ -237,7 +246,7 @@ def _parsed(content: dict[str, Any]) -> Manifest:
         seconds=seconds,
         metric=metric,
         files={
-            _file_name(name): (_number("size", file["size"], 0), _sha256(file["sha256"]))
+            name: (_number("size", file["size"], 0), file["sha256"])
             for name, file in content["files"].items()
         },
         mode=Mode(content["mode"]) if "mode" in content else None,
@@ -248,35 +257,6 @@ def _number(name: str, value: object, lowest: int, end: int = _END_OF_NUMBERS) -
     if type(value) is not int or not lowest <= value < end:
         raise ValueError(f"{name} is {value!r:.100}")
     return value
-
-
-def _file_name(name: str) -> str:
-    """A posix path that stays below the checkpoint's directory."""
-    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"a file is named {name!r}")
-    return name
-
-
-def _sha256(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-        raise ValueError(f"a sha256 is {value!r}")
-    return value
-
-
-def read_file(path: str, manifest: Manifest, name: str) -> bytes | None:
-    """The content of one listed file, checked; None if it is not listed."""
-    if name not in manifest.files:
-        return None
-    size, sha256 = manifest.files[name]
-    try:
-        with open_file(os.path.join(path, name)) as file:
-            is_whole = os.fstat(file.fileno()).st_size == size  # else it may fill the memory
-            content = file.readall() if is_whole else b""
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if not is_whole or hashlib.sha256(content).hexdigest() != sha256:
-        raise damaged(path, f"{name} has different content than was written")
-    return content
 
 
 def damaged(path: str, what: str) -> DamagedCheckpointError:
