@@ -117,8 +117,6 @@ class Checkpointer(ModelSaver):
         self._lock = Lock("the files of a checkpoint")
         self._session: Any = None  # the raw one, as hooks see it
         self._coord: Coordinator | None = None  # also where the hook is called without one
-        # of which model, from which step on, checkpoints are moved aside: to look reads the files
-        self._moved: tuple[RawSession, int] | None = None
         self._patience_secs: float | None = None  # the default
         self._began_at = self._engine.now()  # less the time of training before a restore
         self._seconds: tuple[tuple[int, int], float] | None = None  # of the save of an epoch's step
@@ -126,7 +124,6 @@ class Checkpointer(ModelSaver):
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
         self.ranking = Ranking(self.metric)
-        self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
         self.written_step: int | None = None  # the newest step that a checkpoint is known to hold
         self.is_just_restored = False  # the raw session's model, by this hook
@@ -366,7 +363,12 @@ class Checkpointer(ModelSaver):
             return False
         await self.listeners.before_save(session, step)
         logger.info("Saving checkpoints for %d into %s.", step, self.path, extra=_fields(step))
-        facts = self._facts(raw, step, is_due=is_due)
+        if is_due or self.is_immediate:  # before the hooks' states, among which the timer's is
+            self.timer.update_last_triggered_step(step)
+        hooks = self.states.take(at_end=not is_due)
+        self._has_saved_hooks = hooks is not None
+        seconds = self._seconds_of((raw.global_step.epoch, step))
+        facts = Facts(step, seconds, hooks, self.ranking.read(raw, step))
         try:
             write = await raw.call_alone(copy, lambda _: release())
         except BaseException as error:
@@ -374,22 +376,9 @@ class Checkpointer(ModelSaver):
                 access.pop_all()  # the thread, which still copies, ends it
             raise
         self.saved_step = step
-        if is_due or self.is_immediate:
-            self.timer.update_last_triggered_step(step)
         if write is None:
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)
-
-    def _facts(self, raw: RawSession, step: int, *, is_due: bool) -> Facts:
-        """What is saved with the model now."""
-        metric = self.ranking.read(raw, step)
-        self.due_step = step if is_due else None
-        try:
-            hooks = self.states.take(at_end=not is_due)
-        finally:
-            self.due_step = None
-        self._has_saved_hooks = hooks is not None
-        return Facts(step, self._seconds_of((raw.global_step.epoch, step)), hooks, metric)
 
     def _seconds_of(self, place: tuple[int, int]) -> float:
         """Of training until this step: of two savers' the same, so that what follows is newer."""
@@ -460,32 +449,22 @@ class Checkpointer(ModelSaver):
                 return not found and is_past and await self._would_stay(metric)
         return False
 
-    async def reject(self, raw: RawSession) -> str | None:
+    async def reject(self) -> str | None:
         """Move the checkpoints of a bad model aside; returns the path of the newest left."""
         savers = [each for each in self.savers if not each.is_immediate]
         for each in savers:
             async with each._lock:
                 await each.writer.wait_idle()
-                await each._reject(raw)
+                await each._move_bad_aside()
         newest = await self._run_blocking(lambda: newest_of(savers), "asynchooks-newest")
         return None if newest is None else newest[0].form.directory.address_of(newest[1])
 
-    async def _reject(self, raw: RawSession) -> None:
-        bad_from = raw.bad_from
-        assert bad_from is not None
-        await self._run_blocking(
-            lambda: self.form.reject(bad_from, "the loss was NaN soon afterwards"),
-            "asynchooks-reject",
-        )
-        self._moved = raw, bad_from
-
     async def _move_bad_aside(self) -> None:
-        """Reject what another worker that shares the model has found to be bad."""
-        if self._session is None or self.is_immediate:
-            return
-        raw = raw_session_of(self._session)
-        if raw.bad_from is not None and self._moved != (raw, raw.bad_from):
-            await self._reject(raw)
+        """Reject what this or another worker of the model has found to be bad, if anything is."""
+        bad_from = None if self._session is None else raw_session_of(self._session).bad_from
+        if bad_from is not None and not self.is_immediate:
+            reject = partial(self.form.reject, bad_from, "the loss was NaN soon afterwards")
+            await self._run_blocking(reject, "asynchooks-reject")
 
     def restore_best_at_end(self, then: Callable[[Checkpoint | None, int], None]) -> None:
         """At a clean end, after the last save, restore the model from the best checkpoint.

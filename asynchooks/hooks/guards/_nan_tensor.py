@@ -161,7 +161,7 @@ class NanTensorHook(SessionRunHook):
         first_bad = self._first_step if self._good_step is None else self._good_step
         bad_from = first_bad or 1  # a new model has no better checkpoint
         raw.bad_from = bad_from if raw.bad_from is None else min(bad_from, raw.bad_from)
-        newest = None if self._saver is None else await self._saver.checkpointer.reject(raw)
+        newest = None if self._saver is None else await self._saver.checkpointer.reject()
         return newest if first_bad else None
 
     def state_dict(self) -> dict[str, Any]:
