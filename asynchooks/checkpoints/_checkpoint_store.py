@@ -239,7 +239,7 @@ class CheckpointStore(CheckpointPlace):
             except OSError as error:
                 what = "cannot be used to write checkpoints before they are uploaded"
                 raise failure(parent, what, error) from error
-            self._remove_staging = weakref.finalize(self, remove_tree, self._staging)
+            self._remove_staging = weakref.finalize(self, _remove, self._staging, os.getpid())
         return self._staging
 
     def _forget_fetched(self) -> None:
@@ -251,6 +251,12 @@ class CheckpointStore(CheckpointPlace):
 def _is_complete(objects: dict[str, Entry]) -> bool:
     """Whether an upload has its manifest."""
     return MANIFEST in objects and objects[MANIFEST].num_bytes != _CLOSED
+
+
+def _remove(staging: str, pid: int) -> None:
+    """Remove a staging directory, but not in a process that was forked from its own."""
+    if os.getpid() == pid:
+        remove_tree(staging)
 
 
 def _remove_old(parent: str, start: str) -> None:

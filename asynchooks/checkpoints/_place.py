@@ -334,18 +334,19 @@ class CheckpointPlace:
         store, one that was replaced is there until it is deleted, perhaps by a later run.
         """
         try:
-            every = {each.serial: (path, each) for path, each in self._look()[0]}
-            kept = _last_of_each_step(list(every.values()))
-            replaced = every.keys() - {each.serial for each in kept}
+            manifests = dict(self._look()[0])  # by path: a copied checkpoint may have any serial
+            kept = _last_of_each_step(list(manifests.items()))
+            replaced = manifests.keys() - {each.path for each in kept}
             # reading each byte at each save would cost more than the save
             whole = [
                 each
                 for each in kept
-                if each.serial not in self._found_damaged and self._looks_whole(*every[each.serial])
+                if each.serial not in self._found_damaged
+                and self._looks_whole(each.path, manifests[each.path])
             ]
-            surplus = [each.serial for each in superfluous(whole, self._retention)]
-            for serial in [*sorted(replaced), *surplus]:
-                self._delete(every[serial][0])
+            surplus = [each.path for each in superfluous(whole, self._retention)]
+            for path in [*sorted(replaced), *surplus]:
+                self._delete(path)
         except (OSError, CheckpointError) as error:
             logger.warning("Older checkpoints in %s are not deleted: %s", self._where, error)
 

@@ -476,6 +476,17 @@ def test_up_to_step_looks_at_no_later_step(
         directory.newest_intact(up_to_step=-1)
 
 
+def test_a_copy_from_another_directory_with_the_same_serial_is_told_apart(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    save(here, 1)
+    save(there, 2)
+    shutil.copytree(there / "model.ckpt-2", here / "model.ckpt-2")
+    with opened(here, retention=Retention(max_to_keep=1)) as directory:
+        assert [each.step for each in directory.checkpoints()] == [1, 2]
+        directory.save(3, writer())
+    assert names_in(here) == ["model.ckpt-3"]
+
+
 def test_the_best_is_the_intact_one_with_the_best_metric(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
