@@ -283,7 +283,8 @@ class Checkpointer(ModelSaver):
         """
         if self._session is None or self.is_closed:
             return
-        await self.writer.wait_idle()
+        async with self._lock:  # a save under way has the model, and is no run to be timed
+            await self.writer.wait_idle()
         release = await self._session.global_step.take_exclusive(timeout=timeout)
         await self._save_alone(self._session, release, is_due=False)
         await self.writer.wait_idle()
