@@ -70,17 +70,14 @@ class CheckpointDirectory(CheckpointPlace):
     ) -> None:
         path = _check.path("directory", directory)
         # pathlib makes one slash of two; a drive of Windows is one letter
-        address = re.match(r"([A-Za-z][\w+.-]+):/", path)
-        if address is not None and address[1].lower() == "file":
-            raise ValueError(
-                f"the directory of checkpoints is {path!r}, an address; give the path alone"
+        if re.match(r"[A-Za-z][\w+.-]+:/", path):
+            advice = (
+                "give the path of a local directory, or the address of an object store, as text, "
+                "to CheckpointSaverHook or CheckpointStore"
             )
-        if address is not None and ("://" in path or not isinstance(directory, str)):
-            raise ValueError(
-                f"the directory of checkpoints is {path!r}, an address; give the path of a local "
-                "directory, or the address of an object store, as text, to CheckpointSaverHook or "
-                "CheckpointStore"
-            )
+            if path.lower().startswith("file:"):
+                advice = "give the path alone"
+            raise ValueError(f"the directory of checkpoints is {path!r}, an address; {advice}")
         super().__init__(_check.place("directory", path), basename, retention)
         self._lock = DirectoryLock(self._where)
 

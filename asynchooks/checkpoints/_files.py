@@ -30,23 +30,15 @@ class NotAFileError(OSError):
     """A symlink, directory, FIFO, socket or device stands where a file was written."""
 
 
-def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
+def walk(root: str, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """(posix path below root, its lstat) of everything in a directory, itself not included."""
-    ahead = [_listed(root, "")]  # no recursion: directories of users may be thousands deep
-    while ahead:
-        for path, status in ahead[-1]:
-            yield path, status
-            if stat.S_ISDIR(status.st_mode):
-                ahead.append(_listed(root, path))
-                break
-        else:
-            ahead.pop()
-
-
-def _listed(root: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(os.path.join(root, below)) as entries:
         found = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
-    return iter([(f"{below}/{name}" if below else name, status) for name, status in found])
+    for name, status in found:
+        path = f"{below}/{name}" if below else name
+        yield path, status
+        if stat.S_ISDIR(status.st_mode):
+            yield from walk(root, path)
 
 
 def kind_of(status: os.stat_result) -> str:
