@@ -233,13 +233,11 @@ class CheckpointPlace:
     def best(self) -> Checkpoint | None:
         """As `newest_intact`, but the one with the best metric, of equal ones the first.
 
-        Which metric is better is what the `retention` says, or else the run that saved them.
+        Which metric is better is what the `retention` says, or else the run that saved them. Where
+        neither does, it is the smaller one, and a warning asks.
 
         Returns:
             None if there are no checkpoints, or none with a metric.
-
-        Raises:
-            ValueError: metrics differ, and neither says which one is better.
         """
         return self._first_intact(
             "checkpoint with a metric", lambda found: best_first(found, self._retention)
