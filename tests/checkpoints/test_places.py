@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,29 @@ def test_the_newest_is_the_last_saved_one_whatever_its_step(place_of: Open) -> N
     with Opened(place_of()) as place:  # the order goes on in the next run
         assert place.save(4, writer(b"4")).serial == 4
         assert content_of(place) == b"4"
+
+
+def test_a_reader_finds_one_at_any_time_while_a_run_saves_and_deletes(
+    place_of: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Opened(place_of(retention=Retention(max_to_keep=1))) as place:
+        place.save(0, writer(b"0"))
+
+        def save_many() -> None:
+            for step in range(1, 13):
+                place.save(step, writer(b"%d" % step))
+
+        run, reader, found = threading.Thread(target=save_many), place_of(), [0]
+        run.start()
+        while run.is_alive():
+            newest = reader.newest_intact()
+            assert newest is not None
+            found.append(newest.step)
+        run.join()
+        assert content_of(place) == b"12"
+        reader.close()
+    assert found == sorted(found)
+    assert caplog.messages == [], "what is gone is not damaged"
 
 
 def test_a_step_saved_again_replaces_the_checkpoint_of_that_step(place_of: Open) -> None:

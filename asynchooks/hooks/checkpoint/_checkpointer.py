@@ -124,6 +124,7 @@ class Checkpointer(ModelSaver):
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
         self.ranking = Ranking(self.metric)
+        self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
         self.written_step: int | None = None  # the newest step that a checkpoint is known to hold
         self.is_just_restored = False  # the raw session's model, by this hook
@@ -364,9 +365,11 @@ class Checkpointer(ModelSaver):
             return False
         await self.listeners.before_save(session, step)
         logger.info("Saving checkpoints for %d into %s.", step, self.path, extra=_fields(step))
-        if is_due or self.is_immediate:  # before the hooks' states, among which the timer's is
-            self.timer.update_last_triggered_step(step)
-        hooks = self.states.take(at_end=not is_due)
+        self.due_step = step if is_due else None
+        try:
+            hooks = self.states.take(at_end=not is_due)
+        finally:
+            self.due_step = None
         self._has_saved_hooks = hooks is not None
         seconds = self._seconds_of((raw.global_step.epoch, step))
         facts = Facts(step, seconds, hooks, self.ranking.read(raw, step))
@@ -377,6 +380,8 @@ class Checkpointer(ModelSaver):
                 access.pop_all()  # the thread, which still copies, ends it
             raise
         self.saved_step = step
+        if is_due or self.is_immediate:  # not before: a save that has failed is due again
+            self.timer.update_last_triggered_step(step)
         if write is None:
             return await self.listeners.after_save(session, step)
         return partial(self.write, session, step, write)

@@ -353,6 +353,8 @@ class CheckpointSaverHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         timer = self._timer.state_dict()
+        if self._open is not None and self._open.due_step is not None:  # it is being saved
+            timer = {"last_step": self._open.due_step, "secs_since_last": 0.0}
         metric = None if self._metric is None else self._metric.state_dict()
         place = f"{self._directory}/{self._basename}"
         return TimerState({"timer": timer, "metric": metric}, place=place)
