@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from .. import _check as check
 from .._errors import InputStructureError, note_once
 from ._sources import Source, stage_of
-from ._stage import Stage, T, saved_count
+from ._stage import Pair, Stage, State, T, saved_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,47 +107,38 @@ class Batch(Stage[Any]):
         drop_remainder: bool,
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
-        super().__init__(source, args=(batch_size, drop_remainder, collate))
+        super().__init__(source)
         self._parameters = {"batch_size": batch_size}
         self._source = source
         self._batch_size = batch_size
         self._drop_remainder = drop_remainder
         self._collate = collate
-        self._items: list[Any] = []  # of the next batch; here, so that a cancellation loses none
-        self._num_in = 0
-        self._num_before = 0  # items before the restore
+
+    def _set(self, state: State | None) -> None:
+        self._pairs: list[Pair] = []  # of the next batch; here, so that a cancellation loses none
+        self._num_in = 0 if state is None else saved_count(state["items"])
         self._is_at_end = False
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        items, size = self._items, self._batch_size
+    def _at_first(self) -> dict[str, Any]:
+        return {"items": 0}
+
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        pairs, size = self._pairs, self._batch_size
         if not self._is_at_end:
-            self._is_at_end = not await self._source._read_into(items, size)
-        if not items or (len(items) < size and self._drop_remainder):
-            self._items = []
+            self._is_at_end = not await self._source._read_into(pairs, size)
+        if not pairs or (len(pairs) < size and self._drop_remainder):
+            self._pairs = []
             return ()
-        if self._collate is None:
-            made = collate_items(items, self._num_before + self._num_in)
-        else:
-            made = self._collate(items)
+        items = [item for item, _ in pairs]
+        collate = self._collate
+        made = collate_items(items, self._num_in) if collate is None else collate(items)
         self._num_in += len(items)
-        self._items = []
-        return (made,)
+        self._pairs = []
+        return ((made, (self, {"items": self._num_in}, pairs[-1][1])),)
 
     def _explain(self, error: Exception) -> None:
-        if len(self._items) == self._batch_size or self._is_at_end:  # else it is the source's
-            note_once(error, f"in batch, after {self._num_before + self._num_in} items")
-
-    def _num_in_at(self, num_out: int) -> int:
-        last = num_out * self._batch_size
-        return min(last, self._num_in) if num_out == self._num_out else last
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        num_in = self._num_before + self._num_in_at(num_out)
-        return {"items": num_in, **super()._state_at(num_out)}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        self._num_before = saved_count(state["items"])
+        if len(self._pairs) == self._batch_size or self._is_at_end:  # else it is the source's
+            note_once(error, f"in batch, after {self._num_in} items")
 
 
 def collate_items(items: Sequence[Any], num_before: int) -> Any:

@@ -8,25 +8,21 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .._engine.current import current_engine
 from .._engine.sync import Lock
 from .._errors import InputError, InputStateError
 from .._hook import SessionRunContext
 from .._stopping.session_stop import SessionStop
-from ._prefetch import Buffered, Prefetch
-from ._source_stage import fingerprint
+from ._position import Position
+from ._prefetch import Buffered, Prefetch, Taken
 from ._sources import stage_of
-from ._stage import Phase, Stage
+from ._stage import Phase, Stage, epoch_of, take_all
 from ._training_end import TrainingEnd
 
 logger = logging.getLogger("asynchooks")
-
-_NUM_SAVED = 4096
-"""Saved positions whose place is remembered: more than checkpoints are kept, and than are asked for
-between two of them."""
 
 
 class CurrentRun:
@@ -54,14 +50,6 @@ class CurrentRun:
         Whatever becomes of it, its items are used.
         """
         return self.context is not None and self.context.step_is_made
-
-
-class Taken(NamedTuple):
-    """An item in a consumer's hand."""
-
-    item: Any
-    place: int  # items before it, since the position was loaded
-    generation: int  # how often the position had been loaded
 
 
 def consumers_of(source: Any) -> Consumers:
@@ -98,27 +86,12 @@ class Consumers:
         self.has_warned = False  # that there is no position
         self._reader: Buffered | None = None  # from the first take on
         self._opening = Lock("the opening of a pipeline")
-        # places: how many items came before one, since the position was loaded
-        self._num_taken = 0
-        self._num_used = 0  # all before this place
-        self._used_beyond: set[int] = set()  # places behind it, also from before a restore
-        self._returned: list[int] = []  # places of items that lie in the reader again, last first
-        self._num_seen = -1  # items that had left the stage at the last take
-        self._generation = 0
+        self._has_given = False  # an item, to any consumer
         self._ended_in: object = None  # the training that has met the end
         self._rewind_to: Mapping[str, Any] | None = None  # where the next take is to go on
-        # of items that loops had in hand at the rewind, whose runs are made again: the new places
-        self._carried: set[int] = set()
-        self._carried_used: set[int] = set()
-        # of a stage that gives other items after a restore: these items themselves, by new place
-        self._kept: dict[int, Any] = {}
-        # what is not to come once more when the input goes back: places, and also below 0, before
-        # the position that was loaded; or items, where places say nothing
+        # places that are not to come once more when the input goes back
         self._left_out: set[int] = set()
-        self._left_out_items: list[Any] = []
         self._vouched = -1  # the last place whose run is known to have gone well
-        # places of saved positions, by fingerprint; below 0 before the one that was loaded
-        self._saved: dict[bytes, int] = {}
         self.num_epochs_ended: int | None = None
         """Passes whose end FeedHooks have reported; None before the first item of a training."""
 
@@ -168,32 +141,24 @@ class Consumers:
                     raise StopAsyncIteration
                 async with self._opening:
                     await self._open()
-            reader = self._reader
+            reader, position = self._reader, self.stage._used()
             assert reader is not None
             try:
-                item = await reader.take(end)
+                taken = await reader.take(end)
             except RuntimeError:
-                if reader is self._reader:
+                if position is self.stage._used():
                     raise
-                continue  # a rewind closed it
-            if reader is not self._reader or self._rewind_to is not None:
-                continue  # rewound meanwhile
-            self._num_seen = self.stage._num_out
-            if item is Buffered.END:
-                if self._num_taken == 0 and not self.stage._is_loaded:
+                continue  # it was closed to go back
+            if taken is not Buffered.END:
+                if self.is_current(taken):
+                    self._has_given = True
+                    found: Taken = taken
+                    return found
+            elif position is self.stage._used():  # else the input has gone back meanwhile
+                if not (self._has_given or position.is_loaded):
                     raise InputError(self.stage._why_empty())
                 self._ended_in = None if end is None else end.training
                 raise StopAsyncIteration
-            if self._returned:
-                return Taken(item, self._returned.pop(), self._generation)
-            place = self._num_taken
-            self._num_taken += 1
-            if place in self._carried:
-                self._carried.discard(place)
-            elif place >= self._num_used and place not in self._used_beyond:
-                return Taken(item, place, self._generation)
-            else:
-                self._advance()  # used before the restore
 
     def _has_ended_in(self, end: TrainingEnd | None) -> bool:
         is_closed = self.stage._phase is Phase.CLOSED and self._rewind_to is None
@@ -201,197 +166,111 @@ class Consumers:
 
     async def _open(self) -> None:
         if self._rewind_to is not None:
-            await self._rewind(self._rewind_to)
-        elif self._reader is not None:
+            await self._rewind()
+        if self._reader is not None:
             return  # another worker has opened it meanwhile, and it may have read ahead
         stage = self.stage
         reader = stage if isinstance(stage, Buffered) else Prefetch(stage, 1)
         if reader is not stage:
             stage._num_parents -= 1  # this reader is no stage of the pipeline
             stage._is_taken_from = True
+            reader.counted = stage
         reader._open()
         self._reader = reader
-        if stage._num_out != self._num_seen:  # items were taken by others, or a state was loaded
-            self._num_taken = self._num_used = self._num_seen = stage._num_out
-            self._used_beyond = set(stage._used_beyond)
-            self._returned.clear()
 
-    async def _rewind(self, state: Mapping[str, Any]) -> None:
-        reader, self._reader, self._rewind_to = self._reader, None, None
-        self._ended_in = None
-        before, self.stage = self.stage, self.stage._restarted(self.stage._epoch)
-        self._load(self.stage, state)
+    async def _rewind(self) -> None:
+        """Close the pipeline, whoever has opened it, and open it at the state for all of them."""
+        stage, reader = self.stage, self._reader
+        num_others = stage._num_users - (reader is not None)
+        self._reader = self._ended_in = None
         try:
-            if reader is before:
-                before._num_users -= 1  # closed below, with a successor
-            elif reader is not None:
-                await reader.aclose()
-        finally:
-            await before._replace_by(self.stage)
+            await take_all([each._close for each in (reader, stage) if each is not None])
+        finally:  # the state is looked at now, as it may have gone back once more meanwhile
+            state, self._rewind_to = self._rewind_to, None
+            stage._begin(state, ())
+            for _ in range(num_others):
+                stage._open()
 
     @property
     def num_epochs(self) -> int:
         """Passes, at the end of the source."""
-        return self.stage._epoch_of(self._num_taken) + 1
+        return epoch_of(self.stage._used().last_mark) + 1
+
+    def is_current(self, taken: Taken) -> bool:
+        """Whether the input did not go back since it was taken."""
+        return taken.position is self.stage._used()
 
     def use(self, taken: Taken) -> None:
         """A run that used it has ended."""
-        if taken.generation != self._generation:
-            return
-        if self._rewind_to is not None:
-            self._carried_used.add(taken.place)
-        else:
-            self._used_beyond.add(taken.place)
-            self._advance()
-            self.stage._note_used(taken.place)
-
-    def _advance(self) -> None:
-        while self._num_used < self._num_taken and self._num_used in self._used_beyond:
-            self._used_beyond.remove(self._num_used)
-            self._num_used += 1
-        if self._num_used >= self.stage._trim_next:
-            self.stage._trim_due(self._num_used)
+        position = self.stage._used()
+        if taken.position is position:
+            position.finish(taken.places)
+            self.stage._note_used(taken)
 
     def give_back(self, taken: Taken) -> None:
         """It was not used: the next consumer that asks gets it."""
-        if taken.generation != self._generation:
+        if not self.is_current(taken):
             return
-        if taken.place in self._carried:  # it comes once more, as no loop has it now
-            self._carried.discard(taken.place)
-        elif self._rewind_to is not None:
-            self._kept.pop(taken.place, None)
+        in_hand = self.stage._used().in_hand
+        if in_hand.issuperset(taken.places):  # it comes once more, as no loop has it now
+            in_hand.difference_update(taken.places)
         elif self._reader is not None:
-            self._returned.append(taken.place)
-            self._reader.put_back(taken.item)
-            self._num_seen = self.stage._num_out
+            self._reader.put_back(taken)
 
-    def vouch(self, place: int, generation: int) -> None:
-        """The run that used what was there went well."""
-        if generation == self._generation:
-            self._vouched = max(self._vouched, place)
+    def vouch(self, taken: Taken) -> None:
+        """The run that used it went well."""
+        if self.is_current(taken):
+            self._vouched = max(self._vouched, *taken.places)
 
     def leave_out(self, taken: Taken) -> bool:
         """Do not give it once more when the input goes back; says whether it is left out then.
 
         Nor what others have used behind the last item that was vouched for: it may be to blame.
         """
-        if taken.generation != self._generation:
+        if not self.is_current(taken):
             return False
         try:
             self.stage._check_repeatable()
             self.stage._check_alone()
-            self.state_dict()
         except (InputStateError, TypeError):  # it goes on with the next items
             return False
-        if self.stage.gives_others_after_restore:
-            self._left_out_items.append(taken.item)
-        else:
-            self._left_out.add(taken.place)
-            in_runs = {each.place_run for each in self.members}
-            for place in range(self._vouched + 1, self._num_taken if len(self.members) > 1 else 0):
-                if place < self._num_used or place in self._used_beyond or place in in_runs:
+        self._left_out.update(taken.places)
+        if len(self.members) > 1:
+            position, run = self.stage._used(), set(self.places_run())
+            for place in range(self._vouched + 1, position.end):
+                if place in run or position.is_finished(place):
                     self._left_out.add(place)
         return True
 
-    def is_current(self, taken: Taken) -> bool:
-        """Whether there was no rewind since."""
-        return taken.generation == self._generation
+    def places_run(self) -> list[int]:
+        """Places of items in the hands of consumers whose step is made."""
+        return [place for each in self.members for place in each.places_run]
 
     def state_dict(self) -> dict[str, Any]:
-        in_runs = {each.place_run for each in self.members} - {-1}
-        if self._rewind_to is not None:
-            used = self._carried_used | in_runs
-            items = {place: self._kept.get(place, ()) for place in used}
-            state = self.stage._state_with(self._rewind_to, items)
-            self._remember(state, 0)
-            return state
-        self.stage._check_alone()
-        used = self._used_beyond | in_runs
-        num_used = self._num_used
-        if self._num_seen < 0:  # nothing was taken yet; the program may have read a few items
-            num_used, used = self.stage._num_out, used | self.stage._used_beyond
-        while num_used < self._num_taken and num_used in used:
-            num_used += 1
-        state = self.stage._saved_used(num_used, used)
-        self._remember(state, num_used)
-        return state
-
-    def _remember(self, state: Mapping[str, Any], place: int) -> None:
-        key = fingerprint(state)
-        self._saved.pop(key, None)  # the last place counts, and is forgotten last
-        self._saved[key] = place
-        if len(self._saved) > _NUM_SAVED:
-            del self._saved[next(iter(self._saved))]
+        return self.stage.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there: at once where nothing was taken yet, else from the next take on."""
-        if self.stage._phase is Phase.NEW and not self._generation:  # else it is just rewound
-            self._load(self.stage, state)
-            self._saved.clear()
-        elif fingerprint(state) != fingerprint(self.state_dict()):
-            try:
-                self.stage._check_repeatable()
-            except TypeError as error:
-                logger.warning(
-                    "The model goes back to a checkpoint, and its input cannot: %s. It goes on "
-                    "with the next items", error,
-                )  # fmt: skip
-                return
-            self._generation += 1
-            self._vouched = -1
-            self._carry(state)
-            self._rewind_to = state
-        else:
+        stage = self.stage
+        if stage._phase is Phase.NEW:
+            stage.load_state_dict(state)
             return
-        self._remember(state, 0)
-
-    def _carry(self, state: Mapping[str, Any]) -> None:
-        """Loops make their runs again with what they have in hand: it must not come once more."""
-        self._carried.clear()
-        self._carried_used.clear()
-        if self.stage.gives_others_after_restore:
-            self._kept = {}
-            for consumer in self.members:
-                if consumer.place_run >= 0 and not self.stage._unfinished_in(state, consumer.item):
-                    continue  # the position is behind it
-                if consumer.carry(self._generation, to=len(self._kept)) is not None:
-                    self._kept[len(self._kept)] = consumer.item
-            for each in self._left_out_items:
-                if (item := self.stage._unfinished_in(state, each)) is not None:
-                    self._carried_used.add(len(self._kept))
-                    self._kept[len(self._kept)] = item
+        position, own = stage._position_in(state, self._left_out)
+        now, _, beyond = stage._used().after(self.places_run())
+        if (now, beyond) == position.after()[::2]:
+            return  # it is there already
+        try:
+            stage._check_repeatable()
+        except TypeError as error:
+            logger.warning(
+                "The model goes back to a checkpoint, and its input cannot: %s. It goes on "
+                "with the next items", error,
+            )  # fmt: skip
             return
-        base = self._saved.get(fingerprint(state))
-        if base is None:  # the place of that position is not known
-            self._saved.clear()
-            self._left_out.clear()
-            return
-        self._saved = {key: place - base for key, place in self._saved.items()}
-        self._left_out = {place - base for place in self._left_out}
-        self._carried_used |= {place for place in self._left_out if place >= 0}
-        for consumer in self.members:
-            place = consumer.carry(self._generation, back_by=base)
-            if place is not None:
-                self._carried.add(place)
-
-    def _load(self, stage: Stage[Any], state: Mapping[str, Any]) -> None:
-        stage.load_state_dict(state)
-        self._used_beyond = stage._used_beyond | self._carried_used
-        self._carried -= self._carried_used
-        self._num_taken = self._num_used = self._num_seen = 0
-        self._returned.clear()
-        self._keep_in_hand(stage)
-
-    def _keep_in_hand(self, stage: Stage[Any]) -> None:
-        """Have what loops have in hand count as the first items of the stage."""
-        kept, self._kept = self._kept, {}
-        num = max(kept, default=-1) + 1
-        for place in range(num):
-            stage._keep(kept.get(place, ()))
-            if place not in kept:  # it was given back since
-                self._used_beyond.add(place)
-        self._num_taken = self._num_seen = num
-        self._advance()
+        self._vouched = -1
+        for each in self.members:
+            each.carry(position)
+        stage._position, self._rewind_to = position, own
 
 
 class Consumer:
@@ -407,8 +286,7 @@ class Consumer:
         self._taken: Taken | None = None
         # of a run whose step is made, and behind which model and input went back meanwhile
         self._undone: SessionRunContext | None = None
-        self._last: tuple[int, int] | None = None  # place and generation of what was used last
-        self._last_item: Any = None  # that itself, only where places say nothing
+        self._last: Taken | None = None  # what was used last, without the item
 
     async def take(self, end: TrainingEnd | None) -> Any:
         """The item in hand, or the next one; raises as `Consumers.take`."""
@@ -430,22 +308,22 @@ class Consumer:
 
     @property
     def num_before(self) -> int:
-        """Items before the one in hand, since the position was loaded; -1: nothing is in hand."""
-        return -1 if self._taken is None else self._taken.place
+        """Items before the one in hand, since the first training; -1: nothing is in hand."""
+        return -1 if self._taken is None else self._taken.places[0]
 
     @property
     def epoch(self) -> int:
         """Which pass the item in hand is of."""
         assert self._taken is not None
-        return self.stage._epoch_of(self._taken.place)
+        return epoch_of(self._taken.mark)
 
     @property
-    def place_run(self) -> int:
-        """The place of the item in hand, if the step is made that used it; else -1."""
+    def places_run(self) -> Sequence[int]:
+        """The places of the item in hand, if the step is made that used it."""
         taken = self._taken
         if taken is None or not self.run.has_ended() or self._is_undone:
-            return -1
-        return taken.place if self._consumers.is_current(taken) else -1
+            return ()
+        return taken.places if self._consumers.is_current(taken) else ()
 
     @property
     def _is_undone(self) -> bool:
@@ -456,21 +334,17 @@ class Consumer:
         """Whether the loop was left early, and its iterator collected."""
         return self.loop is not None and self.loop() is None
 
-    @property
-    def item(self) -> Any:
-        """The item in hand."""
-        return None if self._taken is None else self._taken.item
-
-    def carry(self, generation: int, *, back_by: int = 0, to: int | None = None) -> int | None:
-        """Keep what a loop has in hand at a rewind; its place from there on."""
+    def carry(self, position: Position) -> None:
+        """The input goes back: a loop keeps what it has in hand, if that is not used there."""
         taken = self._taken
-        if taken is None or self.loop is None or taken.generation != generation - 1:
-            return None
-        place = taken.place - back_by if to is None else to
+        if taken is None or self.loop is None or not self._consumers.is_current(taken):
+            return
+        if all(map(position.is_finished, taken.places)):
+            return
         if self.run.has_ended():  # if it is not made again, its item is to come once more
             self._undone = self.run.context
-        self._taken = Taken(taken.item, place, generation)
-        return place
+        taken.position = position
+        position.in_hand.update(taken.places)
 
     def end_run(self) -> None:
         """The run has ended: what it used in a model that has gone back comes once more."""
@@ -483,26 +357,20 @@ class Consumer:
         """A run has used the item in hand, if there is one."""
         taken, self._taken = self._taken, None
         if taken is not None:
-            item, place, generation = taken
-            self._last = (place, generation)
-            if self._consumers.stage.gives_others_after_restore:
-                self._last_item = item
+            self._last = Taken(None, None, taken.places, taken.position)
             self._consumers.use(taken)
 
     def leave_out(self) -> bool:
         """As `Consumers.leave_out`, what the last run was fed."""
-        if self.place_run >= 0:  # its run has not said so yet
+        if self.places_run:  # its run has not said so yet
             self.use()
-        if self._last is None:
-            return False
-        return self._consumers.leave_out(Taken(self._last_item, *self._last))
+        return self._last is not None and self._consumers.leave_out(self._last)
 
     def vouch(self) -> None:
         """As `Consumers.vouch`, for what the last run was fed."""
-        taken = self._taken  # the present run may not have said so yet
-        last = self._last if taken is None else (taken.place, taken.generation)
+        last = self._taken or self._last  # the present run may not have said so yet
         if last is not None and len(self._consumers.members) > 1:
-            self._consumers.vouch(*last)
+            self._consumers.vouch(last)
 
     def settle(self) -> None:
         """Look whether the last run has used the item in hand, and may not have said so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -14,9 +14,9 @@ from .._engine.base import Engine, Slot
 from .._engine.recording import Kind, Recorder, Span, blocks_inline, ended
 from .._engine.threads import WorkThread, close_unrun, is_async
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
-from ._prefetch import Buffered, Worker
+from ._prefetch import Buffered, Taken, Task
 from ._sources import Source, stage_of
-from ._stage import Stage, T
+from ._stage import Mark, Pair, Stage, State, T
 
 Made = TypeVar("Made")
 
@@ -77,6 +77,7 @@ class Work:
     """One item on its way."""
 
     item: Any
+    mark: Mark
     place: int
     is_done: bool = False
     result: Any = None
@@ -157,72 +158,66 @@ class Chunk:
         return self._engine.tick() > self._begun + _CHUNK_SECS
 
 
+@dataclass(eq=False)
+class Worker(Task):
+    """A task that calls the function, of one item after the other."""
+
+    place: int = -1  # of the item that it has
+
+
 class Mapped(Buffered):
     kind = "map_concurrent"
 
     def __init__(
         self, source: Stage[Any], fn: Callable[[Any], Any], concurrency: int, ordered: bool
     ) -> None:
-        super().__init__(source, fn, concurrency, ordered)
-        name = getattr(fn, "__name__", self.kind)
-        self._parameters = {"fn": name, "concurrency": concurrency, "ordered": ordered}
         self._fn = fn
         self._is_async = is_async(fn)
         self._concurrency = concurrency
         self._ordered = ordered
+        super().__init__(source)
+        name = getattr(fn, "__name__", self.kind)
+        self._parameters = {"fn": name, "concurrency": concurrency, "ordered": ordered}
+
+    def _set(self, state: State | None) -> None:
+        super()._set(state)
         self._under_way: deque[Work] = deque()  # in order of their items
         self._left: deque[Work] = deque()  # of these, those not yet begun
         self._is_awaited = self._is_async
         self._per_chunk = 1  # how many items a thread is given at a time
         self._num_in = 0
-        self._has_all = False  # nothing more is read
-        self._source_error: Exception | None = None  # why; it comes after all items
+        self._source_error: Exception | None = None  # why nothing more is read; behind all items
         self._failed_place: int | None = None  # of the first item that made a call fail
         self._idle: deque[Slot] = deque()  # of tasks that wait for an item
         self._chunks: list[Chunk] = []  # of threads that call the function just now
         self._is_watched = False  # whether a task looks soon at what they have done
 
+    def _start(self) -> None:
+        self._new_work = self._work_maker()
+        super()._start()
+
     @property
     def _num_held(self) -> int:
         return len(self._under_way) + len(self._ready)
 
-    async def _work(self, worker: Worker) -> None:
-        if worker is self._workers[0]:
-            await self._read_all(worker)
-        else:
-            await self._map(worker)
+    def _num_room(self) -> int:
+        return min(self._per_chunk, self._concurrency - self._num_held)
 
-    async def _read_all(self, worker: Worker) -> None:
-        """Read items when there is room for them, and call tasks to work on them."""
-        engine, clocks, new_work = self._engine, self._clocks, self._new_work()
-        try:
-            while not (self._is_over or self._has_all):
-                room = self._concurrency - self._num_held
-                if room <= 0:
-                    await self._wait_for_room(worker)
-                    continue
-                before = engine.stopwatch()
-                try:
-                    items = await self._source._read(min(self._per_chunk, room))
-                except Exception as error:
-                    if worker.is_unwanted and self._is_of_clean_up(error):
-                        self._closing_error = self._closing_error or error
-                    self._has_all, self._source_error = True, error
-                    break
-                clocks.input_wait += engine.stopwatch() - before
-                works = [new_work(item, self._num_in + place) for place, item in enumerate(items)]
-                self._has_all = self._has_all or not works
-                if self._failed_place is None:
-                    self._num_in += len(works)
-                    self._under_way.extend(works)
-                    self._left.extend(works)
-                    self._call_mapper()
-        finally:
-            worker.protect()
-            await self._close_source()
-            self._give_out()
+    def _accept(self, pairs: Sequence[Pair]) -> None:
+        if self._failed_place is not None:
+            return
+        for item, mark in pairs:
+            work = self._new_work(item, mark, self._num_in)
+            self._num_in += 1
+            self._under_way.append(work)
+            self._left.append(work)
+        self._call_mapper()
 
-    def _new_work(self) -> Callable[[Any, int], Work]:
+    def _end_source(self, error: Exception | None) -> None:
+        self._source_error = error
+        self._give_out()
+
+    def _work_maker(self) -> Callable[[Any, Mark, int], Work]:
         recorder = self._recorder
         if recorder is None:
             return Work
@@ -233,8 +228,8 @@ class Mapped(Buffered):
         """Have a task look at what is left."""
         if self._idle:
             self._idle.popleft().wake()
-        elif (self._left or self._holds_back()) and len(self._workers) <= self._concurrency:
-            self._begin_worker()
+        elif (self._left or self._holds_back()) and len(self._tasks) <= self._concurrency:
+            self._begin_task(self._map, Worker())
 
     def _call_idle(self) -> None:
         while self._idle:
@@ -349,7 +344,7 @@ class Mapped(Buffered):
             self._fail_at(work, work.error, own)
         elif not self._ordered:
             self._under_way.remove(work)
-            self._put((work.result,))
+            self._put((Taken(work.result),))
         self._give_out()
 
     def _fail_at(self, work: Work, error: BaseException, own: Worker) -> None:
@@ -361,17 +356,19 @@ class Mapped(Buffered):
         if self._failed_place is None or work.place < self._failed_place:
             self._failed_place = work.place
         self._left.clear()
-        for worker in self._workers:
-            is_later = worker.place > (work.place if self._ordered else -1)
-            is_reading = worker is self._workers[0] and not worker.is_at_rest
-            if (is_later or is_reading) and worker is not own:
-                worker.cancel()
+        for task in self._tasks:
+            is_later = isinstance(task, Worker) and task.place > (
+                work.place if self._ordered else -1
+            )
+            if (is_later or task is self._reader) and task is not own:
+                task.cancel()
 
     def _give_out(self) -> None:
         """Results whose turn it is, then the error that is next, or the end."""
         under_way = self._under_way
         while under_way and under_way[0].is_done and under_way[0].error is None:
-            self._put((under_way.popleft().result,))
+            work = under_way.popleft()
+            self._put((Taken(work.result, (self, {}, work.mark)),))
         if under_way:
             for work in (under_way[0],) if self._ordered else under_way:
                 if work.is_done and work.error is not None:
@@ -383,27 +380,20 @@ class Mapped(Buffered):
         elif self._has_all:
             self._finish(self._source_error)
         if self._has_all:  # all that wait shall look
-            self._taken()
+            self._make_room()
             self._call_idle()
 
-    def _fail(self, error: BaseException) -> None:
-        super()._fail(error)
+    def _cancel_tasks(self) -> None:
         self._has_all = True
-        for worker in self._workers:
-            worker.cancel()
+        super()._cancel_tasks()
+        self._call_idle()
 
-    def _taken(self) -> None:
-        super()._taken()
-        if self._is_stopping:
-            self._call_idle()
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
+    def _check_position(self) -> None:
         if not self._ordered:
             raise InputStateError(
                 "map_concurrent(..., ordered=False) gives results as they are done, so that there "
                 "is no position to save; leave ordered=True"
             )
-        return super()._state_at(num_out)
 
     def _fill(self) -> tuple[int, int]:
         return self._num_held, self._concurrency

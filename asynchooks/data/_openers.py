@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from .._errors import InputError, InputStateError, note_once
 from .._later import is_a
-from ._source_stage import Passes, has_methods, short_repr
+from ._source_stage import has_methods, short_repr
 
 logger = logging.getLogger("asynchooks")
 
@@ -29,8 +29,6 @@ class Opened:
     """Items of it that are still to be passed over."""
     state: Callable[[], Any] | None = None
     """Its own position; None where it has none: then items are counted."""
-    again: Callable[[], Opened] | None = None
-    """What is read instead, if it ends before its first item."""
 
 
 def opener_of(source: Iterable[Any]) -> Opener:
@@ -50,7 +48,8 @@ class Opener:
 
     def __init__(self, source: Any) -> None:
         self.source = source
-        self.passes = Passes()
+        keeps_state = has_methods(source, "state_dict", "load_state_dict")
+        self.stateful = source if keeps_state else None
 
     @property
     def is_for_once(self) -> bool:
@@ -59,7 +58,7 @@ class Opener:
     def open(self, num_to_pass: int, saved: Any) -> Opened:
         """An iterator that goes on behind so many items, or where its own state was `saved`."""
         source = self.source
-        if has_methods(source, "state_dict", "load_state_dict"):
+        if self.stateful is not None:
             if saved is not None:
                 source.load_state_dict(saved)
             return Opened(self._iterator(), num_to_pass, source.state_dict)

@@ -1,22 +1,23 @@
-"""prefetch: a task that reads ahead; and Buffered, which `map_concurrent` is, too."""
+"""prefetch: a task that reads ahead; and Buffered, which every stage with tasks is."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import ref
 
 from .. import _check as check
 from .._engine.base import STOPPED, EngineTask, Slot
-from .._engine.recording import Kind, Recorder, ended
+from .._engine.recording import Kind, ended
 from .._engine.stop import EndsAtStop, Stop
 from .._errors import StopTraining
+from ._position import Position
 from ._sources import Source, stage_of
-from ._stage import Phase, Stage, T, wait_to_end
+from ._stage import Epoch, Mark, Pair, Phase, Stage, State, T, wait_to_end
 
 _REST_EVERY_SECS = 0.005
 """How long a loop over items may go on without letting all others run."""
@@ -43,33 +44,74 @@ def prefetch(source: Source[T], buffer_size: int) -> Stage[T]:
     return Prefetch(stage_of(source), buffer_size)
 
 
+@dataclass(eq=False)
+class Task:
+    """A task of a stage."""
+
+    task: EngineTask | None = None
+    scope: Any = None  # of all that it does
+    is_unwanted: bool = False
+    is_at_rest: bool = False  # it waits for room, or closes its source: no need to cancel it
+
+    def protect(self) -> None:
+        """Let no cancellation interrupt what it does from now on."""
+        self.is_at_rest = True
+        if self.scope is not None:
+            self.scope.shield = True
+
+    def cancel(self) -> None:
+        if not self.is_at_rest:
+            self.is_unwanted = True
+            if self.task is not None:
+                self.task.cancel()
+
+
+@dataclass(eq=False, slots=True)
+class Taken:
+    """What leaves a pipeline with tasks."""
+
+    item: Any
+    mark: Mark = None
+    places: Sequence[int] = ()
+    """Of the items of the input that it is made of; known when somebody takes it."""
+    position: Position | None = None
+    """In which these places are counted: another one, when the input has gone back."""
+
+
 class Buffered(Stage[Any]):
-    """Its tasks read the source and fill the buffer; several may take items, first come first."""
+    """One of its tasks reads the source, and closes it: a generator belongs to the task within it.
+
+    Others may work on what was read. What is ready goes to those that ask, first come, first
+    served; one that is cancelled while it waits loses nothing, and so there is no turn to read.
+    """
 
     runs_tasks = True
     END: ClassVar[Any] = object()
 
-    def __init__(self, source: Stage[Any], *args: Any) -> None:
-        super().__init__(source, args=args)
+    def __init__(self, source: Stage[Any]) -> None:
+        super().__init__(source)
         self._source = source
-        self._ready: deque[Any] = deque()
+        self.counted: Stage[Any] = self  # whose position says which of the items were used
         self._takers: deque[Slot] = deque()
+        self._rest_at = 0.0
+        self._set(None)
+
+    def _set(self, state: State | None) -> None:
+        self._ready: deque[Taken] = deque()
+        self._tasks: list[Task] = []
         self._room: Slot | None = None  # of the task that reads, while there is no room
+        self._has_all = False  # nothing more is read
         self._is_over = False  # nothing will come any more
         self._error: BaseException | None = None  # why
         self._closing_error: BaseException | None = None
-        self._workers: list[Worker] = []
-        self._rest_at = 0.0
-        self._num_working = 0
-        self._is_stopping = False
-
-    @abstractmethod
-    async def _work(self, worker: Worker) -> None:
-        """What a task of this stage does."""
 
     def _start(self) -> None:
+        self._counting = self.counted._used()
         self._watch_fill()
-        self._begin_worker()  # the first one reads, so that one task alone enters the source
+        self._begin_reader()
+
+    def _begin_reader(self) -> None:
+        self._reader = self._begin_task(self._read_all)
 
     def _watch_fill(self) -> None:
         """Have a recorder look now and then at how many items wait to be taken."""
@@ -83,82 +125,130 @@ class Buffered(Stage[Any]):
 
         self._recorder.watch(f"{self.kind}: items held", num_ready)
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
+    # Reading the source
+
+    @abstractmethod
+    def _num_room(self) -> int:
+        """How many items may be read now."""
+
+    @abstractmethod
+    def _accept(self, pairs: Sequence[Pair]) -> None:
+        """Items were read."""
+
+    def _end_source(self, error: Exception | None) -> None:
+        """The source has ended."""
+        self._finish(error)
+
+    async def _read_all(self, task: Task) -> None:
+        try:
+            while not (self._is_over or self._has_all):
+                room = self._num_room()
+                if room > 0:
+                    await self._read_more(task, room)
+                else:
+                    await self._wait_for_room(task)
+        finally:
+            task.protect()
+            await self._close_source()
+
+    async def _read_more(self, task: Task, room: int) -> None:
+        before, error = self._engine.stopwatch(), None
+        try:
+            pairs = await self._read_source(room)
+        except Exception as raised:
+            if task.is_unwanted and self._is_of_clean_up(raised):
+                self._closing_error = self._closing_error or raised
+            pairs, error = (), raised
+        self._clocks.input_wait += self._engine.stopwatch() - before
+        if pairs:
+            self._accept(pairs)
+        else:
+            self._has_all = True
+            self._end_source(error)
+
+    async def _read_source(self, limit: int) -> Sequence[Pair]:
+        return await self._source._read(limit)
+
+    async def _wait_for_room(self, task: Task) -> None:
+        before = self._engine.stopwatch()
+        self._room = Slot(self._engine, f"room in {self.kind}")
+        task.is_at_rest = True
+        await self._engine.park(self._room)
+        task.is_at_rest = False
+        self._clocks.blocked += self._engine.stopwatch() - before
+
+    def _make_room(self) -> None:
+        """An item has left: there is room for another."""
+        slot, self._room = self._room, None
+        if slot is not None:
+            slot.wake()
+
+    # Taking
+
+    async def _pull(self, limit: int) -> Sequence[Pair]:
         raise NotImplementedError("a buffered stage is read without a turn")
 
-    # Without a lock: a waiting reader loses nothing by being cancelled
-
-    async def _read(self, limit: int) -> Sequence[Any]:
-        if self._phase is not Phase.OPEN:
-            self._open_by_itself()
-        if not self._ready:
-            await self.wait(None)
-        if self._engine.tick() > self._rest_at:
-            await self._rest()
-            if self._phase is Phase.OPEN and not self._ready:  # another one has taken it
-                return await self._read(limit)
+    async def _read(self, limit: int) -> Sequence[Pair]:
+        if not await self.wait(None):
+            return ()
         ready = self._ready
-        items = [ready.popleft() for _ in range(min(limit, len(ready)))]
-        self._num_out += len(items)
-        self._clocks.count(items)
-        if items:
-            self._taken()
-        return items
+        found = [ready.popleft() for _ in range(min(limit, len(ready)))]
+        self._clocks.count([taken.item for taken in found])
+        self._make_room()
+        return [(taken.item, taken.mark) for taken in found]
 
     async def __anext__(self) -> Any:
-        if self._successor is not None:
-            return await anext(self._successor)
-        while True:
-            item = await self.take(None)
-            if item is self.END:
-                raise StopAsyncIteration
-            if not self._used_beyond or self._num_out - 1 not in self._used_beyond:
-                break
-        if self._num_out >= self._trim_next:
-            self._trim_due(self._num_out)
-        return item
+        taken = await self.take(None)
+        if taken is self.END:
+            raise StopAsyncIteration
+        taken.position.finish(taken.places)
+        return taken.item
 
     async def take(self, stop: Stop | None) -> Any:
-        """The next item, or END; raises as `wait`."""
-        ready = self._ready
-        if not ready:
-            if self._phase is not Phase.OPEN:
-                self._open_by_itself()
-            await self.wait(stop)
-            if not ready:
-                return self.END
-        if self._engine.tick() > self._rest_at:
-            await self._rest()
-            if not ready:  # another one has taken it
-                return await self.take(stop)
-        item = ready.popleft()
-        self._is_taken_from = True
-        self._num_out += 1
-        self._clocks.count((item,))
-        self._taken()
-        return item
+        """The next item as `Taken`, or END; raises as `wait`."""
+        while await self.wait(stop):
+            taken = self._ready.popleft()
+            self._is_taken_from = True
+            if taken.position is None:
+                self._clocks.count((taken.item,))
+                taken.position = self._counting
+                taken.places = self._places_of(taken)
+            self._make_room()
+            if taken.places:
+                return taken
+        return self.END
 
-    async def _rest(self) -> None:
-        # a loop and a task that do nothing but wake each other are never seen waiting, and asyncio
-        # never gets to cancel them
-        await self._engine.checkpoint()
-        self._rest_at = self._engine.tick() + _REST_EVERY_SECS
+    def _places_of(self, taken: Taken) -> Sequence[int]:
+        """The places of an item that nobody has had yet; none if nobody is to get it."""
+        place = self._counting.add(taken.mark)
+        return () if place is None else (place,)
 
-    def put_back(self, item: Any) -> None:
+    def put_back(self, taken: Taken) -> None:
         """The next one that asks gets it."""
-        self._num_out -= 1
-        self._ready.appendleft(item)
-        self._wake_taker()
+        self._ready.appendleft(taken)
+        self._wake_takers(1)
 
-    async def wait(self, stop: Stop | None) -> None:
-        """Wait for an item, or the end; raises StopTraining, or what ended the source or a task."""
-        while not self._ready:
+    async def wait(self, stop: Stop | None) -> bool:
+        """Wait for an item; False at the end.
+
+        Raises StopTraining, or what ended the source or a task.
+        """
+        if self._phase is not Phase.OPEN:
+            self._open_by_itself()
+        while True:
+            if self._ready and self._engine.tick() > self._rest_at:
+                # a loop and a task that do nothing but wake each other are never seen waiting, and
+                # asyncio never gets to cancel them
+                await self._engine.checkpoint()
+                self._rest_at = self._engine.tick() + _REST_EVERY_SECS
+            if self._ready:
+                return True
             if self._is_over:
                 if self._phase is Phase.CLOSED:
                     raise RuntimeError(f"{self!r} is closed; make a new one")
                 if self._error is not None:
                     raise self._error
-                return
+                return False
             asked = self._engine.stopwatch()
             slot = Slot(self._engine, f"an item of {self.kind}")
             self._takers.append(slot)
@@ -169,7 +259,7 @@ class Buffered(Stage[Any]):
                 if slot in self._takers:
                     self._takers.remove(slot)
                 elif self._ready:  # woken, but cancelled: the next one may have it
-                    self._wake_taker()
+                    self._wake_takers(1)
                 self._clocks.consumer_wait += self._engine.stopwatch() - asked
             is_stopped = slot.value is STOPPED or (
                 slot.value is not None and stop is not None and stop.is_set
@@ -177,57 +267,41 @@ class Buffered(Stage[Any]):
             if is_stopped and not self._ready:
                 raise StopTraining(f"a stop was requested while waiting for {self.kind}")
 
-    def _wake_taker(self) -> None:
-        if self._takers:
+    def _put(self, found: Iterable[Taken]) -> None:
+        before = len(self._ready)
+        self._ready.extend(found)
+        self._wake_takers(len(self._ready) - before)
+
+    def _wake_takers(self, num: int) -> None:
+        for _ in range(min(num, len(self._takers))):
             self._takers.popleft().wake()
-
-    def _put(self, items: Sequence[Any]) -> None:
-        self._ready.extend(items)
-        for _ in range(min(len(items), len(self._takers))):
-            self._takers.popleft().wake()
-
-    def _taken(self) -> None:
-        """An item has left the buffer: there is room for another."""
-        if self._room is not None:
-            self._room.wake()
-            self._room = None
-
-    async def _wait_for_room(self, worker: Worker) -> None:
-        before = self._engine.stopwatch()
-        self._room = Slot(self._engine, f"room in {self.kind}")
-        worker.is_at_rest = True
-        await self._engine.park(self._room)
-        worker.is_at_rest = False
-        self._clocks.blocked += self._engine.stopwatch() - before
 
     def _finish(self, error: BaseException | None = None) -> None:
         """Nothing will come any more."""
         if not self._is_over:
-            self._is_over = True
-            self._error = error
-            while self._takers:
-                self._takers.popleft().wake()
+            self._is_over, self._error = True, error
+            self._wake_takers(len(self._takers))
 
-    def _begin_worker(self, worker: Worker | None = None) -> None:
-        if self._is_stopping:
-            return
-        worker = worker or Worker()
-        self._num_working += 1
-        self._workers.append(worker)
-        worker.task = self._engine.start(self._guarded, worker)
+    # Tasks
 
-    async def _guarded(self, worker: Worker) -> None:
-        """A task: its error ends the stage, and the last one closes the source, which it read."""
+    def _begin_task(self, work: Callable[..., Awaitable[None]], task: Task | None = None) -> Task:
+        task = task or Task()
+        self._tasks.append(task)
+        task.task = self._engine.start(self._guarded, task, work)
+        return task
+
+    async def _guarded(self, task: Task, work: Callable[..., Awaitable[None]]) -> None:
+        """A task, whose error ends the stage."""
         # entered before all scopes that generators hold open, so that those may be closed within it
         with self._engine.shielded(math.inf) as scope:
             scope.shield = False
-            worker.scope = scope
+            task.scope = scope
             try:
-                await self._work(worker)
+                await work(task)
             except BaseException as error:
                 failure = self._engine.failure_in(error)
                 if failure is None:
-                    if not worker.is_unwanted:
+                    if not task.is_unwanted:
                         foreign = RuntimeError(
                             f"a task of {self!r} was cancelled from outside; cancel the task that "
                             "reads it instead"
@@ -235,14 +309,11 @@ class Buffered(Stage[Any]):
                         foreign.__cause__ = error
                         self._fail(foreign)
                     raise
-                if worker.is_unwanted and self._is_of_clean_up(failure):
+                if task.is_unwanted and self._is_of_clean_up(failure):
                     self._closing_error = self._closing_error or failure
                 self._fail(failure)
             finally:
-                self._num_working -= 1
-                worker.protect()
-                if self._num_working == 0 and (self._is_over or self._is_stopping):
-                    await self._close_source()
+                self._tasks.remove(task)
 
     def _is_of_clean_up(self, error: BaseException) -> bool:
         """Whether a source raised it as its read was cancelled; else it failed by itself.
@@ -258,7 +329,14 @@ class Buffered(Stage[Any]):
         return context is not None
 
     def _fail(self, error: BaseException) -> None:
+        """A task has failed: the others are not wanted any more."""
         self._finish(error)
+        self._cancel_tasks()
+
+    def _cancel_tasks(self) -> None:
+        self._make_room()  # one that waits for room sees that it is over, and closes its source
+        for task in self._tasks:
+            task.cancel()
 
     async def _close_source(self) -> None:
         """In the task that read it: what it holds open may belong to that task."""
@@ -271,91 +349,55 @@ class Buffered(Stage[Any]):
             self._closing_error = self._closing_error or failure
 
     async def _stop(self) -> None:
-        self._is_stopping = True
         self._finish()
-        self._taken()  # one that waits for room sees that it is over, and closes its source
-        for worker in self._workers:
-            if not worker.is_at_rest:
-                worker.cancel()
+        self._cancel_tasks()
         try:
-            await wait_to_end(self._engine, self._wait_for_workers)
+            await wait_to_end(self._engine, self._wait_for_tasks)
         finally:
-            self._workers.clear()
+            self._tasks.clear()
             self._ready.clear()
         error, self._closing_error = self._closing_error, None
         if error is not None:
             raise error
 
-    async def _wait_for_workers(self) -> None:
-        for worker in self._workers:
-            if worker.task is not None:
-                await worker.task.wait()
-
-
-@dataclass(eq=False)
-class Worker:
-    """A task of a stage."""
-
-    task: EngineTask | None = None
-    scope: Any = None  # of all that it does
-    is_unwanted: bool = False
-    place: int = -1  # of the item that it has
-    is_at_rest: bool = False  # it waits for room, or closes its source: no need to cancel it
-
-    def protect(self) -> None:
-        """Let no cancellation interrupt the closing of what it has read."""
-        self.is_at_rest = True
-        if self.scope is not None:
-            self.scope.shield = True
-
-    def cancel(self) -> None:
-        self.is_unwanted = True
-        if self.task is not None:
-            self.task.cancel()
+    async def _wait_for_tasks(self) -> None:
+        for task in list(self._tasks):
+            if task.task is not None:
+                await task.task.wait()
 
 
 class Prefetch(Buffered):
     kind = "prefetch"
 
     def __init__(self, source: Stage[Any], buffer_size: int) -> None:
-        super().__init__(source, buffer_size)
+        super().__init__(source)
         self._parameters = {"buffer_size": buffer_size}
         self._size = buffer_size
 
-    async def _work(self, worker: Worker) -> None:
-        read: Callable[[int], Coroutine[Any, Any, Sequence[Any]]] = self._source._read
-        ready, clocks, engine = self._ready, self._clocks, self._engine
-        if self._recorder is not None:
-            read = self._recorded_read(self._recorder)
-        while not self._is_over:
-            room = self._size - len(ready)
-            if room <= 0:
-                await self._wait_for_room(worker)
-                continue
-            before = engine.stopwatch()
-            items = await read(room)
-            clocks.input_wait += engine.stopwatch() - before
-            if not items:
-                self._finish()
-                return
-            self._put(items)
+    def _num_room(self) -> int:
+        return self._size - len(self._ready)
 
-    def _recorded_read(
-        self, recorder: Recorder
-    ) -> Callable[[int], Coroutine[Any, Any, Sequence[Any]]]:
+    def _accept(self, pairs: Sequence[Pair]) -> None:
+        self._put([Taken(item, mark) for item, mark in pairs])
+
+    async def _read_source(self, limit: int) -> Sequence[Pair]:
+        recorder = self._recorder
+        if recorder is None:
+            return await self._source._read(limit)
         name = f"{self.kind}: read {self._source.kind}"
+        with ended(recorder.task_span(self._engine, Kind.READ, name)):
+            return await self._source._read(limit)
 
-        async def read(limit: int) -> Sequence[Any]:
-            with ended(recorder.task_span(self._engine, Kind.READ, name)):
-                return await self._source._read(limit)
+    # Its position is that of its source
 
-        return read
+    def _begin(self, state: State | None, epoch: Epoch) -> None:
+        self._source._begin(state, epoch)
+        if self._phase is not Phase.OPEN:
+            self._phase, self._is_set = Phase.NEW, True
+            self._set(state)
 
-    def _saved_at(self, num_out: int) -> dict[str, Any]:
-        return self._source._saved_at(num_out)
-
-    def _load_saved(self, state: Mapping[str, Any]) -> None:
-        self._source._load_saved(state)
+    def _origin(self) -> Mark:
+        return self._source._origin()
 
     def _fill(self) -> tuple[int, int]:
         return len(self._ready), self._size

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from .. import _check as check
-from .._errors import InputError
+from .._errors import InputError, InputStateError
+from ._select import Take
 from ._sources import Source, stage_of
-from ._stage import Stage, T, saved_count
+from ._stage import Epoch, Mark, Pair, Stage, State, T, saved_count
 
 
 def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
     """Read the source again and again; each pass is an epoch.
 
-    Every `shuffle` below gets another order in each epoch, from the same seed. Where `take` ends
-    a pass early, a restore at the end of it reads its last item again and drops it: so a source
-    with a state of its own begins the next pass, or goes on, as it did. If that pass had one item
-    only, the restore makes those before it again, too, back to one that had more.
+    Every `shuffle` below gets another order in each epoch, from the same seed. Where `take` may end
+    a pass early, over a source that keeps a position of its own, the pipeline has no position: how
+    such a source goes on behind a pass that was cut is its own affair.
 
     Args:
         source: see `asynchooks.data`; it can be iterated again, or is a function that takes
@@ -39,99 +38,71 @@ def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
     return Repeat(stage_of(source), num_epochs)
 
 
-class Pass(NamedTuple):
-    """One epoch."""
-
-    begun: int  # items before it
-    epoch: int
-    stage: Stage[Any]
-
-
 class Repeat(Stage[Any]):
     kind = "repeat"
 
     def __init__(self, source: Stage[Any], num_epochs: int | None) -> None:
-        super().__init__(source, args=(num_epochs,))
-        self._first = source
+        super().__init__(source)
+        self._source = source
         if num_epochs is None or num_epochs > 1:
             source._check_repeatable()  # says now that it cannot be, not after the first pass
         self._num_epochs = num_epochs
-        source._set_epoch((0,))
-        self._begin = 0  # the epoch in which it begins
-        self._now = Pass(0, 0, source)
+
+    def _begin_sources(self, state: State | None, epoch: Epoch) -> None:
+        self._number = 0 if state is None else saved_count(state["epoch"])
+        self._source._begin(None if state is None else state["source"], (*epoch, self._number))
+
+    def _set(self, state: State | None) -> None:
         self._is_pass_over = False  # what it reads has ended, and is closed or about to be
-        # the passes of which a state may be asked for; one that has given nothing yet is none: what
-        # it reads is not open perhaps, and the end of the one before is the same position
-        self._log: deque[Pass] = deque([self._now])
+        self._has_given = False
+        self._may_be_empty = True  # the first pass, or what is left of one after a restore
+        self._num_given = 0  # in this pass
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        while True:
-            begun, epoch, stage = self._now
-            if self._num_epochs is not None and epoch >= self._num_epochs:
-                return ()
-            items = () if self._is_pass_over else await stage._read(limit)
-            if items:
-                if self._log[-1] is not self._now:
-                    self._log.append(self._now)
-                return items
+    def _at_first(self) -> dict[str, Any]:
+        return {"epoch": 0}
+
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        num_epochs = self._num_epochs
+        while num_epochs is None or self._number < num_epochs:
+            pairs = () if self._is_pass_over else await self._source._read(limit)
+            if pairs:
+                self._num_given += len(pairs)
+                self._has_given = True
+                data = {"epoch": self._number}
+                return [(item, (self, data, mark)) for item, mark in pairs]
             self._is_pass_over = True  # first: a read after a cancellation goes on here
-            await stage.aclose()
-            if self._num_epochs is not None and epoch + 1 >= self._num_epochs:
-                return ()
-            if begun == self._num_out and epoch > self._begin:
-                return self._end_empty(epoch)
-            following = self._first._restarted((*self._epoch, epoch + 1))
-            self._sources = (following,)
-            following._num_parents += 1
-            following._open()
-            self._opened = [following]
-            self._now = Pass(self._num_out, epoch + 1, following)
-            self._is_pass_over = False
-
-    def _end_empty(self, epoch: int) -> Sequence[Any]:
-        """The end of a pass without items."""
-        if self._num_out:
-            raise InputError(
-                f"repeat: {self._first!r} gave items, and none in pass {epoch + 1}; if it is made "
-                "by a function, that must return something new each time"
-            )
-        if self._num_epochs is None:
-            raise InputError(f"repeat: {self._first!r} is empty, and is to be repeated for ever")
+            await self._source.aclose()
+            if num_epochs is not None and self._number + 1 >= num_epochs:
+                break
+            if not (self._num_given or self._may_be_empty):
+                self._check_empty()
+                break
+            self._number += 1
+            self._source._begin(None, (*self._epoch, self._number))
+            self._source._open()
+            self._opened = [self._source]
+            self._num_given, self._is_pass_over, self._may_be_empty = 0, False, False
         return ()
 
-    def _at(self, num_out: int) -> Pass:
-        for each in reversed(self._log):
-            if each.begun <= num_out:
-                found: Pass = each
-                return found
-        raise AssertionError(f"{num_out} items are not kept any more")
+    def _check_empty(self) -> None:
+        """A pass was without items, behind the first one or what was left of that."""
+        if self._has_given:
+            raise InputError(
+                f"repeat: {self._source!r} gave items, and none in pass {self._number + 1}; if it "
+                "is made by a function, that must return something new each time"
+            )
+        if self._num_epochs is None:
+            raise InputError(f"repeat: {self._source!r} is empty, and is to be repeated for ever")
 
-    def _epoch_of(self, place: int) -> int:
-        return self._at(place).epoch
+    def _epoch_of(self, data: Any, below: Mark) -> int:
+        number: int = data["epoch"]
+        return number
 
-    def _epoch_below(self, epoch: tuple[int, ...]) -> tuple[int, ...]:
-        return (*epoch, 0)
-
-    def _set_epoch(self, epoch: tuple[int, ...]) -> None:
-        self._epoch = epoch
-        self._first._set_epoch((*epoch, 0))
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        begun, epoch, stage = self._at(num_out)
-        return {"epoch": epoch, "source": stage._saved_at(num_out - begun)}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._begin = saved_count(state["epoch"])
-        stage = self._first._restarted((*self._epoch, self._begin)) if self._begin else self._first
-        stage._load_saved(state["source"])
-        self._sources = (stage,)
-        self._now = Pass(0, self._begin, stage)
-        self._log = deque([self._now])
-
-    def _trim(self, num_out: int) -> None:
-        if num_out < self._log[0].begun:  # another reader is farther
-            return
-        begun, _, stage = self._at(num_out)
-        while self._log[0].stage is not stage:
-            self._log.popleft()
-        stage._trim(num_out - begun)
+    def _check_position(self) -> None:
+        for stage in self._source._walk():
+            if isinstance(stage, Take) and stage._keeps_position():
+                raise InputStateError(
+                    f"{self!r} makes passes that take may cut, over a source that keeps a position "
+                    "of its own, so that there is no position to save; give repeat a function that "
+                    "makes the source anew, or read each pass to its end"
+                )

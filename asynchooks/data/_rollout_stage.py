@@ -1,7 +1,7 @@
 """Rollouts: the tasks, batches and position of `rollouts`.
 
-Which call may begin, and which results make a batch, `Ages` decides; which items are finished,
-`Places` knows.
+Which call may begin, and which results make a batch, `Ages` decides. Which items are finished, its
+`Position` knows: that counts the items of the source, of which a batch is made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,10 @@ from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
 from ._ages import Ages, Call, PublishedVersion
 from ._cancelled_once import CancelledOnce
-from ._places import Places, saved_places
-from ._prefetch import Buffered, Worker
+from ._position import Position
+from ._prefetch import Buffered, Taken, Task
 from ._rollout import Rollout, RolloutStage, RolloutStatistics, WhenStale
-from ._stage import Phase, Stage, saved_count
+from ._stage import Mark, Pair, Phase, Stage, State, no_epoch, saved_count, state_of
 from ._training_end import TrainingEnd
 
 logger = logging.getLogger("asynchooks")
@@ -42,18 +42,9 @@ _MANY_REFUSED = 32
 """After how many batches' worth of refused results in a row the log says so."""
 
 
-@dataclass(eq=False)
-class Caller(Worker):
-    """A task that makes one call after the other."""
-
-    call: Call | None = None
-    slot: Slot | None = None  # it waits for a call
-
-
 class Rollouts(Buffered, RolloutStage):
     kind = "rollouts"
     must_be_last = True
-    gives_others_after_restore = True
 
     def __init__(
         self,
@@ -68,37 +59,37 @@ class Rollouts(Buffered, RolloutStage):
         restart: Restart | None,
         max_failures: int,
     ) -> None:
-        super().__init__(
-            source, fn, batch_size, concurrency, max_staleness, when_stale, version, accept,
-            restart, max_failures,
-        )  # fmt: skip
+        self._fn = fn
+        self._batch_size = batch_size
+        self._concurrency = concurrency
+        self._max_staleness = max_staleness
+        self._when_stale = when_stale
+        self._given_version = version
+        self._accept_result = accept
+        self._restart = restart
+        self._max_failures = max_failures
+        self._many_refused = _MANY_REFUSED * batch_size
+        self._num_asking = 0  # tasks that wait for a batch
+        super().__init__(source)
         self._parameters = {
             "fn": getattr(fn, "__name__", self.kind),
             "batch_size": batch_size,
             "concurrency": concurrency,
             "max_staleness": max_staleness,
         }
-        self._fn = fn
-        self._concurrency = concurrency
-        self._max_staleness = max_staleness
-        self._accept = accept
-        self._restart = restart
-        self._max_failures = max_failures
+
+    def _set(self, state: State | None) -> None:
+        super()._set(state)
+        version = self._given_version
         self._published = None if version is None else PublishedVersion(version)
-        self._step: GlobalStep | None = version  # that of the session otherwise, while one asks
+        self._step = version  # that of the session otherwise, while one asks
         self._num_trained = 0  # batches; without a version of the program these are the version
-        self._num_kept = 0  # batches of before a restore, which are not counted
-        self._ages = Ages(batch_size, max_staleness, when_stale)
-        self._many_refused = _MANY_REFUSED * batch_size
+        self._ages = Ages(self._batch_size, self._max_staleness, self._when_stale)
         self._has_begun = False
-        self._num_asking = 0  # tasks that wait for a batch
         self._pending: deque[Call] = deque()  # read, and not begun
-        self._has_all = False  # nothing more is read, and all that was read has begun
-        self._source_error: Exception | None = None  # why; it comes after all results
+        self._source_error: Exception | None = None  # why nothing more is read; after all results
         self._num_calls = 0  # under way, also those that are cancelled and clean up
-        self._idle: deque[Caller] = deque()
-        self._places = Places()
-        self._counts = Counter[str]()
+        self._counts = Counter[str]() if state is None else _counts_in(state)
         self._staleness = Counter[int]()
         self._misused: TypeError | None = None
         self._training_end: Stop | None = None  # of the session that asked last
@@ -111,16 +102,33 @@ class Rollouts(Buffered, RolloutStage):
     # Calls
 
     def _start(self) -> None:
-        """It begins when the learner asks: only then are the weights restored."""
-        self._watch_fill()
+        super()._start()
         if self._recorder is not None:
             self._first_ident = self._recorder.first_ident()
 
+    def _begin_reader(self) -> None:
+        """It begins when the learner asks: only then are the weights restored."""
+
     def _num_room(self) -> int:
+        # at least one is read ahead, so that the end is known when the last call has begun
+        return 0 if self._pending else max(1, self._num_room_for_calls())
+
+    def _num_room_for_calls(self) -> int:
         """How many calls may begin now."""
         ages = self._ages
         num_free = self._concurrency - self._num_calls - ages.num_ready
         return min(num_free, ages.num_room(self._version()))
+
+    def _accept(self, pairs: Sequence[Pair]) -> None:
+        for item, mark in pairs:
+            place = self._counting.add(mark)
+            if place is not None:
+                self._pending.append(Call(item, place))
+        self._look()
+
+    def _end_source(self, error: Exception | None) -> None:
+        self._source_error = error
+        self._look()
 
     def _version(self) -> int:
         """The version of the weights in use, on the learner's clock."""
@@ -128,71 +136,33 @@ class Rollouts(Buffered, RolloutStage):
             return self._num_trained
         return self._published.on_clock(self._ages.num_batches)
 
-    def _note_used(self, place: int) -> None:
-        if place >= self._num_kept:
+    def _note_used(self, taken: Taken) -> None:
+        if taken.mark[1] is self._ages:  # else it was made before the input went back
             self._num_trained = min(self._num_trained + 1, self._ages.num_batches)
             self._look()
 
-    async def _work(self, worker: Worker) -> None:
-        if isinstance(worker, Caller):
-            await self._make_calls(worker)
-        else:
-            await self._read_all(worker)
-
-    async def _read_all(self, worker: Worker) -> None:
-        """Read items, and begin calls when there is room for them."""
-        pending = self._pending
-        try:
-            while not (self._is_over or self._has_all):
-                if not pending:
-                    await self._read_more(worker)
-                elif self._num_room() > 0:
-                    self._begin(pending.popleft())
-                else:
-                    await self._wait_for_room(worker)
-        finally:
-            worker.protect()
-            await self._close_source()
-            self._look()
-
-    async def _read_more(self, worker: Worker) -> None:
-        # at least one ahead, so that the end is known when the last call has begun
-        before = self._engine.stopwatch()
-        try:
-            items = await self._source._read(max(1, self._num_room()))
-        except Exception as error:
-            if worker.is_unwanted and self._is_of_clean_up(error):
-                self._closing_error = self._closing_error or error
-            self._source_error, items = error, ()
-        self._clocks.input_wait += self._engine.stopwatch() - before
-        self._has_all = not items
-        for item in items:
-            place = self._places.end
-            self._places.end += 1
-            if not self._places.is_past(place):  # before the restore
-                self._pending.append(Call(item, place))
-
-    async def _wait_for_room(self, worker: Worker) -> None:
+    async def _wait_for_room(self, task: Task) -> None:
         engine, published = self._engine, self._published
         self._room = slot = Slot(engine, "room in rollouts, or a newer version of the weights")
         forget = None
         if published is not None:
             step = published.step
             forget = step.gate.watch(slot, step.value + 1)
-        if self._num_room() > 0:  # another thread has published it since
+        if self._num_room_for_calls() > 0:  # another thread has published it since
             slot.wake()
         before = engine.stopwatch()
         self._is_timed = self._starves()
-        worker.is_at_rest = True
+        task.is_at_rest = True
         try:
             until = engine.now() + _PATIENCE_SECS if self._is_timed else math.inf
             if await engine.park(slot, until) is TIMED_OUT:
                 self._warn_of_old_version()
         finally:
-            worker.is_at_rest = False
+            task.is_at_rest = False
             if forget is not None:
                 forget()
             self._clocks.blocked += engine.stopwatch() - before
+        self._look()
 
     def _starves(self) -> bool:
         """Whether the learner waits, only a newer version can help, and the log has not said so."""
@@ -213,19 +183,6 @@ class Rollouts(Buffered, RolloutStage):
             self._steps_of(version), self._ages.num_batches - version, self._max_staleness,
         )  # fmt: skip
 
-    def _begin(self, call: Call) -> None:
-        self._stamp(call)
-        self._num_calls += 1
-        if self._idle:
-            caller = self._idle.popleft()
-            assert caller.slot is not None
-            caller.is_at_rest = False
-            caller.slot.wake()
-        else:
-            caller = Caller()
-            self._begin_worker(caller)
-        caller.call, call.worker = call, caller
-
     def _stamp(self, call: Call) -> None:
         """Write down the version of the weights that the call begins with."""
         version = self._version()
@@ -235,53 +192,34 @@ class Rollouts(Buffered, RolloutStage):
     def _steps_of(self, version: int) -> int:
         return version if self._step is None else self._step.value
 
-    async def _make_calls(self, caller: Caller) -> None:
+    async def _call(self, call: Call, task: Task) -> None:
+        """A task: the calls for one item."""
         try:
-            while (call := caller.call) is not None and not self._is_over:
-                if call.is_held:
-                    await self._make(call, caller)
-                caller.call = call.worker = None
-                self._num_calls -= 1
-                if caller.is_unwanted:
-                    return
-                self._look()
-                if not self._is_over:
-                    await self._rest_until_called(caller)
+            if call.is_held and not self._is_over:
+                await self._make(call, task)
         finally:
-            if caller.call is not None:
-                self._num_calls -= 1
-            self._workers.remove(caller)
+            call.worker = None
+            self._num_calls -= 1
             self._look()
 
-    async def _rest_until_called(self, caller: Caller) -> None:
-        caller.slot = Slot(self._engine, "an item for rollouts")
-        caller.is_at_rest = True
-        self._idle.append(caller)
-        try:
-            await self._engine.park(caller.slot)
-        finally:
-            caller.slot = None
-            if caller in self._idle:
-                self._idle.remove(caller)
-
-    async def _make(self, call: Call, caller: Caller) -> None:
+    async def _make(self, call: Call, task: Task) -> None:
         """Call the function, again after a failure that allows it, and settle the item."""
         while True:
             try:
-                result, is_of_use = await self._attempt(call, caller)
+                result, is_of_use = await self._attempt(call, task)
             except Exception as raised:
                 error = _alone(raised)
                 if self._is_over or not call.is_held:
-                    self._note_clean_up(call, caller, error)
+                    self._note_clean_up(call, task, error)
                     return
                 if is_stop(raised) and self._is_training_over:
                     self._ages.withdraw(call)  # a wait of its own ended by the stop
                     return
                 if raised is self._misused:
                     self._name(call, error)
-                    self._end_by(error, caller)
+                    self._fail(error)
                     return
-                if not await self._may_try_again(call, caller, error):
+                if not await self._may_try_again(call, error):
                     return
             except BaseException as raised:
                 if self._engine.failure_in(raised) is None:
@@ -294,7 +232,7 @@ class Rollouts(Buffered, RolloutStage):
                 error.__cause__ = raised
                 if self._is_over or not call.is_held:
                     return
-                if not await self._may_try_again(call, caller, error):
+                if not await self._may_try_again(call, error):
                     return
             else:
                 break
@@ -316,38 +254,38 @@ class Rollouts(Buffered, RolloutStage):
     def _is_training_over(self) -> bool:
         return self._training_end is not None and self._training_end.is_set
 
-    def _attempt(self, call: Call, caller: Caller) -> Awaitable[tuple[Any, bool]]:
+    def _attempt(self, call: Call, task: Task) -> Awaitable[tuple[Any, bool]]:
         """`_result_of`, recorded if the stage is."""
         if self._recorder is None:
-            return self._result_of(call, caller)
-        return self._recorded_attempt(self._recorder, call, caller)
+            return self._result_of(call, task)
+        return self._recorded_attempt(self._recorder, call, task)
 
     async def _recorded_attempt(
-        self, recorder: Recorder, call: Call, caller: Caller
+        self, recorder: Recorder, call: Call, task: Task
     ) -> tuple[Any, bool]:
         name = getattr(self._fn, "__name__", self.kind)
         ident = self._first_ident + call.place
         span = recorder.task_span(self._engine, Kind.CALL, name, ident)
         try:  # a context manager would cost a plan of many calls a twentieth of its time
-            result = await self._result_of(call, caller)
+            result = await self._result_of(call, task)
         except BaseException as error:
             span.end(error)
             raise
         span.end()
         return result
 
-    async def _result_of(self, call: Call, caller: Caller) -> tuple[Any, bool]:
+    async def _result_of(self, call: Call, task: Task) -> tuple[Any, bool]:
         """(What the function returned, whether it is of use)."""
         pending = self._fn(call.item)
         if not isinstance(pending, Awaitable):
             raise self._misuse(
                 f"fn returned {shown(pending)}, which cannot be awaited; give an async function"
             )
-        on_cancelled = partial(self._shield, call, caller)
+        on_cancelled = partial(self._shield, call, task)
         result = await CancelledOnce(pending, self._engine, on_cancelled)
-        if self._accept is None:
+        if self._accept_result is None:
             return result, True
-        answer: Any = self._accept(result)
+        answer: Any = self._accept_result(result)
         if isinstance(answer, Awaitable):
             close_unrun(answer)
             raise self._misuse("accept is async; give a function that returns a bool")
@@ -358,25 +296,23 @@ class Rollouts(Buffered, RolloutStage):
         self._misused = TypeError(text)
         return self._misused
 
-    def _shield(self, call: Call, caller: Caller) -> None:
+    def _shield(self, call: Call, task: Task) -> None:
         """Its cancellation is delivered: what it awaits from now on is not cancelled."""
-        if caller.is_unwanted and not caller.is_at_rest:
-            caller.protect()
-            self._engine.start(self._end_clean_up, call, caller)
+        if task.is_unwanted and not task.is_at_rest:
+            task.protect()
+            self._engine.start(self._end_clean_up, call, task)
 
-    async def _end_clean_up(self, call: Call, caller: Caller) -> None:
-        task, scope = caller.task, caller.scope
-        assert task is not None
-        assert scope is not None
-        if not await task.wait(self._engine.now() + _CLEAN_UP_SECS):
+    async def _end_clean_up(self, call: Call, task: Task) -> None:
+        assert task.task is not None
+        if not await task.task.wait(self._engine.now() + _CLEAN_UP_SECS):
             logger.error(
                 "The call for item %d of %r did not end within %g s of its cancellation",
                 call.place, self, _CLEAN_UP_SECS,
             )  # fmt: skip
-            scope.shield = False
-            caller.cancel()
+            task.scope.shield = task.is_at_rest = False
+            task.cancel()
 
-    async def _may_try_again(self, call: Call, caller: Caller, error: Exception) -> bool:
+    async def _may_try_again(self, call: Call, error: Exception) -> bool:
         """Whether a failed call is made again, after a pause; else the item is settled."""
         restart = self._restart
         call.num_failures += 1
@@ -398,29 +334,15 @@ class Rollouts(Buffered, RolloutStage):
             if first is not error:
                 num_more = len(self._failures) - 1
                 add_note(first, f"and the {num_more} items after it failed, the last by {error!r}")
-            self._end_by(first, caller)
+            self._fail(first)
         return False
 
     def _name(self, call: Call, error: BaseException) -> None:
         note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
 
-    def _end_by(self, error: BaseException, caller: Caller) -> None:
-        self._finish(error)
-        for worker in self._workers:
-            if worker is not caller and not worker.is_at_rest:
-                worker.cancel()
-        self._taken()
-
-    def _fail(self, error: BaseException) -> None:
-        super()._fail(error)
-        for worker in self._workers:
-            if not worker.is_at_rest:
-                worker.cancel()
-        self._taken()
-
-    def _note_clean_up(self, call: Call, caller: Caller, error: Exception) -> None:
+    def _note_clean_up(self, call: Call, task: Task, error: Exception) -> None:
         """A call that is not wanted any more has ended by an error, perhaps of its clean-up."""
-        if caller.is_unwanted and self._is_of_clean_up(error):
+        if task.is_unwanted and self._is_of_clean_up(error):
             logger.warning(
                 "The call for item %d of %r was cancelled, and ended by an error: %r",
                 call.place, self, error,
@@ -429,7 +351,7 @@ class Rollouts(Buffered, RolloutStage):
     def _give_up(self, call: Call, why: str) -> None:
         """The item is finished, and is not trained on."""
         self._counts[why] += 1
-        self._places.finish(call.place)
+        self._counting.finish((call.place,))
         logger.debug("Item %d of %r is %s", call.place, self, why)
 
     def _count_refused(self) -> None:
@@ -454,53 +376,43 @@ class Rollouts(Buffered, RolloutStage):
             self._step, self._num_trained = None, self._ages.num_batches - len(self._ready)
         if not self._has_begun:
             self._has_begun = True
-            self._begin_worker()
+            super()._begin_reader()
+        return await super().take(stop)
+
+    async def wait(self, stop: Stop | None) -> bool:
         self._num_asking += 1
         try:
-            while True:
-                self._look()
-                await self.wait(stop)
-                if not self._ready:
-                    return self.END
-                if self._engine.tick() > self._rest_at:
-                    await self._rest()
-                if self._ready:  # else another one has taken it
-                    break
-            batch = self._ready.popleft()
+            self._look()
+            return await super().wait(stop)
         finally:
             self._num_asking -= 1
-        self._is_taken_from = True
-        self._num_out += 1
-        self._clocks.count((batch,))
+
+    def _places_of(self, taken: Taken) -> Sequence[int]:
         if self._recorder is not None:
-            for each in batch:
+            for each in taken.item:
                 ident = self._first_ident + each.place
                 self._recorder.use(self._engine, ident, float(each.staleness))
-        self._look()
-        return batch
+        return [each.place for each in taken.item]
 
     def _look(self) -> None:
         """Something has changed: perhaps there is a batch now, or room for a call."""
+        has_all = self._has_all and not self._pending
         while self._num_asking > len(self._ready) and not self._is_over:
-            batch = self._ages.take_batch(self._has_all)
-            if batch:
+            if batch := self._ages.take_batch(has_all):
                 self._give_out(batch)
                 continue
-            if self._has_all and self._ages.num_held == 0:
+            if has_all and self._ages.num_held == 0:
                 self._finish(self._source_error)
             break
-        if self._room is not None and (
-            self._is_over or self._num_room() > 0 or (self._starves() and not self._is_timed)
-        ):
-            self._room.wake()
-            self._room = None
-        if self._is_over:
-            while self._idle:
-                caller = self._idle.popleft()
-                assert caller.slot is not None
-                caller.slot.wake()
+        while self._pending and not self._is_over and self._num_room_for_calls() > 0:
+            call = self._pending.popleft()
+            self._stamp(call)
+            self._num_calls += 1
+            call.worker = self._begin_task(partial(self._call, call))
+        if self._is_over or self._num_room() > 0 or (self._starves() and not self._is_timed):
+            super()._make_room()
 
-    _taken = _look
+    _make_room = _look
 
     def _give_out(self, calls: Sequence[Call]) -> None:
         now = self._ages.num_batches - 1
@@ -510,8 +422,7 @@ class Rollouts(Buffered, RolloutStage):
         ]
         for each in batch:
             self._staleness[each.staleness] += 1
-        self._places.give_out([each.place for each in batch])
-        self._put((batch,))
+        self._put((Taken(batch, (self, self._ages, None)),))
         for call in self._ages.take_stale():
             self._give_up(call, "dropped")
             if call.worker is not None:
@@ -522,62 +433,40 @@ class Rollouts(Buffered, RolloutStage):
         found = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
         if not found:
             return super()._why_empty()
-        num = self._places.end
+        num = self._used().end
         return f"{self!r} gave no batch, as none of its {num} items was of use: {found}"
 
     # Position: what is not finished begins again
 
-    def _saved_used(self, num_used: int, used: Iterable[int]) -> dict[str, Any]:
-        frontier, beyond = self._places.finished_with(num_used, used)
-        below = self._source._saved_at(frontier - self._places.begin)
-        places = saved_places(frontier, beyond)
-        return {"stage": self.kind, "source": below, **places, "counts": dict(self._counts)}
+    def _origin(self) -> Mark:
+        return self._source._origin()
 
-    def _saved_at(self, num_out: int) -> dict[str, Any]:
-        return self._saved_used(num_out, ())
+    def _saved(self, mark: Mark) -> dict[str, Any]:
+        return {"stage": self.kind, "source": state_of(mark), "counts": dict(self._counts)}
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        self._places.load(state)
-        self._counts = Counter({why: saved_count(num) for why, num in state["counts"].items()})
+    def _position_in(
+        self, state: Mapping[str, Any], left_out: Iterable[int] = ()
+    ) -> tuple[Position, dict[str, Any]]:
+        found = super()._position_in(state, left_out)
+        self._counts = _counts_in(state)
+        return found
 
-    def _state_with(self, state: Mapping[str, Any], items: Mapping[int, Any]) -> dict[str, Any]:
-        places = {each.place - state["place"] for batch in items.values() for each in batch}
-        return {**state, "beyond": sorted({*state["beyond"], *places})}
+    def _mark_in(self, state: dict[str, Any]) -> Mark:
+        return state["source"]
 
-    def _epoch_of(self, place: int) -> int:
-        raise self._no_epoch()
-
-    def _keep(self, item: Sequence[Rollout]) -> None:
-        self._places.keep([each.place for each in item])
-        self._num_out += 1
-        self._num_kept += 1
-
-    def _unfinished_in(
-        self, state: Mapping[str, Any], item: Sequence[Rollout]
-    ) -> Sequence[Rollout] | None:
-        begin, beyond = state["place"], set(state["beyond"])
-        places = ((each, each.place - begin) for each in item)
-        return [each for each, place in places if place >= 0 and place not in beyond] or None
-
-    def _trim(self, num_out: int) -> None:
-        self._places.trim(num_out)
-        self._source._trim(self._places.frontier - self._places.begin)
+    def _epoch_of(self, data: Any, below: Mark) -> int:
+        raise no_epoch(self)
 
     # The end
 
-    async def _wait_for_workers(self) -> None:
+    async def _wait_for_tasks(self) -> None:
         last = self._engine.now() + _CLEAN_UP_SECS + _LEFT_ALONE_SECS
-        for worker in list(self._workers):
-            if worker.task is None:
-                continue
-            is_reader = not isinstance(worker, Caller)
-            if not await worker.task.wait(math.inf if is_reader else last):
+        for task in list(self._tasks):
+            until = math.inf if task is self._reader else last
+            if task.task is not None and not await task.task.wait(until):
                 logger.error("A cancelled call of %r did not end: it is left alone", self)
 
     def statistics(self) -> RolloutStatistics:
-        if isinstance(self._successor, Rollouts):
-            return self._successor.statistics()
         known, counts = Stage.statistics(self), self._counts
         return RolloutStatistics(
             **{each.name: getattr(known, each.name) for each in fields(known)},
@@ -592,6 +481,10 @@ class Rollouts(Buffered, RolloutStage):
 
     def _fill(self) -> tuple[int, int]:
         return self._num_calls + self._ages.num_ready, self._concurrency
+
+
+def _counts_in(state: State) -> Counter[str]:
+    return Counter({why: saved_count(num) for why, num in state["counts"].items()})
 
 
 def _alone(error: Exception) -> Exception:

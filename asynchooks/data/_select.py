@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from .. import _check as check
 from .._errors import InputStateError
 from ._sources import Source, stage_of
-from ._stage import Stage, T, saved_count
+from ._stage import Epoch, Mark, Pair, Stage, State, T, no_epoch, saved_count, state_of
 
 
 def take(source: Source[T], count: int) -> Stage[T]:
@@ -72,178 +71,90 @@ class Take(Stage[Any]):
     kind = "take"
 
     def __init__(self, source: Stage[Any], count: int) -> None:
-        super().__init__(source, args=(count,))
+        super().__init__(source)
         self._count = count
-        self._num_before = 0  # before the restore
-        self._num_to_pass = 0  # items of the source that were given before the restore
-        for stage in self._walk()[1:]:
-            stage._may_be_cut = True
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        source = self._sources[0]
-        if source._num_out < self._num_to_pass:
-            await _pass_over(source, self._num_to_pass)
-        left = self._count - self._num_before - self._num_out
-        return await source._read(min(limit, left)) if left > 0 else ()
+    def _set(self, state: State | None) -> None:
+        self._num_taken = 0 if state is None else saved_count(state["taken"])
 
-    def _num_in_at(self, num_out: int) -> int:
-        """One less where it ends a pass: that item is read again after a restore.
+    def _at_first(self) -> dict[str, Any]:
+        return {"taken": 0}
 
-        So the sources are where they were when the next pass begins, which is theirs to notice.
-        """
-        num_in = self._num_to_pass + num_out
-        is_end = self._num_before + num_out >= self._count
-        return num_in - 1 if is_end and self._epoch and num_in else num_in
-
-    def _epoch_of(self, place: int) -> int:
-        return self._sources[0]._epoch_of(self._num_to_pass + place)
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        num_to_pass = self._num_to_pass + num_out - self._num_in_at(num_out)
-        return {
-            "taken": self._num_before + num_out,
-            **({"to_pass": num_to_pass} if num_to_pass else {}),
-            **super()._state_at(num_out),
-        }
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        self._num_before = saved_count(state["taken"])
-        self._num_to_pass = saved_count(state.get("to_pass", 0))
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        num, left = self._num_taken, self._count - self._num_taken
+        pairs = await self._sources[0]._read(min(limit, left)) if left > 0 else ()
+        self._num_taken += len(pairs)
+        return [
+            (item, (self, {"taken": taken}, mark))
+            for taken, (item, mark) in enumerate(pairs, num + 1)
+        ]
 
 
 class Shard(Stage[Any]):
     kind = "shard"
 
     def __init__(self, source: Stage[Any], num_shards: int, index: int) -> None:
-        super().__init__(source, args=(num_shards, index))
+        super().__init__(source)
         self._num_shards = num_shards
         self._index = index
-        self._num_first = index  # to pass over before the first item
-        self._num_passed = 0  # over, since the last item
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        read = self._sources[0]._read
-        while True:
-            to_pass = self._to_pass_at(self._num_out) - self._num_passed
-            items = await read(to_pass + 1)
-            if not items:
-                return ()
-            if len(items) > to_pass:
-                self._num_passed = 0
-                return (items[to_pass],)
-            self._num_passed += len(items)
-
-    def _to_pass_at(self, num_out: int) -> int:
-        return self._num_shards - 1 if num_out else self._num_first
-
-    def _num_in_at(self, num_out: int) -> int:
-        return 0 if num_out == 0 else self._num_first + 1 + (num_out - 1) * self._num_shards
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        return {
-            "shard": [self._index, self._num_shards],
-            "to_pass": self._to_pass_at(num_out),
-            **super()._state_at(num_out),
-        }
-
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def _set(self, state: State | None) -> None:
+        state = self._at_first() if state is None else state
         found, own = list(state["shard"]), [self._index, self._num_shards]
         if found != own:
             raise InputStateError(
                 f"the state is that of shard {found[0]} of {found[1]}, and this is {own[0]} of "
                 f"{own[1]}; other shards would lose items or repeat them"
             )
-        super()._load(state)
-        self._num_first = saved_count(state["to_pass"])
+        self._num_to_pass = saved_count(state["to_pass"])
+
+    def _at_first(self) -> dict[str, Any]:
+        return self._with_to_pass(self._index)
+
+    def _with_to_pass(self, num: int) -> dict[str, Any]:
+        return {"shard": [self._index, self._num_shards], "to_pass": num}
+
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        while pairs := await self._sources[0]._read(self._num_to_pass + 1):
+            if len(pairs) > self._num_to_pass:
+                item, mark = pairs[-1]
+                self._num_to_pass = self._num_shards - 1
+                return ((item, (self, self._with_to_pass(self._num_to_pass), mark)),)
+            self._num_to_pass -= len(pairs)
+        return ()
 
 
 class Interleave(Stage[Any]):
     kind = "interleave"
 
-    def __init__(self, *sources: Stage[Any]) -> None:
-        super().__init__(*sources)
-        self._next = 0  # the source to read next
-        self._has_ended = [False] * len(sources)
-        self._ends: dict[int, int] = {}  # behind how many items a source was seen to have ended
-        self._nums_in = [0] * len(sources)
-        self._nums_to_pass = [0] * len(sources)  # items that were given before the restore
-        self._is_behind = False  # whether these, or an end, are still to be read
-        self._log: deque[int] = deque()  # the source of each item, since those trimmed
-        self._first = 0  # the source to read for the first of these
+    def _begin_sources(self, state: State | None, epoch: Epoch) -> None:
+        states = [None] * len(self._sources) if state is None else state["sources"]
+        for each, saved in zip(self._sources, states, strict=True):
+            each._begin(saved, epoch)
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        if self._is_behind:
-            for place, num in enumerate(self._nums_to_pass):
-                await _pass_over(self._sources[place], num + (place in self._ends))
-            self._is_behind = False
+    def _set(self, state: State | None) -> None:
+        self._next = 0 if state is None else saved_count(state["next"]) % len(self._sources)
+        self._has_ended = [False] * len(self._sources)
+        self._marks: list[Mark] = [each._origin() for each in self._sources]
+
+    def _origin(self) -> Mark:
+        if self._loaded is not None:
+            return self._loaded
+        return self, 0, [each._origin() for each in self._sources]
+
+    async def _pull(self, limit: int) -> Sequence[Pair]:
         while not all(self._has_ended):
             place = self._next
-            if not self._has_ended[place]:
-                items = await self._sources[place]._read(1)
-                if items:
-                    self._log.append(place)
-                    self._nums_in[place] += 1
-                    self._next = (place + 1) % len(self._sources)
-                    return items
-                self._has_ended[place] = True
-                self._ends.setdefault(place, self._num_out)
+            pairs = () if self._has_ended[place] else await self._sources[place]._read(1)
+            self._has_ended[place] = not pairs
             self._next = (place + 1) % len(self._sources)
+            if pairs:
+                item, self._marks[place] = pairs[0]
+                return ((item, (self, self._next, list(self._marks))),)
         return ()
 
-    def _nums_at(self, num_out: int) -> tuple[int, list[int]]:
-        """The source to read next, and the items each had given, behind that many items."""
-        nums, log = list(self._nums_in), list(self._log)
-        since = len(log) - (self._num_out - num_out)
-        for place in log[since:]:
-            nums[place] -= 1
-        return (log[since - 1] + 1) % len(nums) if since else self._first, nums
+    def _state_of(self, data: int, below: list[Mark]) -> dict[str, Any]:
+        return {"next": data, "sources": [state_of(each) for each in below]}
 
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        turn, nums_in, to_pass = self._sources_at(num_out)
-        sources = [each._saved_at(num) for each, num in zip(self._sources, nums_in, strict=True)]
-        state = {"next": turn, "sources": sources}
-        if not any(to_pass):
-            return state
-        return {**state, "to_pass": to_pass, "ended": self._ended_at(num_out)}
-
-    def _epoch_of(self, place: int) -> int:
-        raise self._no_epoch()
-
-    def _ended_at(self, num_out: int) -> list[int]:
-        return sorted(place for place, at in self._ends.items() if at < num_out)
-
-    def _sources_at(self, num_out: int) -> tuple[int, list[int], list[int]]:
-        """The source that was next; where to begin after a restore, and what to pass over then.
-
-        Where a pass may be cut before the turn of a source, each one reads its last item again:
-        see `Take._num_in_at`.
-        """
-        turn, nums = self._nums_at(num_out)
-        nums = [num + more for num, more in zip(nums, self._nums_to_pass, strict=True)]
-        is_cut = bool(self._may_be_cut and self._epoch)
-        to_pass = [int(is_cut and num > 0) for num in nums]
-        return turn, [num - less for num, less in zip(nums, to_pass, strict=True)], to_pass
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        for each, saved in zip(self._sources, state["sources"], strict=True):
-            each._load_saved(saved)
-        self._next = self._first = saved_count(state["next"]) % len(self._sources)
-        nums = [saved_count(num) for num in state.get("to_pass", self._nums_to_pass)]
-        self._nums_to_pass, self._is_behind = nums, any(nums)
-        self._ends = {saved_count(place): -1 for place in state.get("ended", ())}
-
-    def _trim(self, num_out: int) -> None:
-        if self._num_out - num_out > len(self._log):  # another reader is farther
-            return
-        _, nums_in, _ = self._sources_at(num_out)
-        while len(self._log) > self._num_out - num_out:
-            self._first = (self._log.popleft() + 1) % len(self._sources)
-        for each, num in zip(self._sources, nums_in, strict=True):
-            each._trim(num)
-
-
-async def _pass_over(source: Stage[Any], num: int) -> None:
-    """Read the first items after a restore, which were given before it."""
-    while source._num_out < num and await source._read(num - source._num_out):
-        pass
+    def _epoch_of(self, data: int, below: list[Mark]) -> int:
+        raise no_epoch(self)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .. import _check as check
 from .._errors import InputStateError
 from ._sources import Source, stage_of
-from ._stage import Stage, T, saved_count
+from ._stage import Mark, Pair, Stage, State, T, epoch_of, saved_count, state_of
 
 _BLOCK = 1024
 """Draws from one generator: the position is a number, not a generator's state."""
@@ -36,133 +37,148 @@ def shuffle(source: Source[T], buffer_size: int, seed: int) -> Stage[T]:
     return Shuffle(stage_of(source), buffer_size, check.integer("seed", seed))
 
 
-class _Drawn(NamedTuple):
-    """One item that left: where it was, which one it was, and how many had come in before."""
+class _Entry(NamedTuple):
+    """An item in the buffer."""
 
-    slot: int
-    which: int
-    num_in: int
+    number: int  # how many came in before it
+    item: Any
+    before: Mark  # of the item that came in before it
+
+
+@dataclass(eq=False, slots=True)
+class _Drawn:
+    """An item that has left, and what the buffer was like then: found by undoing the later draws.
+
+    So a mark costs no copy of the buffer. The draws hang behind each other, so that those live
+    behind which somebody may still go back, and no others.
+    """
+
+    buffer: list[_Entry]  # as it is now; each pass has one of its own
+    slot: int  # where it was
+    entry: _Entry
+    number: int  # of draws, with this one
+    num_in: int  # items that had come in by then
+    last: Mark  # of the last one of these
+    epoch: int
+    later: _Drawn | None = None
+
+    def buffer_then(self) -> list[_Entry]:
+        """What was in the buffer behind this draw; what came in for the next one does not count."""
+        drawn, later = self, []
+        while drawn.later is not None:
+            drawn = drawn.later
+            later.append(drawn)
+        buffer = list(self.buffer)
+        for drawn in reversed(later):
+            drawn._undo(buffer)
+        return [entry for entry in buffer if entry.number < self.num_in]
+
+    def _undo(self, buffer: list[_Entry]) -> None:
+        while buffer and buffer[-1].number >= self.num_in:
+            buffer.pop()
+        buffer.append(self.entry)
+        buffer[self.slot], buffer[-1] = self.entry, buffer[self.slot]
 
 
 class Shuffle(Stage[Any]):
     kind = "shuffle"
 
     def __init__(self, source: Stage[Any], buffer_size: int, seed: int) -> None:
-        super().__init__(source, args=(buffer_size, seed))
+        super().__init__(source)
         self._source = source
         self._size = buffer_size
         self._seed = seed
-        self._indexes: list[int] = []  # of the items in the buffer, counted from the very first
-        self._items: list[Any] = []
-        self._num_in = 0  # from the very first
-        self._num_before = 0  # that left before the restore
-        self._from = 0  # the index at which the source was when it was loaded
-        self._num_at_start = 0  # that had come in when it was loaded
-        self._at_start: list[int] = []  # what was in the buffer when it was loaded
-        self._wanted: dict[int, Any] | None = None  # these are to be read again
+        self._buffer: list[_Entry] = []
+
+    def _set(self, state: State | None) -> None:
+        state = self._at_first() if state is None else state
+        self._num_out = saved_count(state["drawn"])
+        self._num_in = saved_count(state["from"])
+        self._num_to_read = saved_count(state["come_in"])  # before anything is drawn
+        # what was in the buffer, by index: these are read again, and the others passed over
+        self._wanted: dict[int, Any] = dict.fromkeys(map(saved_count, state["buffer"]))
+        self._buffer = []
         self._is_at_end = False
-        self._log: deque[_Drawn] = deque()
+        self._last = self._source._origin()  # the mark of the last item that has come in
+        # around a repeat it mixes passes: by count, which ends a pass at the same item in each run
+        self._epochs: deque[int] = deque()  # of the items that came in, from the next draw on
+        self._drawn: _Drawn | None = None
         self._uniforms: list[float] = []
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        if self._wanted is not None:
-            await self._read_buffer(self._wanted)
-        drawn: list[Any] = []
-        while len(drawn) < limit:
-            while len(self._items) < self._size and not self._is_at_end:
-                if drawn:  # what is there goes out before anything is waited for
-                    return drawn
-                items = await self._source._read(self._size - len(self._items))
-                self._is_at_end = not items
-                self._items += items
-                self._indexes += range(self._num_in, self._num_in + len(items))
-                self._num_in += len(items)
-            if not self._items:
-                break
-            drawn.append(self._draw(self._num_before + self._num_out + len(drawn)))
-        return drawn
+    def _at_first(self) -> dict[str, Any]:
+        return {"drawn": 0, "come_in": 0, "buffer": [], "from": 0}
 
-    def _draw(self, number: int) -> Any:
-        items, indexes = self._items, self._indexes
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        if self._num_in < self._num_to_read:
+            await self._read_again()
+        pairs: list[Pair] = []
+        while len(pairs) < limit:
+            while len(self._buffer) < self._size and not self._is_at_end:
+                if pairs:  # what is there goes out before anything is waited for
+                    return pairs
+                more = await self._source._read(self._size - len(self._buffer))
+                self._is_at_end = not more
+                self._buffer += [self._come_in(*pair) for pair in more]
+            if not self._buffer:
+                break
+            pairs.append(self._draw())
+        return pairs
+
+    def _come_in(self, item: Any, mark: Mark) -> _Entry:
+        entry = _Entry(self._num_in, item, self._last)
+        self._num_in, self._last = self._num_in + 1, mark
+        if entry.number >= self._num_out:
+            self._epochs.append(epoch_of(mark))
+        return entry
+
+    def _draw(self) -> Pair:
+        buffer, number = self._buffer, self._num_out
         if not self._uniforms or number % _BLOCK == 0:
             generator = random.Random(f"{self._seed}:{self._epoch}:{number // _BLOCK}")
             self._uniforms = [generator.random() for _ in range(_BLOCK)]
-        slot = int(self._uniforms[number % _BLOCK] * len(items))
-        item, index = items[slot], indexes[slot]
-        items[slot], indexes[slot] = items[-1], indexes[-1]
-        items.pop()
-        indexes.pop()
-        self._log.append(_Drawn(slot, index, self._num_in))
-        return item
+        slot = int(self._uniforms[number % _BLOCK] * len(buffer))
+        entry, buffer[slot] = buffer[slot], buffer[-1]
+        buffer.pop()
+        self._num_out = number + 1
+        epoch = self._epochs.popleft()
+        drawn = _Drawn(buffer, slot, entry, number + 1, self._num_in, self._last, epoch)
+        if self._drawn is not None:
+            self._drawn.later = drawn
+        self._drawn = drawn
+        return entry.item, (self, drawn, None)
 
-    async def _read_buffer(self, wanted: dict[int, Any]) -> None:
+    async def _read_again(self) -> None:
         """Read what was in the buffer, and pass over the rest."""
-        index = self._from + self._source._num_out
-        while index < self._num_in:
-            items = await self._source._read(self._num_in - index)
-            if not items:
+        while self._num_in < self._num_to_read:
+            pairs = await self._source._read(self._num_to_read - self._num_in)
+            if not pairs:
                 raise InputStateError(
-                    f"{self._source!r} ended at item {index}, and the saved position of shuffle is "
-                    f"behind item {self._num_in}; give the source that it was saved of"
+                    f"{self._source!r} ended at item {self._num_in}, and the saved position of "
+                    f"shuffle is behind item {self._num_to_read}; give the source that it was "
+                    "saved of"
                 )
-            for item in items:
-                if index in wanted:
-                    wanted[index] = item
-                index += 1
-        self._indexes = list(wanted)
-        self._items = list(wanted.values())
-        self._wanted = None
+            for pair in pairs:
+                entry = self._come_in(*pair)
+                if entry.number in self._wanted:
+                    self._wanted[entry.number] = entry
+        self._buffer += self._wanted.values()
+        self._wanted = {}
 
-    def _buffer_at(self, num_out: int) -> tuple[list[int], int]:
-        """What was in the buffer behind that many items, and how many had come in by then.
-
-        Right behind an item: what came in for the next one does not count.
-        """
-        since = self._num_out - num_out
-        if since == 0 and self._num_out == 0:
-            return (list(self._at_start), self._num_at_start)
-        indexes, num_in = list(self._indexes), self._num_in
-        log = list(self._log)
-        for drawn in reversed(log[len(log) - since :]):
-            del indexes[len(indexes) - (num_in - drawn.num_in) :]
-            num_in = drawn.num_in
-            if drawn.slot == len(indexes):
-                indexes.append(drawn.which)
-            else:
-                indexes.append(indexes[drawn.slot])
-                indexes[drawn.slot] = drawn.which
-        before = log[len(log) - since - 1].num_in if len(log) > since else self._num_at_start
-        del indexes[len(indexes) - (num_in - before) :]
-        return indexes, before
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        indexes, num_in = self._buffer_at(num_out)
-        start = min([num_in, *indexes])
+    def _state_of(self, data: _Drawn, below: Mark) -> dict[str, Any]:
+        if not isinstance(data, _Drawn):  # before the first draw
+            return super()._state_of(data, below)
+        buffer = data.buffer_then()
+        oldest = min(buffer, default=None, key=lambda entry: entry.number)
         return {
-            "drawn": self._num_before + num_out,
-            "come_in": num_in,
-            "buffer": indexes,
-            "from": start,
-            "source": self._source._saved_at(start - self._from),
+            "drawn": data.number,
+            "come_in": data.num_in,
+            "buffer": [entry.number for entry in buffer],
+            "from": data.num_in if oldest is None else oldest.number,
+            "source": state_of(data.last if oldest is None else oldest.before),
         }
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        self._num_before = saved_count(state["drawn"])
-        self._num_in = self._num_at_start = saved_count(state["come_in"])
-        self._from = saved_count(state["from"])
-        self._at_start = [saved_count(each) for each in state["buffer"]]
-        self._wanted = dict.fromkeys(self._at_start)
-
-    def _epoch_of(self, place: int) -> int:
-        # around a repeat it mixes passes: by count, which ends a pass at the same item in each run
-        return self._source._epoch_of(self._num_before + place - self._from)
-
-    def _trim(self, num_out: int) -> None:
-        indexes, num_in = self._buffer_at(num_out)
-        while len(self._log) > self._num_out - num_out + 1:  # the last one says what had come in
-            self._log.popleft()
-        self._source._trim(min([num_in, *indexes]) - self._from)
+    def _epoch_of(self, data: _Drawn, below: Mark) -> int:
+        return data.epoch if isinstance(data, _Drawn) else epoch_of(below)
 
     def _fill(self) -> tuple[int, int]:
-        return len(self._items), self._size
+        return len(self._buffer), self._size

@@ -3,157 +3,96 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from .._errors import InputError, InputStateError, note_once
-from ._stage import Stage, saved_count
+from ._stage import Mark, Stage, State, saved_count
 
 _claimed: WeakSet[Any] = WeakSet()  # of the whole process: an iterator does not know its readers
 
 
-class OwnState(NamedTuple):
-    """A state of the iterator's own.
+PASS_OVER = "pass_over"
+"""In a state: whether the pass is over to which the source's own state belongs."""
 
-    Where a pass begins, it may still be that of the end of the pass before, as a generator begins
-    at its first `next`. Iterated from there, the source goes on with the pass before: it gives
-    nothing if that pass had ended, and its next items if `take` had cut it. So `before` is loaded,
-    one more `next` brings the source to where that pass was left, and it is iterated again. If that
-    pass had one `next` only, `before` would be such a beginning, too: it is that of an earlier pass
-    then, and as many passes are made again.
-    """
+
+class Own(NamedTuple):
+    """A state of the source's own: whatever it returned."""
 
     value: Any
-    begins: bool = False  # whether a pass begins here
-    before: Any = None  # ahead of the last `next` of a pass before, if there was one
-    was_cut: bool = False  # whether the pass before was left before its end
-    num_passes: int = 1  # from `before` to here, of one `next` each
-
-    def encoded(self) -> dict[str, Any]:
-        state = {"state": encoded(self.value)}
-        if self.begins:
-            state["pass_before"] = encoded(self.before)
-        if self.num_passes > 1:
-            state["passes"] = self.num_passes
-        return {**state, "was_cut": True} if self.was_cut else state
-
-    @classmethod
-    def decoded(cls, state: Mapping[str, Any]) -> OwnState:
-        before = decoded(state.get("pass_before"))
-        was_cut, num_passes = bool(state.get("was_cut")), saved_count(state.get("passes", 1))
-        return cls(decoded(state["state"]), "pass_before" in state, before, was_cut, num_passes)
-
-    @property
-    def is_behind_cut(self) -> bool:
-        """Whether a pass begins here, behind one that was cut."""
-        return self.begins and self.was_cut and self.before is not None
-
-    def is_one_of(self, *states: Any) -> bool:
-        own = fingerprint(encoded(self.value))
-        return any(fingerprint(encoded(each)) == own for each in states)
 
 
-class Passes:
-    """The states between the passes over one source."""
+class Beginning:
+    """Where a pass over a source begins: `own` is known once the source is open, if it has one."""
 
-    def __init__(self) -> None:
-        self.first: OwnState | None = None
-        self.unread: OwnState | None = None  # the beginning of a pass: loaded, and not begun yet
-        self._last: Any = None  # behind the last item, or before the first one
-        self._before: Any = None  # as in OwnState, of the next pass
-        self._num_passes = 1
-        self._is_cut = False  # whether the end has not been read
-        self._is_at_beginning = False  # of a pass behind another one
-        self._left: Any = None  # where that other one was left, if it was read
+    own: Own | None = None
 
-    def load(self, state: OwnState | None) -> None:
-        self.unread = state if state is not None and state.begins else None
-
-    def following(self) -> OwnState | None:
-        """Where the next pass begins, before it does; None if none came before it."""
-        if self.unread is not None or self._before is None:
-            return self.unread
-        return OwnState(self._last, True, self._before, self._is_cut, self._num_passes)
-
-    def begin(
-        self, loaded: OwnState | None, current: Callable[[], Any], is_whole: bool = True
-    ) -> OwnState:
-        """The state before the first item; `is_whole`: whether a pass begins there."""
-        if loaded is None:
-            following = self.following() if is_whole else None
-            loaded = (following or OwnState(None, is_whole))._replace(value=current())
-            self._left = self._last
-        else:
-            self._before = loaded.before if loaded.begins else loaded.value
-            self._is_cut, self._num_passes = loaded.was_cut, loaded.num_passes
-            self._left = None
-        self._last, self.unread = loaded.value, None
-        self._is_at_beginning = loaded.before is not None
-        if self.first is None and loaded.begins:
-            self.first = loaded
-        return loaded
-
-    def go_on(self, state: Any) -> OwnState:
-        """The state behind an item."""
-        if self._is_at_beginning and self._is_cut and OwnState(state).is_one_of(self._left):
-            self._is_at_beginning = False  # back where it was: one pass more leads no farther
-        else:
-            self._move()
-        self._last, self._is_cut = state, True
-        return OwnState(state)
-
-    def end(self) -> None:
-        """The end of a pass was read."""
-        self._move()
-        self._is_cut = False
-
-    def _move(self) -> None:
-        if self._is_at_beginning:  # the state may be that of the pass before
-            self._num_passes += 1
-        else:
-            self._before, self._num_passes = self._last, 1
-        self._is_at_beginning = False
-
-
-class SourcePosition:
-    """A number of items; or, of a source that has them, states of its own."""
-
-    def __init__(self) -> None:
-        self.begin = 0  # items before the first one that is given out
-        self.saved: OwnState | None = None  # its own, to begin with
-        self.states: deque[tuple[int, OwnState]] = deque()  # behind how many items
-
-    def at(self, num_out: int) -> dict[str, Any]:
-        for count, state in list(self.states):  # a thread may be adding one
-            if count == num_out:
-                return state.encoded()
-        if self.saved is not None:  # nothing was read yet
-            return self.saved.encoded()
-        return {"items": self.begin + num_out}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if "state" in state:
-            self.saved = OwnState.decoded(state)
-        else:
-            self.begin = saved_count(state["items"])
-
-    def trim(self, num_out: int) -> None:
-        while self.states and self.states[0][0] < num_out:
-            self.states.popleft()
+    def ask(self, stateful: Any) -> None:
+        """The source is about to be read: it knows where it is."""
+        if stateful is not None and self.own is None:
+            self.own = Own(stateful.state_dict())
 
 
 class SourceStage(Stage[Any]):
-    """Reads no other stage."""
+    """Reads no other stage. Its position is a number of items, or a state of the source's own.
 
-    def __init__(self, *args: Any, position: SourcePosition | None = None) -> None:
-        super().__init__(args=args)
-        self._position = position or SourcePosition()
+    Of a source that keeps its state from one pass to the next, the state behind the last item of a
+    pass stands for the beginning of the next one, with `PASS_OVER`: iterated from there it gives
+    nothing, and then it is iterated once more. The state that it has in between would not do: some
+    count a pass as it ends, others at the next `iter` or `next`.
+    """
+
+    def __init__(self, stateful: Any = None) -> None:
+        super().__init__()
+        self._stateful = stateful  # what keeps its state from one pass to the next
+        self._first = Beginning()  # before the first item that it has ever given
+        self._last_own: Own | None = None  # behind the last one
         self._has_claimed = False
+        self._set(None)
+
+    def _set(self, state: State | None) -> None:
+        self._beginning = Beginning()
+        self._num_before = 0  # items of the pass to pass over
+        self._own: Own | None = None  # its own state to go on from
+        self._is_pass_over = False  # whether it is one behind which it is to be iterated once more
+        self._num_given = 0
+        if state is None:
+            self._beginning.own = self._last_own
+        elif "state" in state:
+            self._own = self._last_own = Own(decoded(state["state"]))
+            self._is_pass_over = bool(state.get(PASS_OVER))
+        else:
+            self._num_before = saved_count(state["items"])
+        if self._own is None and not self._num_before:
+            if self._first.own is None:
+                self._first = self._beginning
+            elif state is not None:  # it has moved since
+                self._own = self._first.own
+
+    def _behind(self, data: int | Own) -> Mark:
+        """The mark of an item: the number of items up to it, or the state behind it."""
+        if self._stateful is not None and isinstance(data, Own):
+            self._last_own = data
+        return self, data, None
+
+    def _origin(self) -> Mark:
+        return (self, self._beginning, None) if self._loaded is None else self._loaded
+
+    def _state_of(self, data: Any, below: Mark) -> dict[str, Any]:
+        if isinstance(data, Beginning):
+            if data.own is None:
+                return {"items": 0}
+            return {"state": encoded(data.own.value), PASS_OVER: True}
+        return {"state": encoded(data.value)} if isinstance(data, Own) else {"items": data}
+
+    def _epoch_of(self, data: Any, below: Mark) -> int:
+        return 0
+
+    def _keeps_position(self) -> bool:
+        return self._stateful is not None
 
     def _claim(self, iterator: Any) -> None:
         """Say that it is read; InputError if it is already: each reader would lose items."""
@@ -169,16 +108,7 @@ class SourceStage(Stage[Any]):
                 _claimed.discard(iterator)
 
     def _explain(self, error: Exception) -> None:
-        note_once(error, f"in {self!r}, after {self._position.begin + self._num_out} items")
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        return self._position.at(num_out)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._position.load(state)
-
-    def _trim(self, num_out: int) -> None:
-        self._position.trim(num_out)
+        note_once(error, f"in {self!r}, after {self._num_before + self._num_given} items")
 
 
 def has_methods(source: Any, *names: str) -> bool:
@@ -234,21 +164,4 @@ def decoded(state: Any) -> Any:
         return {key: decoded(each) for key, each in state.items()}
     if isinstance(state, list):
         return [decoded(each) for each in state]
-    return state
-
-
-def fingerprint(state: Any) -> bytes:
-    """16 bytes that are equal for a state and for what a checkpoint gives back of it."""
-    return hashlib.blake2b(repr(_comparable(state)).encode(), digest_size=16).digest()
-
-
-def _comparable(state: Any) -> Any:
-    """The state, with the order of keys, and lists for tuples, as text knows them."""
-    if isinstance(state, Mapping):
-        pairs = ((str(key), _comparable(each)) for key, each in state.items())
-        return sorted(pairs, key=lambda pair: pair[0])
-    if isinstance(state, (list, tuple)):
-        return [_comparable(each) for each in state]
-    if hasattr(state, "dtype") and hasattr(state, "tobytes"):  # `repr` leaves out a part of it
-        return [str(state.dtype), list(state.shape), state.tobytes()]
     return state

@@ -17,22 +17,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from .._errors import InputError, is_thrown_away
 from .._later import is_a
 from ._openers import opener_of
-from ._source_stage import (
-    OwnState,
-    Passes,
-    SourceStage,
-    has_methods,
-    read_elsewhere,
-    short_repr,
-    too_short,
-)
-from ._stage import Stage, T, saved_count
+from ._source_stage import Own, SourceStage, has_methods, read_elsewhere, short_repr, too_short
+from ._stage import Epoch, Mark, Pair, Phase, Stage, State, T
+from ._statistics import StageStatistics
 from ._thread_source import ThreadSource
 
 Item = TypeVar("Item", covariant=True)
@@ -66,7 +58,7 @@ def stage_of(source: Source[T]) -> Stage[T]:
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
         return ThreadSource(opener_of(source))
     if callable(source) and not isinstance(source, type):
-        return _made_by(_of_epoch(source), 0)
+        return FunctionSource(_of_epoch(source))
     text, hint = repr(source), ""
     if isinstance(source, Coroutine):
         source.close()  # else a warning says that it was never awaited
@@ -83,12 +75,6 @@ def stage_of(source: Source[T]) -> Stage[T]:
     )
 
 
-def _made_by(make: Callable[[int], Source[T]], epoch: int) -> Stage[T]:
-    stage = stage_of(make(epoch))
-    stage._factory = partial(_made_by, make)
-    return stage
-
-
 def _of_epoch(source: Callable[..., Source[T]]) -> Callable[[int], Source[T]]:
     """The function as one of the number of the pass, which it may leave out."""
     try:
@@ -103,23 +89,82 @@ def _of_epoch(source: Callable[..., Source[T]]) -> Callable[[int], Source[T]]:
     return source if takes_epoch else lambda epoch: source()
 
 
+class FunctionSource(Stage[Any]):
+    """Stands for what a function returns, which is made anew for each pass."""
+
+    kind = "function"
+
+    def __init__(self, make: Callable[[int], Source[Any]]) -> None:
+        super().__init__()
+        self._make = make
+        self._make_for(0)
+
+    def _make_for(self, number: int) -> None:
+        self._number, self._made = number, stage_of(self._make(number))
+        self._made._num_parents += 1
+        self._made._clocks = self._clocks  # they count all passes
+        self._sources = (self._made,)
+
+    def _begin(self, state: State | None, epoch: Epoch) -> None:
+        number = epoch[-1] if epoch else 0
+        if self._made._phase is Phase.CLOSED or number != self._number:
+            self._make_for(number)
+        if self._phase is Phase.CLOSED:
+            self._phase = Phase.NEW
+        self._is_set = True
+        self._made._begin(state, epoch)
+
+    def _origin(self) -> Mark:
+        return self._made._origin()
+
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        raise NotImplementedError("what the function has made is read")
+
+    async def _read(self, limit: int) -> Sequence[Pair]:
+        if self._phase is not Phase.OPEN:
+            self._open_by_itself()
+        return await self._made._read(limit)
+
+    async def _read_into(self, pairs: list[Pair], size: int) -> bool:
+        if self._phase is not Phase.OPEN:
+            self._open_by_itself()
+        return await self._made._read_into(pairs, size)
+
+    def _check_repeatable(self) -> None:
+        """It can be called again."""
+
+    def _check_may_feed(self, reader: str) -> None:
+        self._made._check_may_feed(reader)
+
+    def _keeps_position(self) -> bool:
+        return False  # what is made for the next pass knows nothing of this one
+
+    def statistics(self) -> StageStatistics:
+        return self._made.statistics()
+
+    def __repr__(self) -> str:
+        return repr(self._made)
+
+
 class SequenceSource(SourceStage):
     """A list, tuple, range or array, along its first axis: it is in memory, and needs no thread."""
 
     kind = "sequence"
 
     def __init__(self, items: Any) -> None:
-        super().__init__(items)
         self._all = items
+        super().__init__()
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        at = self._position.begin + self._num_out
-        return list(self._all[at : at + limit])
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        at = self._num_before + self._num_given
+        items = self._all[at : at + limit]
+        self._num_given += len(items)
+        return [(item, (self, place, None)) for place, item in enumerate(items, at + 1)]
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        if self._position.begin > len(self._all):
-            raise too_short(self, len(self._all), self._position.begin)
+    def _set(self, state: State | None) -> None:
+        super()._set(state)
+        if self._num_before > len(self._all):
+            raise too_short(self, len(self._all), self._num_before)
 
     def __repr__(self) -> str:
         return f"a {type(self._all).__name__} of {len(self._all)}"
@@ -132,7 +177,7 @@ class QueueSource(SourceStage):
     _is_for_once = True
 
     def __init__(self, queue: Any) -> None:
-        super().__init__(queue)
+        super().__init__()
         self._queue = queue
 
     def _start(self) -> None:
@@ -144,16 +189,16 @@ class QueueSource(SourceStage):
                 "receiving end of anyio.create_memory_object_stream()"
             ) from None
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
+    async def _pull(self, limit: int) -> Sequence[Pair]:
         try:
-            return (await self._queue.get(),)
+            item = await self._queue.get()
         except Exception as error:
             if type(error).__name__ == "QueueShutDown":  # of Python 3.13
                 return ()
             raise
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        """What is put into a queue from now on is new."""
+        self._num_given += 1
+        # what is put into a queue after a restore is new: nothing is passed over
+        return ((item, (self, self._num_before + self._num_given, None)),)
 
     def __repr__(self) -> str:
         return short_repr(self._queue)
@@ -164,110 +209,62 @@ class AsyncSource(SourceStage):
 
     kind = "async iterable"
 
-    def __init__(self, source: AsyncIterable[Any], passes: Passes | None = None) -> None:
+    def __init__(self, source: AsyncIterable[Any]) -> None:
         self._source = source
-        self._passes = passes or Passes()
-        super().__init__(source, self._passes)
-        self._num_to_pass = 0
-        self._is_at_beginning = False  # of a pass; the state may be the end of the one before
+        has_state = has_methods(source, "state_dict", "load_state_dict")
+        super().__init__(source if has_state else None)
+
+    def _set(self, state: State | None) -> None:
+        super()._set(state)
+        self._num_to_pass = self._num_before
         self._iterator: AsyncIterator[Any] | None = None
         self._is_cut = False  # a cancellation has entered it
         self._failure: BaseException | None = None  # of an iterator that has given nothing since
-        has_state = has_methods(source, "state_dict", "load_state_dict")
-        self._stateful: Any = source if has_state else None
 
     def _start(self) -> None:
         if self._is_for_once:
             self._claim(self._source)
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
+    async def _pull(self, limit: int) -> Sequence[Pair]:
         if self._iterator is None:
-            self._iterator = await self._begun()
-        items: list[Any] = []
-        while self._num_to_pass:
-            if not await self._add(items, 1):
-                begin = self._position.begin
-                raise too_short(self, begin - self._num_to_pass, begin)
-            items.clear()
-            self._num_to_pass -= 1
-        await self._add(items, 1)
-        if not items and self._is_at_beginning:
-            await self._begin_again()
-            await self._add(items, 1)
-        self._is_at_beginning = False
-        if self._stateful is not None and items:
-            state = self._passes.go_on(self._stateful.state_dict())
-            self._position.states.append((self._num_out + 1, state))
-        elif self._stateful is not None:
-            self._passes.end()
-        return items
-
-    async def _begun(self) -> AsyncIterator[Any]:
-        if self._stateful is None:
-            return self._source.__aiter__()
-        position = self._position
-        saved = position.saved = position.saved or self._passes.unread
-        iterator = None
-        if saved is not None:
-            self._is_at_beginning = saved.begins
-            if saved.is_behind_cut:
-                iterator = await self._next_pass(saved)
-            if iterator is None:
-                self._stateful.load_state_dict(saved.value)
-        iterator = iterator or self._source.__aiter__()
-        position.states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
-        return iterator
-
-    async def _begin_again(self) -> None:
-        """See `OwnState`."""
-        saved, iterator = self._position.saved, self._iterator
-        self._iterator = None  # a read after a cancellation begins anew
-        await _close(iterator)
-        if saved is None or saved.before is None:
+            if self._own is not None:
+                self._stateful.load_state_dict(self._own.value)
+            self._beginning.ask(self._stateful)
             self._iterator = self._source.__aiter__()
-        else:
-            self._iterator, _ = await self._replayed(saved)
+        pairs: list[Pair] = []
+        while self._num_to_pass:
+            if not await self._add(pairs, 1):
+                begin = self._num_before
+                raise too_short(self, begin - self._num_to_pass, begin)
+            pairs.clear()
+            self._num_given = 0
+            self._num_to_pass -= 1
+        await self._add(pairs, 1)
+        if not pairs and self._is_pass_over:
+            iterator, self._iterator = self._iterator, self._source.__aiter__()
+            await _close(iterator)
+            await self._add(pairs, 1)
+        self._is_pass_over = False
+        return pairs
 
-    async def _next_pass(self, saved: OwnState) -> AsyncIterator[Any] | None:
-        """The pass behind one that was cut, which ends once more; None if that leads elsewhere."""
-        iterator, left_at = await self._replayed(saved)
-        if saved.is_one_of(left_at, self._stateful.state_dict()):
-            return iterator
-        await _close(iterator)
-        return None
-
-    async def _replayed(self, saved: OwnState) -> tuple[AsyncIterator[Any], Any]:
-        """See `OwnState`; and the state where the pass before was left."""
-        self._stateful.load_state_dict(saved.before)
-        iterator, left_at = self._source.__aiter__(), None
-        for _ in range(saved.num_passes):
-            try:
-                await anext(iterator, None)
-                left_at = self._stateful.state_dict()
-            finally:
-                await _close(iterator)
-            iterator = self._source.__aiter__()
-        return iterator, left_at
-
-    async def _read_into(self, items: list[Any], size: int) -> bool:
-        if self._iterator is None or self._num_to_pass or self._stateful is not None:
-            return await super()._read_into(items, size)
+    async def _read_into(self, pairs: list[Pair], size: int) -> bool:
+        if self._iterator is None or self._num_to_pass or self._is_pass_over:
+            return await super()._read_into(pairs, size)
         if not self._lock.enter_now():
             await self._lock.wait()
-        before, begun = len(items), self._clocks.begin_read(self._engine)
+        before, begun = len(pairs), self._clocks.begin_read(self._engine)
         try:
             try:
-                return await self._add(items, size)
-            finally:  # counted first: the note of an error says how many there were
-                self._num_out += len(items) - before
-                self._clocks.end_read(self._engine, begun, items[before:])
+                return await self._add(pairs, size)
+            finally:
+                self._clocks.end_read(self._engine, begun, pairs[before:])
         except Exception as error:
             self._explain(error)
             raise
         finally:
             self._lock.leave()
 
-    async def _add(self, items: list[Any], size: int) -> bool:
+    async def _add(self, pairs: list[Pair], size: int) -> bool:
         """Add items until there are so many; False if the end came first.
 
         One call and one `try` for all of them: for each they would cost more than the item.
@@ -278,12 +275,19 @@ class AsyncSource(SourceStage):
                 f"{self!r} was cancelled while it was read, which ends a generator, so that the "
                 "rest is lost; put prefetch around it, which reads it in a task of its own"
             )
-        step, before = self._iterator.__anext__, len(items)
+        step, before, num = self._iterator.__anext__, len(pairs), self._num_before - len(pairs)
+        num += self._num_given
+        stateful = self._stateful
         try:
-            while len(items) < size:
-                items.append(await step())
+            while len(pairs) < size:
+                item = await step()
+                if stateful is None:
+                    mark: Mark = (self, num + len(pairs) + 1, None)
+                else:
+                    mark = self._behind(Own(stateful.state_dict()))
+                pairs.append((item, mark))
         except StopAsyncIteration:
-            return self._ended(len(items) > before)
+            return self._ended(len(pairs) > before)
         except RuntimeError as error:
             if "already running" in str(error):  # the other reader goes on
                 raise read_elsewhere(self) from error
@@ -300,6 +304,8 @@ class AsyncSource(SourceStage):
             else:
                 self._failure = error
             raise
+        finally:  # counted first: the note of an error says how many there were
+            self._num_given += len(pairs) - before
         self._failure = None
         return True
 
@@ -328,20 +334,6 @@ class AsyncSource(SourceStage):
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]
         return isinstance(self._source, AsyncIterator) or _is_file(self._source)
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        position = self._position
-        if self._stateful is not None and not position.states:  # nothing was read yet
-            begin = position.saved or self._passes.following()
-            return (begin or OwnState(self._stateful.state_dict(), begins=True)).encoded()
-        return position.at(num_out)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        if self._stateful is None:
-            self._position.begin = self._num_to_pass = saved_count(state["items"])
-        else:
-            self._position.saved = OwnState.decoded(state)
-            self._passes.load(self._position.saved)
 
     def __repr__(self) -> str:
         return short_repr(self._source)

@@ -1,6 +1,12 @@
 """Stage: one step of an input pipeline, an async iterator that others are put around.
 
-A position is a number of items that left a stage; each kind knows what it means for its sources.
+Items travel with marks. The mark of an item says how to go on behind it: it is a tuple of the stage
+that gave the item, what that stage has to know, and the mark of the last item below that went into
+it. The JSON of a position is made of a mark when somebody saves, and only then. What was loaded is
+a mark, too. A stage keeps no list of former states: a mark that nobody holds is gone.
+
+A pass is set, not copied: `_begin` sets a stage and all below to a state, or to the beginning of a
+pass. Loading, `repeat` and going back to a checkpoint are the same.
 """
 
 from __future__ import annotations
@@ -18,15 +24,18 @@ from .._engine.current import current_engine
 from .._engine.recording import Recorder, current_recorder
 from .._engine.sync import Lock
 from .._errors import InputStateError, add_note, is_thrown_away
+from ._position import Position
 from ._statistics import Clocks, StageStatistics
 
 T = TypeVar("T")
 
-TRIM_EVERY = 256
-"""After how many items the stages below forget states that are asked for no more."""
-
-BEYOND = "used_beyond"
-"""In a state: items behind the position that were used already, counted from it."""
+Mark = Any
+"""A tuple (stage, what it has to know, mark below), or a state as `state_dict` returns it."""
+Pair = tuple[Any, Mark]
+"""An item, and the mark that goes on behind it."""
+State = Mapping[str, Any]
+Epoch = tuple[int, ...]
+"""The number of the pass of each `repeat` around a stage, the outermost first."""
 
 
 class Phase(Enum):
@@ -59,14 +68,11 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     runs_tasks: ClassVar[bool] = False
     must_be_last: ClassVar[bool] = False
     """Whether no other stage may read it."""
-    gives_others_after_restore: ClassVar[bool] = False
-    """Whether its items are put together anew then, so that a place says nothing of them."""
     _is_for_once = False
     """Whether it is a source that can be iterated once only."""
 
-    def __init__(self, *sources: Stage[Any], args: tuple[Any, ...] = ()) -> None:
+    def __init__(self, *sources: Stage[Any]) -> None:
         self._sources: Sequence[Stage[Any]] = sources
-        self._args = args  # what it is made with, behind its sources
         for each in sources:
             each._check_may_feed(self.kind)
             each._num_parents += 1
@@ -74,30 +80,42 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._phase = Phase.NEW
         self._opened: list[Stage[Any]] = []  # those below that this one has opened, and closes
         self._num_users = 0  # that have opened it and not closed it
-        self._successor: Stage[Any] | None = None  # stands in for it after a rewind
-        # makes it once more, for the pass of that number
-        self._factory: Callable[[int], Stage[Any]] | None = None
         self._consumers: Any = None  # see `consumers_of`
         self._is_taken_from = False  # whether items were taken from it by other than stages
-        self._is_loaded = False
-        self._used_beyond: set[int] = set()  # places behind the position, used before the restore
-        self._epoch: tuple[int, ...] = ()  # which pass it is, where `repeat` makes several
-        self._may_be_cut = False  # whether a `take` above may end a pass before its end
-        self._num_out = 0  # items that left it since it was made or its state was loaded
-        self._trim_next = TRIM_EVERY
+        self._is_set = False  # to a state or to the beginning of a pass
+        self._loaded: State | None = None  # the state that it was set to
+        self._position: Position | None = None  # of what leaves the pipeline here
+        self._epoch: Epoch = ()
         self._engine: Engine
         self._parameters: dict[str, Any] = {}  # that a record keeps
         self._recorder: Recorder | None = None  # of its calls, if there is one when it opens
         self._lock = Lock(f"the turn to read {self.kind}")
         self._clocks = Clocks()
 
+    # What each kind of stage defines
+
     @abstractmethod
-    async def _pull(self, limit: int) -> Sequence[T]:
+    async def _pull(self, limit: int) -> Sequence[Pair]:
         """The next items, at least one and no more than `limit`; none at the end.
 
         Called by one task at a time. An error that comes after some items is raised at the next
-        call.
+        call. A cancellation loses nothing that was read.
         """
+
+    def _set(self, state: State | None) -> None:
+        """Go to a state, or to the beginning of a pass; what is below is there already."""
+
+    def _at_first(self) -> dict[str, Any]:
+        """What its state has of its own before the first item of a pass."""
+        return {}
+
+    def _state_of(self, data: Any, below: Mark) -> dict[str, Any]:
+        """The state of one of its marks."""
+        return {**data, "source": state_of(below)}
+
+    def _epoch_of(self, data: Any, below: Mark) -> int:
+        """Which pass of a `repeat` the item with one of its marks is of."""
+        return epoch_of(below)
 
     def _start(self) -> None:
         """Begin to work: the sources are open."""
@@ -115,35 +133,118 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def _explain(self, error: Exception) -> None:
         """Say, in a note, where an error came from; for stages that call what others wrote."""
 
-    def _num_in_at(self, num_out: int) -> int:
-        """How many items of the source that many items were made of."""
-        return num_out
+    def _note_used(self, taken: Any) -> None:
+        """A run has used what was `Taken` from here."""
 
-    def _epoch_of(self, place: int) -> int:
-        """Which pass of a `repeat` the item at that place is of; 0 where there is none below.
+    def _check_position(self) -> None:
+        """Raise InputStateError if a pipeline with this stage can have no position."""
 
-        Asked of items that have been given out, and not before those last trimmed.
+    # Positions
+
+    def _begin(self, state: State | None, epoch: Epoch) -> None:
+        """Set it, and all below, to a state; None: to the beginning of that pass."""
+        if state is None and self._phase is Phase.OPEN:
+            return  # by others, who read it as well
+        if state is not None and state["stage"] != self.kind:
+            raise InputStateError(
+                f"the state is that of {state['stage']}, and this stage is {self!r}; make the "
+                "pipeline of the same stages, in the same order"
+            )
+        if self._phase is Phase.CLOSED:
+            self._phase, self._loaded = Phase.NEW, None
+        self._epoch = epoch
+        if state is None and self._loaded is not None:
+            return  # loaded before anything was put around it
+        self._loaded, self._is_set = state, True
+        self._begin_sources(state, epoch)
+        self._set(state)
+
+    def _begin_sources(self, state: State | None, epoch: Epoch) -> None:
+        for each in self._sources:
+            each._begin(None if state is None else state["source"], epoch)
+
+    def _begin_first(self) -> None:
+        """Set it to its first pass, unless it is set."""
+        for stage in self._walk():
+            if stage._phase is Phase.CLOSED:
+                raise RuntimeError(f"{stage!r} is closed; make a new one")
+        if not self._is_set:
+            self._begin(None, ())
+
+    def _origin(self) -> Mark:
+        """The mark before the first item of the pass."""
+        if self._loaded is not None:
+            return self._loaded
+        return self, self._at_first(), self._sources[0]._origin()
+
+    def _used(self) -> Position:
+        """Which of the items that leave the pipeline here were used."""
+        if self._position is None:
+            if not self._is_set:
+                self._begin_first()
+            self._position = Position(self._origin())
+        return self._position
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last item that was taken out: JSON, for `load_state_dict`.
+
+        With a `FeedHook` or an `InputPositionHook`, behind the last item that a run has used.
+
+        Raises:
+            InputStateError: a stage has no order, feeds several others, or has given items to
+                others than the stage around it; or `take` cuts the passes of a `repeat` over a
+                source that keeps a position of its own.
         """
-        if not self._sources:
-            return 0
-        return self._sources[0]._epoch_of(max(self._num_in_at(place + 1) - 1, 0))
+        self._check_alone()
+        ended = () if self._consumers is None else self._consumers.places_run()
+        place, mark, beyond = self._used().after(ended)
+        relative = [each - place for each in beyond]
+        return {**self._saved(mark), "place": place, "beyond": relative}
 
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        """What `_load` needs to go on behind that many items; not before those last trimmed."""
-        return {"source": self._sources[0]._saved_at(self._num_in_at(num_out))}
+    def _saved(self, mark: Mark) -> dict[str, Any]:
+        return state_of(mark)
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._sources[0]._load_saved(state["source"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a pipeline of the same stages was; sizes of buffers may differ.
 
-    def _trim(self, num_out: int) -> None:
-        """Forget states before that many items."""
-        self._sources[0]._trim(self._num_in_at(num_out))
+        Raises:
+            RuntimeError: it has begun already, or what it reads has.
+            InputStateError: the state is that of other stages, or none.
+        """
+        for stage in self._walk():
+            # one below that only gives what it is asked for may be open
+            may_be_open = stage is not self and not stage.runs_tasks
+            if stage._clocks.num_items or not (may_be_open or stage._phase is Phase.NEW):
+                what = repr(self) if stage is self else f"{stage!r}, which {self!r} reads,"
+                raise RuntimeError(f"{what} has begun; load its state before it is opened or read")
+        try:
+            self._position, own = self._position_in(state)
+            self._begin(own, ())
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, InputStateError):
+                raise
+            raise InputStateError(
+                f"{self!r} cannot go on from {state!r}: {error!r}. Give what state_dict() of a "
+                "pipeline of the same stages returned"
+            ) from error
 
-    def _trim_due(self, num_out: int) -> None:
-        self._trim_next = num_out + TRIM_EVERY
-        self._trim(num_out)
+    def _position_in(
+        self, state: Mapping[str, Any], left_out: Iterable[int] = ()
+    ) -> tuple[Position, dict[str, Any]]:
+        """The saved position, and what the state says to the stages."""
+        own = {key: state[key] for key in state if key not in ("place", "beyond")}
+        place = saved_count(state.get("place", 0))
+        beyond = [place + saved_count(each) for each in state.get("beyond", ())]
+        beyond += [each for each in left_out if each >= place]
+        return Position(self._mark_in(own), place, beyond, is_loaded=True), own
 
-    async def _read(self, limit: int) -> Sequence[T]:
+    def _mark_in(self, state: dict[str, Any]) -> Mark:
+        """The mark of the last item of the input in what `_saved` returned."""
+        return state
+
+    # Reading
+
+    async def _read(self, limit: int) -> Sequence[Pair]:
         if not self._lock.enter_now():
             await self._lock.wait()
         try:
@@ -151,50 +252,48 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                 self._open_by_itself()
             begun = self._clocks.begin_read(self._engine)
             try:
-                items = await self._pull(limit)
+                pairs = await self._pull(limit)
             except (StopAsyncIteration, GeneratorExit) as error:  # it would pass for the end
                 if is_thrown_away(error):
                     raise
                 raise RuntimeError(f"{self.kind} called what raised {error!r}") from error
-            self._num_out += len(items)
-            self._clocks.end_read(self._engine, begun, items)
+            self._clocks.end_read(self._engine, begun, pairs)
         except Exception as error:
             self._explain(error)
             raise
         else:
-            return items
+            return pairs
         finally:
             self._lock.leave()
 
-    async def _read_into(self, items: list[Any], size: int) -> bool:
+    async def _read_into(self, pairs: list[Pair], size: int) -> bool:
         """Add items until there are so many; False if the end came first.
 
         A cancellation leaves those that were read in the list.
         """
-        while len(items) < size:
-            more = await self._read(size - len(items))
+        while len(pairs) < size:
+            more = await self._read(size - len(pairs))
             if not more:
                 return False
-            items += more
+            pairs += more
         return True
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        if self._successor is not None:
-            item: T = await anext(self._successor)
-            return item
         self._is_taken_from = True
-        while True:
-            items = await self._read(1)
-            if not items:
-                raise StopAsyncIteration
-            if not self._used_beyond or self._num_out - 1 not in self._used_beyond:
-                break
-        if self._num_out >= self._trim_next:
-            self._trim_due(self._num_out)
-        return items[0]
+        position = self._used()
+        while pairs := await self._read(1):
+            item, mark = pairs[0]
+            place = position.add(mark)
+            if place is not None:
+                position.finish((place,))
+                found: T = item
+                return found
+        raise StopAsyncIteration
+
+    # Opening and closing
 
     def _walk(self) -> list[Stage[Any]]:
         """This stage and all below."""
@@ -204,6 +303,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         return found
 
     def _open_by_itself(self) -> None:
+        self._begin_first()
         for stage in self._walk():
             if stage.runs_tasks and stage._phase is Phase.NEW:
                 raise RuntimeError(
@@ -216,9 +316,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
 
     def _open(self, sources: Sequence[Stage[Any]] | None = None) -> None:
         if self._phase is not Phase.OPEN:
-            for stage in self._walk():
-                if stage._phase is Phase.CLOSED:
-                    raise RuntimeError(f"{stage!r} is closed; make a new one")
+            self._begin_first()
             for source in self._sources if sources is None else sources:
                 source._open()
                 self._opened.append(source)
@@ -254,24 +352,21 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         What several have opened, the last one closes.
         """
         if self._phase is Phase.CLOSED:
-            if self._successor is not None:
-                await self._successor.aclose()
             return
         if self._consumers is not None and self._num_users == 2 and not self._consumers.members:
             await self._consumers.close()  # what is read ahead for the next session has no more use
         if self._num_users > 1:
             self._num_users -= 1
             return
+        await self._close()
+
+    async def _close(self) -> None:
+        """Close it, whoever has opened it."""
+        if self._phase is Phase.CLOSED:
+            return
         was_open, self._phase, self._num_users = self._phase is Phase.OPEN, Phase.CLOSED, 0
         steps = (self._stop, self._close_sources, self._release)
         await take_all(steps if was_open else steps[1:])
-
-    async def _replace_by(self, successor: Stage[Any]) -> None:
-        """Close it, though it may be in use: what has opened it closes its successor."""
-        if self._phase is Phase.OPEN:
-            self._successor, successor._consumers = successor, self._consumers
-            successor._num_users, self._num_users = self._num_users, 1
-            await self.aclose()
 
     async def _close_sources(self) -> None:
         opened, self._opened = self._opened, []
@@ -279,83 +374,11 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             opened = [each for each in self._sources if each._phase is Phase.NEW]
         await take_all([each.aclose for each in opened])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position behind the last item that was taken out: JSON, for `load_state_dict`.
-
-        With a `FeedHook` or an `InputPositionHook`, behind the last item that a run has used.
-
-        Raises:
-            InputStateError: a stage has no order, feeds several others, or has given items to
-                others than the stage around it.
-        """
-        self._check_alone()
-        if self._consumers is not None:
-            state: dict[str, Any] = self._consumers.state_dict()
-            return state
-        return self._saved_used(self._num_out, self._used_beyond)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a pipeline of the same stages was; sizes of buffers may differ.
-
-        Raises:
-            RuntimeError: it has begun already, or what it reads has.
-            InputStateError: the state is that of other stages, or none.
-        """
-        self._check_new()
-        self._is_loaded = True
-        try:
-            self._used_beyond = {saved_count(place) for place in state.get(BEYOND, ())}
-            self._load_saved({key: state[key] for key in state if key != BEYOND})
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, InputStateError):
-                raise
-            raise InputStateError(
-                f"{self!r} cannot go on from {state!r}: {error!r}. Give what state_dict() of a "
-                "pipeline of the same stages returned"
-            ) from error
-
-    def _saved_at(self, num_out: int) -> dict[str, Any]:
-        return {"stage": self.kind, **self._state_at(num_out)}
-
-    def _saved_used(self, num_used: int, used: Iterable[int]) -> dict[str, Any]:
-        """The position behind that many items, with the places behind it that were used, too."""
-        state = self._saved_at(num_used)
-        beyond = sorted(place - num_used for place in used if place >= num_used)
-        return {**state, BEYOND: beyond} if beyond else state
-
-    def _state_with(self, state: Mapping[str, Any], items: Mapping[int, Any]) -> dict[str, Any]:
-        """A position, with items behind it, by place, that were used since."""
-        used = {*state.get(BEYOND, ()), *items}
-        return {**state, BEYOND: sorted(used)} if used else dict(state)
-
-    def _note_used(self, place: int) -> None:
-        """A run has used the item at this place."""
-
-    def _keep(self, item: Any) -> None:
-        """Right after its state was loaded: an item of before, in use, counts as the next one."""
-        raise NotImplementedError(f"{self.kind} gives the same items after a restore")
-
-    def _unfinished_in(self, state: Mapping[str, Any], item: Any) -> Any:
-        """What is left of an item of before, for `_keep`, in that position; None if nothing is."""
-        return item
-
-    def _no_epoch(self) -> InputStateError:
-        return InputStateError(
-            f"{self!r} mixes items of several passes, so that none of them ends at an item; put "
-            "repeat around it, or leave after_epoch out"
-        )
+    # Checks
 
     def _why_empty(self) -> str:
         """What to say where it has ended without an item."""
         return f"{self!r} has no items: there is nothing to train with"
-
-    def _load_saved(self, state: Mapping[str, Any]) -> None:
-        if state["stage"] != self.kind:
-            raise InputStateError(
-                f"the state is that of {state['stage']}, and this stage is {self!r}; make the "
-                "pipeline of the same stages, in the same order"
-            )
-        self._load(state)
 
     def _check_may_feed(self, reader: str) -> None:
         if self.must_be_last:
@@ -366,7 +389,9 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             )
 
     def _check_alone(self) -> None:
+        self._check_position()
         for stage in self._walk()[1:]:
+            stage._check_position()
             if stage._num_parents > 1:
                 raise InputStateError(
                     f"{stage!r} feeds {stage._num_parents} stages, so that none of them knows its "
@@ -378,18 +403,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                     "also taken by others; take all items from the last stage"
                 )
 
-    def _check_new(self) -> None:
-        for stage in self._walk():
-            # one below that only gives what it is asked for may be open
-            may_be_open = stage is not self and not stage.runs_tasks
-            if stage._num_out or not (may_be_open or stage._phase is Phase.NEW):
-                what = repr(self) if stage is self else f"{stage!r}, which {self!r} reads,"
-                raise RuntimeError(f"{what} has begun; load its state before it is opened or read")
-
     def _check_repeatable(self) -> None:
         """Raise TypeError if what is below can be read once only."""
-        if self._factory is not None:
-            return
         if self._is_for_once:
             raise TypeError(
                 f"{self!r} can be read once only, and is needed again. Got: repeat(iterator); "
@@ -399,26 +414,9 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         for each in self._sources:
             each._check_repeatable()
 
-    def _restarted(self, epoch: tuple[int, ...]) -> Stage[Any]:
-        """The pipeline up to here at its beginning, for another pass."""
-        if self._factory is not None:
-            stage = self._factory(epoch[-1] if epoch else 0)
-        else:
-            make: Callable[..., Stage[Any]] = type(self)
-            below = self._epoch_below(epoch)
-            stage = make(*(each._restarted(below) for each in self._sources), *self._args)
-        stage._set_epoch(epoch)
-        stage._may_be_cut = self._may_be_cut
-        return stage
-
-    def _epoch_below(self, epoch: tuple[int, ...]) -> tuple[int, ...]:
-        """Which pass of the sources comes first in this one."""
-        return epoch
-
-    def _set_epoch(self, epoch: tuple[int, ...]) -> None:
-        self._epoch = epoch
-        for each in self._sources:
-            each._set_epoch(epoch)
+    def _keeps_position(self) -> bool:
+        """Whether a source below keeps its position itself, from one pass to the next."""
+        return any(each._keeps_position() for each in self._sources)
 
     def statistics(self) -> StageStatistics:
         """Counts and times of this stage and, in `sources`, of those below; from any thread."""
@@ -431,6 +429,32 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def __repr__(self) -> str:
         below = ", ".join(repr(each) for each in self._sources)
         return f"{self.kind}({below})"
+
+
+def state_of(mark: Mark) -> dict[str, Any]:
+    """The state that goes on behind the item with this mark."""
+    if not isinstance(mark, tuple):
+        return dict(mark)
+    stage, data, below = mark
+    return {"stage": stage.kind, **stage._state_of(data, below)}
+
+
+def epoch_of(mark: Mark) -> int:
+    """Which pass of the outermost `repeat` the item with this mark is of; 0 where there is none."""
+    if mark is None:
+        return 0
+    if not isinstance(mark, tuple):
+        return saved_count(mark["epoch"]) if "epoch" in mark else epoch_of(mark.get("source"))
+    stage, data, below = mark
+    number: int = stage._epoch_of(data, below)
+    return number
+
+
+def no_epoch(stage: Stage[Any]) -> InputStateError:
+    return InputStateError(
+        f"{stage!r} mixes items of several passes, so that none of them ends at an item; put "
+        "repeat around it, or leave after_epoch out"
+    )
 
 
 def saved_count(value: Any) -> int:

@@ -78,12 +78,12 @@ class Clocks:
             self.blocked += now - self._read_ended_at
         return now
 
-    def end_read(self, engine: Engine, begun: float, items: Sequence[Any]) -> None:
+    def end_read(self, engine: Engine, begun: float, pairs: Sequence[tuple[Any, Any]]) -> None:
         """The items that were asked for are there: a stage without tasks waited for its input."""
         now = self._read_ended_at = engine.stopwatch()
         self.input_wait += now - begun
         self.consumer_wait += now - begun
-        self.count(items)
+        self.count([item for item, _ in pairs])
 
     def count(self, items: Sequence[Any]) -> None:
         self.num_items += len(items)

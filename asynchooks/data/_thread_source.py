@@ -8,17 +8,17 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from .._engine.base import TIMED_OUT, Engine, Slot
 from .._engine.current import engine_in_use
 from ._openers import Opened, Opener
-from ._source_stage import OwnState, SourcePosition, SourceStage, too_short
-from ._stage import wait_to_end
+from ._source_stage import Beginning, Own, SourceStage, too_short
+from ._stage import Pair, wait_to_end
 
 logger = logging.getLogger("asynchooks")
 
@@ -33,27 +33,29 @@ class ThreadSource(SourceStage):
     """An iterable in a thread of its own: opened, read and closed there."""
 
     kind = "iterable"
-    _position: _Reading
 
     def __init__(self, opener: Opener) -> None:
-        super().__init__(opener, position=_Reading(opener))
         self._opener = opener
         self._thread: ReadingThread | None = None
+        super().__init__(opener.stateful)
 
     def _start(self) -> None:
         if self._is_for_once:
             self._claim(self._opener.source)
-        self._thread = ReadingThread(self._engine, self._position)
+        own = None if self._own is None else self._own.value
+        reading = Reading(self._opener, self._num_before, own, self._is_pass_over, self._beginning)
+        self._thread = ReadingThread(self._engine, reading)
 
-    async def _pull(self, limit: int) -> Sequence[Any]:
+    async def _pull(self, limit: int) -> Sequence[Pair]:
         thread = self._thread
         assert thread is not None
         if not thread.items:
             await thread.read(limit)
-        items = [thread.items.popleft() for _ in range(min(limit, len(thread.items)))]
-        if not items and thread.error is not None:
+        found = [thread.items.popleft() for _ in range(min(limit, len(thread.items)))]
+        if not found and thread.error is not None:
             raise thread.error
-        return items
+        self._num_given += len(found)
+        return [(item, self._behind(data)) for item, data in found]
 
     async def _release(self) -> None:
         thread, self._thread = self._thread, None
@@ -74,100 +76,65 @@ class ThreadSource(SourceStage):
     def _is_for_once(self) -> bool:  # type: ignore[override]
         return self._opener.is_for_once
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        if "state" not in state and not (self._position.begin or any(self._epoch)):
-            self._position.saved = self._opener.passes.first  # it may have moved since
-        self._opener.passes.load(self._position.saved)
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        position = self._position
-        if not (num_out or position.begin or position.states or position.saved):
-            following = self._opener.passes.following()  # a pass that is not open yet
-            if following is not None:
-                return following.encoded()
-        return super()._state_at(num_out)
-
     def __repr__(self) -> str:
         return repr(self._opener)
 
 
-class _Reading(SourcePosition):
+@dataclass
+class Reading:
     """What the thread does with the iterable; it must not hold the stage, which ends the thread."""
 
-    def __init__(self, opener: Opener) -> None:
-        super().__init__()
-        self._opener = opener
-        self._num_read = 0
+    opener: Opener
+    num_before: int
+    own: Any
+    is_pass_over: bool
+    beginning: Beginning
+    num_read: int = 0
+    _opened: Opened | None = None
 
-    def open(self) -> Opened:
-        if self.saved is None:
-            self.saved = self._opener.passes.unread
-        saved = self.saved
-        opened = self._next_pass(saved) if saved is not None and saved.is_behind_cut else None
-        if opened is None:
-            opened = self._opener.open(self.begin, None if saved is None else saved.value)
+    def next(self) -> tuple[Any, int | Own]:
+        """The next item, and how many there were, or the state behind it."""
+        opened = self._opened = self._opened or self._open()
+        try:
+            item = next(opened.iterator)
+        except StopIteration:
+            if self.num_read or not self.is_pass_over:
+                raise
+            self.is_pass_over = False
+            self.close()
+            self._opened = self.opener.open(0, None)
+            return self.next()
+        self.num_read += 1
+        if opened.state is not None:
+            return item, Own(opened.state())
+        return item, self.num_before + self.num_read
+
+    def _open(self) -> Opened:
+        opened = self.opener.open(self.num_before, self.own)
         for place in range(opened.num_to_pass):
             if next(opened.iterator, self) is self:
-                raise too_short(self._opener, place, opened.num_to_pass)
-        if opened.state is not None:
-            at_first = self._opener.passes.begin(saved, opened.state, self.begin == 0)
-            self.states.append((0, at_first))
-        return opened if saved is None or not saved.begins else replace(opened, again=self._again)
+                raise too_short(self.opener, place, opened.num_to_pass)
+        self.beginning.ask(self.opener.stateful)
+        return opened
 
-    def _again(self) -> Opened:
-        saved = self.saved
-        if saved is None or saved.before is None:
-            return self._opener.open(0, None)
-        return self._replayed(saved)[0]
-
-    def _next_pass(self, saved: OwnState) -> Opened | None:
-        """The pass behind one that was cut, which ends once more; None if that leads elsewhere."""
-        opened, left_at = self._replayed(saved)
-        if saved.is_one_of(left_at, opened.state and opened.state()):
-            return opened
-        _close(opened)
-        return None
-
-    def _replayed(self, saved: OwnState) -> tuple[Opened, Any]:
-        """See `OwnState`; and the state where the pass before was left."""
-        opened, left_at = self._opener.open(0, saved.before), None
-        for _ in range(saved.num_passes):
-            next(opened.iterator, None)
-            left_at = opened.state and opened.state()
-            _close(opened)
-            opened = self._opener.open(0, None)
-        return opened, left_at
-
-    def note(self, opened: Opened) -> None:
-        """An item was read."""
-        self._num_read += 1
-        if opened.state is not None:
-            self.states.append((self._num_read, self._opener.passes.go_on(opened.state())))
-
-    def note_end(self, opened: Opened) -> None:
-        if opened.state is not None:
-            self._opener.passes.end()
-
-
-def _close(opened: Opened) -> None:
-    """A generator, or a file; iterators of other libraries end by being forgotten."""
-    close = getattr(opened.iterator, "close", None)
-    if callable(close):
-        close()
+    def close(self) -> None:
+        """A generator, or a file; iterators of other libraries end by being forgotten."""
+        opened, self._opened = self._opened, None
+        close = None if opened is None else getattr(opened.iterator, "close", None)
+        if callable(close):
+            close()
 
 
 class ReadingThread:
     """Reads one iterator, as far as it was asked to, item by item, and closes it."""
 
-    def __init__(self, engine: Engine, reading: _Reading) -> None:
+    def __init__(self, engine: Engine, reading: Reading) -> None:
         self.items: deque[Any] = deque()
         self.error: BaseException | None = None
         self.is_over = False  # no further item will come
         self._closing_error: BaseException | None = None
         self._engine = engine
         self._reading = reading
-        self._opened: Opened | None = None
         self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._num_asked = 0
         self._num_read = 0
@@ -221,7 +188,7 @@ class ReadingThread:
             if self._is_closing or self.is_over:
                 return
             try:
-                item = self._next()
+                item = self._reading.next()
             except StopIteration:
                 self.is_over = True
             except BaseException as error:
@@ -234,30 +201,14 @@ class ReadingThread:
                 self._wake()
         self._wake()
 
-    def _next(self) -> Any:
-        opened = self._opened = self._opened or self._reading.open()
-        try:
-            item = next(opened.iterator)
-        except StopIteration:
-            if opened.again is None or self._num_read:
-                self._reading.note_end(opened)
-                raise
-            _close(opened)
-            self._opened = opened.again()
-            return self._next()
-        self._reading.note(opened)
-        return item
-
     def _wake(self) -> None:
         slot, self._slot = self._slot, None
         if slot is not None:
             self._engine.wake(slot)
 
     def _close(self) -> None:
-        opened, self._opened = self._opened, None
         try:
-            if opened is not None:
-                _close(opened)
+            self._reading.close()
         except BaseException as error:
             self._closing_error = error
         self._is_closed = True

@@ -301,6 +301,11 @@ def position(stage: Stage[Any]) -> Any:
     return json.loads(json.dumps(stage.state_dict()))
 
 
+def at(items: int, *beyond: int) -> dict[str, Any]:
+    """The position in a sequence: so many items were used, and these behind them."""
+    return {"stage": "sequence", "items": items, "place": items, "beyond": list(beyond)}
+
+
 async def read_in_lives(*lives: tuple[Stage[Any], int], reads_ahead: bool = True) -> list[Any]:
     """What pipelines give that go on one after the other: so many items of each, or all it has."""
     got: list[Any] = []

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from asynchooks import DataWaitHook, FeedHook, GlobalStep, InputPositionHook, StopTraining
 from asynchooks._engine.stop import Stop
 from asynchooks._running.hook_state import load_hooks, save_hooks
-from asynchooks.data import Stage, _stage, batch, prefetch, shuffle, take
+from asynchooks.data import Stage, batch, prefetch, shuffle, take
 from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, consumers_of
 from asynchooks.data._training_end import TrainingEnd
 
 from ..hooks.inputs import FromFunction, gated
 from ..support.helpers import settle
-from .sources import Stateful, position, read_in_two_lives
+from .sources import Stateful, at, position, read_in_two_lives
 
 pytestmark = pytest.mark.anyio
 
@@ -186,7 +186,7 @@ async def test_a_run_that_ends_after_a_rewind_has_used_nothing(has_taken: bool) 
         got = await use_next(other, 1) if has_taken else []
         late.use()
         assert consumers.state_dict()["items"] == 1 + len(got)
-        assert "used_beyond" not in consumers.state_dict()
+        assert consumers.state_dict()["beyond"] == []
         assert got + await use_next(late, 5 - len(got)) == [1, 2, 3, 4, 5]
 
 
@@ -209,14 +209,14 @@ async def test_before_the_next_take_the_position_is_that_of_the_rewind() -> None
         assert await batches.take(None) == 0
         await use_next(hook, 1)
         saved = consumers.state_dict()
-        assert saved == {"stage": "sequence", "items": 0, "used_beyond": [1]}
+        assert saved == at(0, 1)
         assert await use_next(hook, 2) == [2, 3]
         consumers.load_state_dict(saved)
         assert consumers.state_dict() == saved
         batches.use()  # its run was made again
-        assert consumers.state_dict() == {**saved, "used_beyond": [0, 1]}
+        assert consumers.state_dict() == {**saved, "beyond": [0, 1]}
         assert await use_next(hook, 6) == [2, 3, 4, 5, 6, 7]
-        assert consumers.state_dict() == {"stage": "sequence", "items": 8}
+        assert consumers.state_dict() == at(8)
 
 
 @pytest.mark.parametrize("uses_at_once", [True, False])
@@ -231,13 +231,13 @@ async def test_what_a_loop_has_in_hand_comes_once_wherever_the_pipeline_goes_bac
         consumers.load_state_dict(saved)
         if uses_at_once:
             batches.use()
-            assert consumers.state_dict() == {"stage": "sequence", "items": 2, "used_beyond": [2]}
+            assert consumers.state_dict() == at(2, 2)
         assert await use_next(hook, 3) == [2, 3, 5]
         if not uses_at_once:
-            assert consumers.state_dict() == {"stage": "sequence", "items": 4, "used_beyond": [1]}
+            assert consumers.state_dict() == at(4, 1)
             assert await batches.take(None) == 4
             batches.use()
-        assert consumers.state_dict() == {"stage": "sequence", "items": 6}
+        assert consumers.state_dict() == at(6)
         assert await use_next(hook, 2) == [6, 7]
 
 
@@ -255,7 +255,7 @@ async def test_what_a_loop_gives_back_after_a_rewind_comes_once_more(
             assert await use_next(hook, 1) == [1]
         batches.give_back()  # the loop was left
         assert await use_next(hook, 4 if has_taken else 5) == [1, 2, 3, 4, 5][has_taken:]
-        assert consumers.state_dict() == {"stage": "sequence", "items": 6}
+        assert consumers.state_dict() == at(6)
 
 
 async def test_a_second_rewind_forgets_what_was_made_again_after_the_first() -> None:
@@ -281,7 +281,7 @@ async def test_places_of_returned_items_are_forgotten_by_a_rewind() -> None:
         consumers.load_state_dict(saved)
         for number in range(1, 5):
             assert await use_next(hook, 1) == [number]
-            assert consumers.state_dict() == {"stage": "sequence", "items": number + 1}
+            assert consumers.state_dict() == at(number + 1)
 
 
 async def test_a_run_that_has_ended_before_a_rewind_is_not_in_the_position_behind_it() -> None:
@@ -291,41 +291,26 @@ async def test_a_run_that_has_ended_before_a_rewind_is_not_in_the_position_behin
         saved = consumers.state_dict()
         await use_next(other, 2)
         assert await late.take(None) == 3
-        assert consumers.state_dict() == {"stage": "sequence", "items": 4}
+        assert consumers.state_dict() == at(4)
         consumers.load_state_dict(saved)
         await use_next(other, 1)
-        assert consumers.state_dict() == {"stage": "sequence", "items": 2}
+        assert consumers.state_dict() == at(2)
         await late.leave()
 
 
-async def test_what_a_loop_has_from_before_an_earlier_rewind_stands_for_no_item() -> None:
+async def test_what_a_loop_has_from_before_an_earlier_rewind_stands_for_its_item() -> None:
     async with joined(prefetch(range(9), 2)) as (consumers, hook, batches):
         await use_next(hook, 3)
         assert await batches.take(None) == 3
-        consumers.load_state_dict({"stage": "sequence", "items": 1})  # of a checkpoint long ago
+        consumers.load_state_dict(at(1))  # of a checkpoint long ago
         await use_next(hook, 1)
         saved = consumers.state_dict()
         await use_next(hook, 1)
         consumers.load_state_dict(saved)
         batches.use()
-        assert consumers.state_dict() == saved == {"stage": "sequence", "items": 2}
-        assert await use_next(hook, 7) == [2, 3, 4, 5, 6, 7, 8]
-
-
-async def test_a_pipeline_that_went_back_remembers_no_more_than_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_stage, "TRIM_EVERY", 8)
-    consumers = consumers_of(shuffle(range(200), 4, 1))
-    hook = consumers.join(CurrentRun(None))
-    await use_next(hook, 1)
-    saved = consumers.state_dict()
-    for _ in range(2):
-        for _ in range(100):
-            await use_next(hook, 1)
-            assert len(consumers.stage._log) <= 8 + 4  # type: ignore[attr-defined]
-        consumers.load_state_dict(saved)
-    await hook.leave()
+        assert saved == at(2)
+        assert consumers.state_dict() == at(2, 1)
+        assert await use_next(hook, 6) == [2, 4, 5, 6, 7, 8]
 
 
 NUM_ITEMS = 12
@@ -397,14 +382,14 @@ class Training:
 
 
 def used_in(state: dict[str, Any]) -> set[int]:
-    beyond = {state["items"] + place for place in state.get("used_beyond", ())}
+    beyond = {state["items"] + place for place in state.get("beyond", ())}
     return {*range(state["items"]), *beyond}
 
 
 ACTS = st.tuples(
     st.sampled_from(["take", "take", "use", "give_back", "save", "go_back"]), st.integers(0, 2)
 )
-BEGINS = st.sampled_from([None, {"items": 0}, {"items": 2}, {"items": 1, "used_beyond": [1, 3]}])
+BEGINS = st.sampled_from([None, {"items": 0}, {"items": 2}, {"items": 1, "beyond": [1, 3]}])
 
 
 @pytest.mark.exhaustive
@@ -412,7 +397,7 @@ BEGINS = st.sampled_from([None, {"items": 0}, {"items": 2}, {"items": 1, "used_b
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None
 )
 @example(
-    begin={"items": 1, "used_beyond": [1, 3]},
+    begin={"items": 1, "beyond": [1, 3]},
     acts=[("take", 0), ("use", 0), ("save", 0), ("take", 2), ("go_back", 0)],
 )
 @given(begin=BEGINS, acts=st.lists(ACTS, max_size=30))
@@ -474,10 +459,10 @@ async def test_a_plain_loop_leaves_out_what_was_used_in_this_life_and_in_the_nex
 ) -> None:
     def loaded() -> Stage[int]:
         stage = make()
-        stage.load_state_dict({**make().state_dict(), "used_beyond": beyond})
+        stage.load_state_dict({**make().state_dict(), "beyond": beyond})
         return stage
 
-    assert position(loaded())["used_beyond"] == beyond
+    assert position(loaded())["beyond"] == beyond
     rest = [each for each in range(6) if each not in beyond]
     assert await read_in_two_lives(loaded, count, make) == rest
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,9 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asynchooks._engine.current import current_engine
 from asynchooks.data import map_concurrent
-from asynchooks.data._map import Chunk, Work
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
@@ -230,17 +227,6 @@ async def test_a_result_is_given_out_though_no_further_item_comes(waits: bool) -
                 given.gates[item].set()
                 late += [] if is_in_time else [item]
         assert late == []
-
-
-@pytest.mark.parametrize("takes_more", [True, False])
-async def test_a_chunk_takes_what_is_left_only_where_it_may(takes_more: bool) -> None:
-    first, second = Work(1, 0), Work(2, 1)
-    left = deque([second])
-    chunk = Chunk(current_engine(), first, takes_more)
-    chunk.call(lambda item: -item, left)
-    assert [work.result for work in chunk.done] == ([-1, -2] if takes_more else [-1])
-    assert chunk.num_done == len(chunk.done)
-    assert not chunk.holds_back, "the thread is about to hand it over"
 
 
 @pytest.mark.parametrize("is_async", [True, False])

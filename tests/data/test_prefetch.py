@@ -21,6 +21,7 @@ from asynchooks.data import (
     shuffle,
     take,
 )
+from asynchooks.data._prefetch import Taken
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
@@ -170,7 +171,7 @@ async def test_a_reader_that_is_cancelled_as_it_is_woken_leaves_the_item_to_the_
             for name in range(3):
                 group.start_soon(one, name)
                 await settle()
-            items._put((7,))  # type: ignore[attr-defined]  # what its task does
+            items._put((Taken(7),))  # type: ignore[attr-defined]  # what its task does
             scopes[0].cancel()
             await settle()
             assert got in ([(0, 7)], [(1, 7)])
@@ -202,7 +203,7 @@ async def test_native_cancellation_of_one_reader_leaves_the_item_to_the_other(
         first, second = (asyncio.create_task(anext(items)) for _ in range(2))
         await settle()
         if is_woken:
-            items._put((5,))  # type: ignore[attr-defined]  # what its task does
+            items._put((Taken(5),))  # type: ignore[attr-defined]  # what its task does
         else:
             queue.put_nowait(5)
         first.cancel()

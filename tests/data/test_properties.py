@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from asynchooks import (
@@ -344,25 +344,6 @@ async def live(recipe: Recipe, life: Life, state: Any, is_empty: bool) -> tuple[
     deadline=None,
 )
 @given(recipe=recipes, lives=st.lists(LIVES, min_size=1, max_size=4))
-@example(
-    # passes of one item each that `take` cuts, of a source that goes back at its first item
-    recipe=(
-        "interleave",
-        [
-            ("leaf", "async", 3),
-            (
-                "take",
-                (
-                    "repeat",
-                    ("take", ("repeat", ("leaf", "epochs at both ends", 1), None), 1),
-                    None,
-                ),
-                3,
-            ),
-        ],
-    ),
-    lives=[replace(UNDISTURBED, how="feed", step=5, error=BadRecordError)],
-)
 async def test_each_item_comes_once_however_lives_end(recipe: Recipe, lives: list[Life]) -> None:
     try:
         expected = await read_all(build_stage(recipe, 0, Faults()))

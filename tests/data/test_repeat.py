@@ -106,11 +106,11 @@ async def test_what_take_left_of_a_pass_is_closed_before_the_next_begins() -> No
             assert source.num_begun - source.num_closed == 1
 
 
-async def test_statistics_are_those_of_the_pass_under_way() -> None:
-    async with repeat(prefetch([1, 2, 3], 1), 2) as stage:
+async def test_statistics_are_those_of_all_passes() -> None:
+    async with repeat(take(lambda: [1, 2, 3], 3), 2) as stage:
         assert await read_some(stage, 5) == [1, 2, 3, 1, 2]
         found = stage.statistics()
-    assert (found.num_items, found.sources[0].num_items) == (5, 2)
+    assert (found.num_items, found.sources[0].num_items) == (5, 5)
 
 
 async def test_its_end_may_be_asked_for_again() -> None:

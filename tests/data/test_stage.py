@@ -616,7 +616,8 @@ async def test_a_stage_around_one_that_others_read_has_no_position(
 
 
 async def test_a_stage_around_one_that_is_open_and_was_not_read_has_its_position() -> None:
-    state = {"stage": "batch", "items": 3, "source": {"stage": "sequence", "items": 3}}
+    source = {"stage": "sequence", "items": 3}
+    state = {"stage": "batch", "items": 3, "source": source, "place": 3, "beyond": []}
     async with batch(range(5), 1) as below, prefetch(below, 2) as rest:
         assert [await anext(rest) for _ in range(3)] == [[0], [1], [2]]
         assert rest.state_dict() == state

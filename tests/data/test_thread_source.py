@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from asynchooks._engine.base import Engine
-from asynchooks.data import Stage, _stage, batch, prefetch, repeat, take
+from asynchooks.data import Stage, batch, prefetch, repeat, take
 from asynchooks.data._thread_source import ReadingThread
 
 from ..support.afterwards import nothing_left
@@ -172,10 +172,7 @@ async def test_a_call_that_does_not_end_is_left_alone_and_closed_when_it_comes_b
     assert source.is_closed
 
 
-async def test_the_state_behind_the_last_item_is_kept_however_many_were_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_stage, "TRIM_EVERY", 2)
+async def test_the_state_behind_the_last_item_is_kept_however_many_were_read() -> None:
     async with take(StatefulSync(9), 9) as items:
         for count in range(1, 7):
             await anext(items)

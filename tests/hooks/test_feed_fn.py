@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio.lowlevel
+import numpy as np
 import pytest
 
 from asynchooks import (
@@ -18,6 +20,8 @@ from asynchooks import (
     SessionRunHook,
     StopTraining,
 )
+from asynchooks._running.hook_state import _decoded, _encoded
+from asynchooks.hooks._feed_fn import _fingerprint
 from asynchooks.testing import RecordingHook
 
 from .training import Calls
@@ -237,3 +241,30 @@ async def test_an_error_leaves_with_the_name_of_the_hook(is_async: bool) -> None
         assert not session.should_stop()
     assert caught.value.__notes__ == ["in before_run of FeedFnHook"]
     assert fed == []
+
+
+LONG = np.arange(5000)
+STATES: list[Any] = [
+    {"a": 1, "b": (2, [3.5, None])},
+    {"a": 1, "b": (2, [3.5, True])},
+    {"a": 2, "b": (2, [3.5, None])},
+    {"a": {"1": "x"}},
+    {"a": LONG},
+    {"a": np.where(LONG == 2500, 0, LONG)},
+    {"a": LONG.reshape(50, 100)},
+    {"a": LONG.astype(np.float64)},
+    {"a": np.int64(3)},
+    {"a": "3"},
+    {},
+]
+
+
+# of a private name: it takes a rollback to meet all of these by public ones
+def test_a_fingerprint_is_that_of_the_state_that_a_file_gives_back_and_of_no_other() -> None:
+    again = [
+        json.loads(json.dumps(each, default=_encoded, sort_keys=True), object_pairs_hook=_decoded)
+        for each in STATES
+    ]
+    assert [_fingerprint(each) for each in again] == [_fingerprint(each) for each in STATES]
+    assert len({_fingerprint(each) for each in STATES}) == len(STATES)
+    assert _fingerprint({"b": 1, "a": 2}) == _fingerprint({"a": 2, "b": 1})

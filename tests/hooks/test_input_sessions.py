@@ -26,7 +26,7 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, batch, prefetch
 
-from ..data.sources import Source
+from ..data.sources import Source, at
 from ..support.afterwards import nothing_left
 from ..support.faults import FaultError
 from ..support.helpers import settle
@@ -50,7 +50,7 @@ async def test_a_second_session_goes_on_behind_the_first(around: str) -> None:
         for _ in range(2):
             await run_session([FeedHook(source, "x")], diary.creator, runs=2)
         if around == "prefetch":
-            assert source.state_dict() == {"stage": "sequence", "items": 4}
+            assert source.state_dict() == at(4)
             assert [item async for item in source] == [4, 5, 6, 7]
     assert diary.items == [0, 1, 2, 3]
 
@@ -60,9 +60,9 @@ async def test_a_session_goes_on_behind_what_was_looked_at() -> None:
     async with prefetch(range(4), 2) as source:
         assert await anext(source) == 0
         async with MonitoredSession([FeedHook(source, "x")], diary.creator) as session:
-            assert source.state_dict() == {"stage": "sequence", "items": 1}
+            assert source.state_dict() == at(1)
             await session.run([])
-            assert source.state_dict() == {"stage": "sequence", "items": 2}
+            assert source.state_dict() == at(2)
             await until_stopped(session)
     assert diary.items == [1, 2, 3]
 
@@ -135,14 +135,14 @@ async def test_an_item_that_was_given_back_and_read_by_the_program_counts_as_use
         assert await anext(source) == 2
         async with MonitoredSession([FeedHook(source, "x")], diary.creator) as session:
             await session.run([])
-            assert source.state_dict() == {"stage": "sequence", "items": 4}
+            assert source.state_dict() == at(4)
     assert diary.items == [0, 1, 3]
 
 
 async def test_an_item_that_was_given_back_behind_used_ones_is_not_lost() -> None:
     diary = Diary({1: FaultError(), 4: FaultError()})
     creator = SharedSessionCreator(diary.creator)
-    expected = {"stage": "sequence", "items": 0, "used_beyond": [1, 2]}
+    expected = at(0, 1, 2)
     async with prefetch(range(9), 3) as source:
         async with (
             MonitoredSession([FeedHook(source, "x")], creator) as fails,
@@ -158,7 +158,7 @@ async def test_an_item_that_was_given_back_behind_used_ones_is_not_lost() -> Non
                 await session.run([])
             assert source.state_dict() == expected
             await session.run([])
-            assert source.state_dict() == {"stage": "sequence", "items": 3}
+            assert source.state_dict() == at(3)
     assert diary.items == [1, 2, 0]
 
 
@@ -215,7 +215,7 @@ async def test_a_run_that_has_ended_counts_before_the_hooks_turn_and_for_its_ses
         batches, others = session.batches(source), other.batches(source)
         assert await anext(others) == 0
         await session.run([], {"x": await anext(batches)})
-        assert states == [{"stage": "sequence", "items": 0, "used_beyond": [1]}]
+        assert states == [at(0, 1)]
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
@@ -251,7 +251,7 @@ async def test_a_step_that_has_ended_in_its_thread_counts_before_its_task_comes_
         while fast.global_step.value < 2:  # no other task has a turn meanwhile
             assert time.monotonic() < until
         states.append(source.state_dict())
-    assert states == [{"stage": "sequence", "items": 2}]
+    assert states == [at(2)]
     assert diary.items == [1, 0]
 
 

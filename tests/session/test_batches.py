@@ -19,6 +19,7 @@ from asynchooks import (
 )
 from asynchooks.data import batch, prefetch
 
+from ..data.sources import at
 from ..hooks.inputs import SHORT_SECS, Counted, Diary, FromFunction, gated
 from ..support.helpers import settle
 from ..support.threads import threads_left
@@ -247,7 +248,7 @@ async def test_what_a_session_took_out_stays_its_own_when_another_begins_a_loop(
         gc.collect()
         assert await anext(b.batches(source)) == 1
         await a.run([], {"x": item})
-        assert hook.state_dict() == {"stage": "sequence", "items": 1}
+        assert hook.state_dict() == at(1)
 
 
 async def test_a_second_loop_leaves_the_first_its_item() -> None:

@@ -27,7 +27,6 @@ from asynchooks import (
 )
 from asynchooks._step.gate import Gate
 from asynchooks.data import Rollout, WhenStale, rollouts
-from asynchooks.data._stage import TRIM_EVERY
 
 from ...hooks.inputs import SHORT_SECS
 from ...hooks.training import run_session
@@ -419,7 +418,6 @@ def test_finished_places_and_batches_are_forgotten() -> None:
 
     stage: Any = rollouts(timed, range(2000), 2, concurrency=8, max_staleness=2)
     learner.run(lambda: learner.train(stage))
-    places = stage._places
-    assert len(places._batches) <= TRIM_EVERY
-    assert len(places._beyond) <= 8
-    assert places.frontier > 1000
+    # a position that grew with the run would be as long in every checkpoint
+    assert len(json.dumps(stage.state_dict())) < 300
+    assert stage.state_dict()["place"] > 1000

@@ -1,0 +1,74 @@
+"""Position: which items of a training's input are finished, in whatever order they finish.
+
+A place is the number of items before an item, since the first of all trainings that were restored
+from one another. So a place means the same item in every checkpoint of a training.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+
+class Position:
+    """All items before the frontier are finished, and some behind it.
+
+    Args:
+        mark: says how to go on at the frontier; see `_stage`.
+        place: where the frontier is.
+        finished: places behind it that are finished, too.
+        is_loaded: whether it is a saved one.
+    """
+
+    def __init__(
+        self, mark: Any, place: int = 0, finished: Iterable[int] = (), *, is_loaded: bool = False
+    ) -> None:
+        self.is_loaded = is_loaded
+        self.last_mark = mark  # of the last item that the source has given
+        self.in_hand: set[int] = set()
+        """Places of items that loops kept when the input went back: the source gives them once
+        more, and nobody is to get them."""
+        self._mark = mark  # at the frontier
+        self._frontier = place
+        self._marks: deque[Any] = deque()  # behind each item from the frontier on
+        self._finished = set(finished)  # places that are not before the frontier
+
+    @property
+    def end(self) -> int:
+        """The place of the next item that the source gives."""
+        return self._frontier + len(self._marks)
+
+    def add(self, mark: Any) -> int | None:
+        """The place of an item that the source has given; None if nobody is to get it."""
+        place = self.end
+        self._marks.append(mark)
+        self.last_mark = mark
+        if place in self._finished:
+            self.finish(())
+        elif place in self.in_hand:
+            self.in_hand.discard(place)
+        else:
+            return place
+        return None
+
+    def is_finished(self, place: int) -> bool:
+        return place < self._frontier or place in self._finished
+
+    def finish(self, places: Iterable[int]) -> None:
+        """Items were used, or given up for good."""
+        finished = self._finished
+        finished.update(place for place in places if place >= self._frontier)
+        while self._marks and self._frontier in finished:
+            finished.remove(self._frontier)
+            self._frontier += 1
+            self._mark = self._marks.popleft()
+
+    def after(self, places: Iterable[int] = ()) -> tuple[int, Any, list[int]]:
+        """(Frontier, its mark, places behind it that are finished) if these items are finished."""
+        finished, frontier, mark = self._finished.union(places), self._frontier, self._mark
+        for behind in self._marks:
+            if frontier not in finished:
+                break
+            frontier, mark = frontier + 1, behind
+        return frontier, mark, sorted(place for place in finished if place >= frontier)
