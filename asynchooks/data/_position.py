@@ -58,7 +58,9 @@ class Position:
     def finish(self, places: Iterable[int]) -> None:
         """Items were used, or given up for good."""
         finished = self._finished
-        finished.update(place for place in places if place >= self._frontier)
+        for place in places:
+            if place >= self._frontier:
+                finished.add(place)
         while self._marks and self._frontier in finished:
             finished.remove(self._frontier)
             self._frontier += 1

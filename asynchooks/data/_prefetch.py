@@ -189,7 +189,7 @@ class Buffered(Stage[Any]):
         raise NotImplementedError("a buffered stage is read without a turn")
 
     async def _read(self, limit: int) -> Sequence[Pair]:
-        if not await self.wait(None):
+        if not (self._is_at_hand() or await self.wait(None)):
             return ()
         ready = self._ready
         found = [ready.popleft() for _ in range(min(limit, len(ready)))]
@@ -206,7 +206,7 @@ class Buffered(Stage[Any]):
 
     async def take(self, stop: Stop | None) -> Any:
         """The next item as `Taken`, or END; raises as `wait`."""
-        while await self.wait(stop):
+        while self._is_at_hand() or await self.wait(stop):
             taken = self._ready.popleft()
             self._is_taken_from = True
             if taken.position is None:
@@ -228,6 +228,10 @@ class Buffered(Stage[Any]):
         self._ready.appendleft(taken)
         self._wake_takers(1)
 
+    def _is_at_hand(self) -> bool:
+        """Whether an item is ready, and no other task need have a turn before it is taken."""
+        return bool(self._ready) and self._engine.tick() <= self._rest_at
+
     async def wait(self, stop: Stop | None) -> bool:
         """Wait for an item; False at the end.
 
@@ -236,7 +240,7 @@ class Buffered(Stage[Any]):
         if self._phase is not Phase.OPEN:
             self._open_by_itself()
         while True:
-            if self._ready and self._engine.tick() > self._rest_at:
+            if self._ready and not self._is_at_hand():
                 # a loop and a task that do nothing but wake each other are never seen waiting, and
                 # asyncio never gets to cancel them
                 await self._engine.checkpoint()

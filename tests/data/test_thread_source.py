@@ -13,9 +13,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from asynchooks._engine.base import Engine
 from asynchooks.data import Stage, batch, prefetch, repeat, take
-from asynchooks.data._thread_source import ReadingThread
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
@@ -242,8 +240,7 @@ async def test_an_item_that_was_waited_for_long_comes_at_once_and_not_with_the_n
                 async with anyio.create_task_group() as group:
                     group.start_soon(one)
                     assert await source.until_asked(0)
-                    while stage._source._thread._is_patient:
-                        await anyio.lowlevel.checkpoint()
+                    await anyio.sleep(0.01)  # longer than it waits for all that it asked for
                     source.gates[0].set()
         finally:
             for gate in source.gates:
@@ -264,30 +261,3 @@ async def test_leaving_waits_for_the_call_under_way_and_for_no_other() -> None:
             assert await source.until_asked(0)
             group.start_soon(let_all_go)
     assert not source.are_asked[1].is_set()
-
-
-class ClockOfAWait:
-    """An engine on which a thread goes on, and has woken its reader, when the time is asked."""
-
-    def __init__(self, engine: Engine, thread: ReadingThread, gate: threading.Event) -> None:
-        self._engine, self._of, self._gate = engine, thread, gate
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def now(self) -> float:
-        self._gate.set()
-        until = self._engine.now() + 10
-        while self._of._slot is not None:
-            assert self._engine.now() < until
-        return self._engine.now()
-
-
-async def test_an_item_that_comes_just_before_the_wait_for_it_begins_is_given_out() -> None:
-    source = Gates(1)
-    stage: Any = take(source, 1)
-    async with stage:
-        thread = stage._sources[0]._thread
-        thread._engine = ClockOfAWait(thread._engine, thread, source.gates[0])
-        with anyio.fail_after(10):
-            assert await anext(stage) == 0
