@@ -306,6 +306,11 @@ def _damaged(whose: str, why: str) -> DamagedCheckpointError:
     )
 
 
+def as_saved(state: Mapping[str, Any]) -> str:
+    """A text that is the same for a state and for what a checkpoint gives back of it."""
+    return json.dumps(_encoded(state), sort_keys=True)
+
+
 def _encoded(value: Any) -> Any:
     """The value as JSON has it; TypeError for what would not come back as it was."""
     if isinstance(value, Mapping):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +15,7 @@ from .._hook import (
     SessionRunHook,
     SessionRunValues,
 )
-from .._running.hook_state import PositionState
+from .._running.hook_state import PositionState, as_saved
 from ..backends._raw_session import raw_session_of
 
 Feeds = Mapping[Any, Any] | None
@@ -53,7 +52,7 @@ class FeedFnHook(SessionRunHook):
         self._state_before: dict[str, Any] | None = None  # the present run, or one that failed
         self._run: SessionRunContext | None = None  # that one
         self._state_of_last: dict[str, Any] | None = None  # before the last run that was made
-        self._left_out: set[bytes] = set()  # fingerprints of states: what comes next is not fed
+        self._left_out: set[str] = set()  # states, as saved: what comes next is not fed
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, where `feed_fn` has a `state_dict`.
@@ -97,7 +96,7 @@ class FeedFnHook(SessionRunHook):
         self._settle()
         if self._state_of_last is None:
             return False
-        self._left_out.add(_fingerprint(self._state_of_last))
+        self._left_out.add(as_saved(self._state_of_last))
         return True
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
@@ -105,7 +104,7 @@ class FeedFnHook(SessionRunHook):
         self._run = run_context
         while True:
             feeds = await self._next(run_context)
-            if not self._left_out or _fingerprint(self._state_before) not in self._left_out:
+            if not self._left_out or as_saved(self._state_before or {}) not in self._left_out:
                 return SessionRunArgs(None, feeds)
             self._state_before = None
 
@@ -124,23 +123,6 @@ class FeedFnHook(SessionRunHook):
         if self._state_before is None and self._stateful is not None:
             self._state_before = copy.deepcopy(self._position(self._stateful))
         return self.feed_fn()
-
-
-def _fingerprint(state: Any) -> bytes:
-    """16 bytes that are equal for a state and for what a checkpoint gives back of it."""
-    return hashlib.blake2b(repr(_comparable(state)).encode(), digest_size=16).digest()
-
-
-def _comparable(state: Any) -> Any:
-    """The state, with the order of keys, and lists for tuples, as text knows them."""
-    if isinstance(state, Mapping):
-        pairs = ((str(key), _comparable(each)) for key, each in state.items())
-        return sorted(pairs, key=lambda pair: pair[0])
-    if isinstance(state, (list, tuple)):
-        return [_comparable(each) for each in state]
-    if hasattr(state, "dtype") and hasattr(state, "tobytes"):  # `repr` leaves out a part of it
-        return [str(state.dtype), list(state.shape), state.tobytes()]
-    return state
 
 
 @runtime_checkable

@@ -20,8 +20,7 @@ from asynchooks import (
     SessionRunHook,
     StopTraining,
 )
-from asynchooks._running.hook_state import _decoded, _encoded
-from asynchooks.hooks._feed_fn import _fingerprint
+from asynchooks._running.hook_state import _decoded, _encoded, as_saved
 from asynchooks.testing import RecordingHook
 
 from .training import Calls
@@ -260,11 +259,11 @@ STATES: list[Any] = [
 
 
 # of a private name: it takes a rollback to meet all of these by public ones
-def test_a_fingerprint_is_that_of_the_state_that_a_file_gives_back_and_of_no_other() -> None:
+def test_a_state_as_saved_is_that_of_what_a_file_gives_back_and_of_no_other() -> None:
     again = [
         json.loads(json.dumps(each, default=_encoded, sort_keys=True), object_pairs_hook=_decoded)
         for each in STATES
     ]
-    assert [_fingerprint(each) for each in again] == [_fingerprint(each) for each in STATES]
-    assert len({_fingerprint(each) for each in STATES}) == len(STATES)
-    assert _fingerprint({"b": 1, "a": 2}) == _fingerprint({"a": 2, "b": 1})
+    assert [as_saved(each) for each in again] == [as_saved(each) for each in STATES]
+    assert len({as_saved(each) for each in STATES}) == len(STATES)
+    assert as_saved({"b": 1, "a": 2}) == as_saved({"a": 2, "b": 1})
