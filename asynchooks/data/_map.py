@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, overload
 
 from .. import _check as check
 from .._engine.base import Engine, Slot
-from .._engine.recording import Kind, Recorder, Span, blocks_inline, ended
+from .._engine.recording import Kind, Span, blocks_inline, ended
 from .._engine.threads import WorkThread, close_unrun, is_async
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
 from ._prefetch import Buffered, Taken, Task
@@ -83,34 +83,11 @@ class Work:
     result: Any = None
     error: BaseException | None = None
 
-    def call(self, fn: Callable[[Any], Any]) -> None:
-        try:
-            self.result = fn(self.item)
-        except (Exception, GeneratorExit) as error:
-            self.error = error
-
-
-@dataclass(eq=False, slots=True)
-class RecordedWork(Work):
-    """One item whose call is recorded, in whichever task or thread it is made."""
-
-    engine: Engine = field(kw_only=True)
-    recorder: Recorder = field(kw_only=True)
-    name: str = field(kw_only=True)
-
-    def call(self, fn: Callable[[Any], Any]) -> None:
-        span = self.recorder.task_span(self.engine, Kind.CALL, self.name)
-        Work.call(self, fn)
-        if self.error is None and isinstance(self.result, Awaitable):
-            self.result = _recorded(span, self.result)
-        else:
-            span.end(self.error)
-
 
 class Chunk:
     """Calls of a function, one after the other, until one fails or they took long.
 
-    `call` runs in the thread; what is done can be taken out while that is in a long call.
+    `call_all` runs in the thread; what is done can be taken out while that is in a long call.
     """
 
     def __init__(self, engine: Engine, first: Work, takes_more: bool) -> None:
@@ -124,12 +101,12 @@ class Chunk:
         self.num_done = 0
         self.secs = 0.0  # that the calls took
 
-    def call(self, fn: Callable[[Any], Any], left: deque[Work]) -> None:
+    def call_all(self, call: Callable[[Work], None], left: deque[Work]) -> None:
         """Call the function with the first item, then with those that are left over."""
         tick, work = self._engine.tick, self._first
         self._begun = begun = tick()
         while True:
-            work.call(fn)
+            call(work)
             has_failed = work.error is not None  # looked at before the event loop may take it
             self.num_done += 1
             self.done.append(work)
@@ -176,8 +153,8 @@ class Mapped(Buffered):
         self._concurrency = concurrency
         self._ordered = ordered
         super().__init__(source)
-        name = getattr(fn, "__name__", self.kind)
-        self._parameters = {"fn": name, "concurrency": concurrency, "ordered": ordered}
+        self._name = getattr(fn, "__name__", self.kind)
+        self._parameters = {"fn": self._name, "concurrency": concurrency, "ordered": ordered}
 
     def _set(self, state: State | None) -> None:
         super()._set(state)
@@ -192,10 +169,6 @@ class Mapped(Buffered):
         self._chunks: list[Chunk] = []  # of threads that call the function just now
         self._is_watched = False  # whether a task looks soon at what they have done
 
-    def _start(self) -> None:
-        self._new_work = self._work_maker()
-        super()._start()
-
     @property
     def _num_held(self) -> int:
         return len(self._under_way) + len(self._ready)
@@ -207,7 +180,7 @@ class Mapped(Buffered):
         if self._failed_place is not None:
             return
         for item, mark in pairs:
-            work = self._new_work(item, mark, self._num_in)
+            work = Work(item, mark, self._num_in)
             self._num_in += 1
             self._under_way.append(work)
             self._left.append(work)
@@ -217,12 +190,20 @@ class Mapped(Buffered):
         self._source_error = error
         self._give_out()
 
-    def _work_maker(self) -> Callable[[Any, Mark, int], Work]:
+    def _call(self, work: Work) -> None:
+        """Call the function with an item, in whichever task or thread."""
         recorder = self._recorder
-        if recorder is None:
-            return Work
-        name = getattr(self._fn, "__name__", self.kind)
-        return partial(RecordedWork, engine=self._engine, recorder=recorder, name=name)
+        span = None if recorder is None else recorder.task_span(self._engine, Kind.CALL, self._name)
+        try:
+            work.result = self._fn(work.item)
+        except (Exception, GeneratorExit) as error:
+            work.error = error
+        if span is None:
+            return
+        if work.error is None and isinstance(work.result, Awaitable):
+            work.result = _recorded(span, work.result)
+        else:
+            span.end(work.error)
 
     def _call_mapper(self) -> None:
         """Have a task look at what is left."""
@@ -262,7 +243,7 @@ class Mapped(Buffered):
                 if left or self._holds_back():
                     self._call_mapper()
                 if thread is None:
-                    work.call(self._fn)
+                    self._call(work)
                     await self._complete(work, worker)
                 else:
                     await self._call_chunk(work, thread, worker)
@@ -273,11 +254,11 @@ class Mapped(Buffered):
     async def _call_chunk(self, first: Work, thread: WorkThread, worker: Worker) -> None:
         chunk = Chunk(self._engine, first, self._per_chunk > 1)
         if blocks_inline(self._engine):
-            chunk.call(self._fn, self._left)
+            chunk.call_all(self._call, self._left)
         else:
             self._chunks.append(chunk)
             try:
-                call = partial(chunk.call, self._fn, self._left)
+                call = partial(chunk.call_all, self._call, self._left)
                 await thread.run(call, _GRACE_SECS, lambda _: chunk.give_up())
             finally:
                 self._chunks.remove(chunk)
