@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ async def test_a_shuffling_stateful_loader_resumes_also_where_a_pass_begins(coun
         rest = [each.tolist() async for each in again]
     first, expected = rest[:num_of_pass], whole[count : count + num_of_pass]
     if num_of_pass == 10 and count:  # a whole pass, which the loader orders anew
-        first, expected = sorted(sum(first, [])), sorted(sum(expected, []))
+        first, expected = sorted(chain(*first)), sorted(chain(*expected))
     assert first == expected
     assert len(rest) == len(whole) - count
 
