@@ -1,1 +1,1 @@
-"""Recorders of runs: a live trace in Perfetto's format, and OpenTelemetry's spans."""
+"""Recorders of runs: a live trace that Perfetto opens, and OpenTelemetry's spans."""

@@ -6,72 +6,69 @@ recorded, `planning/_models.py` says, which acts on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .._errors import TraceError, shown
+from .._errors import shown
 
 _MOST_SECS = 1e11
-"""More than nanoseconds in 63 bits hold."""
-_MOST_WHOLE = 1 << 53
+"""More than a clock of ours comes to, and in microseconds still exact to the eighth."""
+MOST_WHOLE = 1 << 53
 """Whole numbers up to this are exact as float64, too."""
-_MOST_LABELS = 1 << 31
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """What a value is, for people, and whether it is."""
 
     text: str
     holds: Callable[[Any], bool]
 
-    def or_nothing(self) -> _Kind:
+    def or_nothing(self) -> Kind:
         """The same, or null, or not there."""
-        return _Kind(f"{self.text}, or null", lambda value: value is None or self.holds(value))
+        return Kind(f"{self.text}, or null", lambda value: value is None or self.holds(value))
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -_MOST_SECS <= value <= _MOST_SECS
+def is_number(value: Any, most: float = math.inf) -> bool:
+    """Whether it is finite, and not beyond this."""
+    return type(value) in (int, float) and -most <= value <= most and abs(value) < math.inf
 
 
-def _is_whole(value: Any, least: int = -_MOST_WHOLE) -> bool:
-    return type(value) is int and least <= value <= _MOST_WHOLE
+def is_whole(value: Any, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> bool:
+    return type(value) is int and least <= value <= most
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+def is_text(value: Any) -> bool:
+    """Whether it can be encoded, and so printed."""
+    return type(value) is str and (value.isascii() or not any(map(_is_surrogate, value)))
 
 
-_SECS = _Kind("a finite number of seconds", _is_number)
-_WHOLE = _Kind("a whole number", _is_whole)
-_COUNT = _Kind("a whole number >= 0", lambda value: _is_whole(value, 0))
-_SIZE = _Kind("a whole number >= 1", lambda value: _is_whole(value, 1))
-_BOOL = _Kind("true or false", lambda value: type(value) is bool)
-_TEXT = _Kind("a text", _is_text)
-_OBJECT = _Kind("an object", lambda value: type(value) is dict)
-_TEXTS = _Kind("a list of texts", lambda value: type(value) is list and all(map(_is_text, value)))
-_COUNTS = _Kind(
+def _is_surrogate(char: str) -> bool:
+    return "\ud800" <= char <= "\udfff"
+
+
+def is_object(value: Any) -> bool:
+    return type(value) is dict
+
+
+SECS = Kind("a finite number of seconds", lambda value: is_number(value, _MOST_SECS))
+_COUNT = Kind("a whole number >= 0", lambda value: is_whole(value, 0))
+_SIZE = Kind("a whole number >= 1", lambda value: is_whole(value, 1))
+_BOOL = Kind("true or false", lambda value: type(value) is bool)
+_TEXT = Kind("a text", is_text)
+_OBJECT = Kind("an object", is_object)
+_TEXTS = Kind("a list of texts", lambda value: type(value) is list and all(map(is_text, value)))
+_COUNTS = Kind(
     "an object of whole numbers >= 0",
-    lambda value: type(value) is dict and all(_is_whole(each, 0) for each in value.values()),
+    lambda value: is_object(value) and all(is_whole(each, 0) for each in value.values()),
 )
-_Fields = Mapping[str, "_Kind | _Fields"]
-_PACKET: _Fields = {
-    "version": _WHOLE.or_nothing(),
-    "file": _COUNT,
-    "process": _WHOLE.or_nothing(),
-    "name": _TEXT.or_nothing(),
-    "flushed": _SECS.or_nothing(),
-    "cpu": _SECS.or_nothing(),
-    "labels": _OBJECT.or_nothing(),
-    "about": _OBJECT.or_nothing(),
-}
-_LABEL = (_TEXT, _TEXT.or_nothing(), _WHOLE, _BOOL, _BOOL)
-_ABOUT: _Fields = {
-    "began": _SECS,
-    "ended": _SECS,
+_ABOUT: Mapping[str, Kind | Mapping[str, Kind]] = {
+    "began": SECS,
+    "ended": SECS,
     "settings": _OBJECT,
-    "machine": {"boot": _TEXT.or_nothing(), "host_time": _SECS.or_nothing()},
+    "machine": {"boot": _TEXT.or_nothing(), "host_time": SECS.or_nothing()},
     "inline": _TEXTS,
-    "server": {"processor_secs": _SECS, "served_processor_secs": _SECS, "requests": _COUNTS},
+    "server": {"processor_secs": SECS, "served_processor_secs": SECS, "requests": _COUNTS},
     "parameter server": {"num_workers": _SIZE, "protocol": _TEXT},
     "stage rollouts": {
         "fn": _TEXT,
@@ -86,48 +83,25 @@ _ABOUT: _Fields = {
 """What is known of a run; of what is not named here nothing is read."""
 
 
-def check_about(packet: Any, source: str) -> dict[str, Any]:
-    """The object of one packet, in which all that is read later is of its kind.
+def check_about(about: Any) -> dict[str, Any]:
+    """What a recorder says of its run, in which all that is read later is of its kind.
 
     Raises:
-        TraceError: something is not; it says what, and what it should be.
+        ValueError: something is not; it says what, and what it should be.
     """
-    _check("what it says of itself", packet, _OBJECT, source)
-    _check_fields("", packet, _PACKET, source)
-    for number, label in (packet.get("labels") or {}).items():
-        place = f"the label {shown(number)}"
-        is_number = number.isdecimal() and number.isascii() and len(number) <= 10
-        if not is_number or int(number) >= _MOST_LABELS:
-            raise _refused(source, place, number, "a number below 2 ** 31")
-        if type(label) is not list or len(label) != len(_LABEL):
-            raise _refused(source, place, label, "a list of name, kind, worker and two booleans")
-        for value, kind in zip(label, _LABEL, strict=True):
-            _check(place, value, kind, source)
-    about = packet.get("about") or {}
-    about.pop("cpu", None)  # a reader gathers that from all packets
-    for name, fields in _ABOUT.items():
+    check("what it says of itself", about, _OBJECT)
+    about.pop("cpu", None)  # a reader gathers that from all chunks
+    for name, kind in _ABOUT.items():
         if name in about:
-            if isinstance(fields, _Kind):
-                _check(name, about[name], fields, source)
-            else:
-                _check(name, about[name], _OBJECT, source)
-                _check_fields(f"{name}: ", about[name], fields, source)
-    return packet  # type: ignore[no-any-return]  # checked to be a dict
+            if isinstance(kind, Kind):
+                check(name, about[name], kind)
+                continue
+            check(name, about[name], _OBJECT)
+            for field, kind_of_field in kind.items():
+                check(f"{name}: {field}", about[name].get(field), kind_of_field)
+    return about  # type: ignore[no-any-return]  # checked to be a dict
 
 
-def _check_fields(place: str, values: Mapping[str, Any], fields: _Fields, source: str) -> None:
-    for name, kind in fields.items():
-        assert isinstance(kind, _Kind)
-        _check(f"{place}{name}", values.get(name), kind, source)
-
-
-def _check(place: str, value: Any, kind: _Kind, source: str) -> None:
+def check(place: str, value: Any, kind: Kind) -> None:
     if not kind.holds(value):
-        raise _refused(source, place, value, kind.text)
-
-
-def _refused(source: str, place: str, value: Any, expected: str) -> TraceError:
-    return TraceError(
-        f"{source} is damaged, or no trace of asynchooks: {place} is {shown(value)}; expected "
-        f"{expected}. Record the run again"
-    )
+        raise ValueError(f"{place} is {shown(value)}; expected {kind.text}")

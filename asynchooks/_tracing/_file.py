@@ -21,93 +21,72 @@ class TraceFile:
 
     Args:
         path: of the file; an existing one is replaced.
-        collect: gives a chunk that is whole; called in the thread, also when writing has failed.
+        collect: gives lines that are whole; called in the thread.
+        when_broken: called when writing has failed, after which nothing is collected any more.
         flush_secs: between two chunks.
     """
 
     def __init__(
         self,
         path: str,
-        collect: Callable[[], bytes],
+        collect: Callable[[], str],
         when_broken: Callable[[], object],
         flush_secs: float,
     ) -> None:
         self._path, self._collect, self._flush_secs = path, collect, flush_secs
         self._when_broken = when_broken
-        self.is_broken = False
-        """Whether writing has failed: what is collected from then on is dropped."""
-        self._is_dropped = False
         self._asked = threading.Event()
-        self._file = -1
-        self._size = 0
-        self._when_done: Callable[[], None] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the next two
         self._is_done = False
+        self._slot: Slot | None = None  # of the task that waits for the end
         self._thread = threading.Thread(target=self._run, name="asynchooks-trace", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self._try(self._open)
         try:
-            while not (self._is_dropped or self._asked.wait(self._flush_secs)):
-                self._write()
-            if not self._is_dropped:
-                self._write()
-        finally:
-            self._try(self._close)
-            with self._lock:
-                self._is_done = True
-                if self._when_done is not None:
-                    self._when_done()
+            self._write_all()
+        except OSError as error:
+            self._when_broken()
+            logger.error(
+                "The trace %s cannot be written, and ends here; training goes on: %r",
+                self._path,
+                error,
+            )
+        except Exception:
+            self._when_broken()
+            logger.exception("The trace %s ends here, by an error of asynchooks", self._path)
+        with self._lock:
+            self._is_done = True
+            if self._slot is not None:
+                self._slot.wake()
 
-    def _open(self) -> None:
+    def _write_all(self) -> None:
         path = os.path.abspath(self._path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        if os.path.lexists(path):
-            if os.path.exists(path) and not os.path.isfile(path):
-                raise FileExistsError(f"{path!r} is no file")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise FileExistsError(f"{path!r} is no file")
+        with suppress(FileNotFoundError):
             os.unlink(path)  # so that another writer of it goes on with what it had
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        self._file = os.open(path, flags, 0o666)
-
-    def _write(self) -> None:
+        file, size, is_last = os.open(path, flags, 0o666), 0, False
         try:
-            chunk = self._collect()
-        except Exception:  # a bug of ours must not end the thread: what it takes would grow
-            self._fail()
-            logger.exception("The trace %s ends here, by an error of asynchooks", self._path)
-            return
-        if chunk and not self.is_broken:
-            self._try(lambda: self._append(chunk))
-
-    def _append(self, chunk: bytes) -> None:
-        left = memoryview(chunk)
-        while left:
-            left = left[os.write(self._file, left) :]
-        self._size += len(chunk)
-
-    def _close(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
+            while not is_last:
+                is_last = self._asked.wait(self._flush_secs)
+                chunk = self._collect().encode(errors="replace")
+                left = memoryview(chunk)
+                while left:
+                    left = left[os.write(file, left) :]
+                size += len(chunk)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file, size)  # to the last whole chunk
+            raise
+        finally:
             os.close(file)
 
-    def _try(self, do: Callable[[], None]) -> None:
-        try:
-            do()
-        except OSError as error:
-            if not self.is_broken:
-                logger.error(
-                    "The trace %s cannot be written, and ends here; training goes on: %r",
-                    self._path, error,
-                )  # fmt: skip
-            self._fail()
-
-    def _fail(self) -> None:
-        self.is_broken = True
-        self._when_broken()
-        if self._file >= 0:
-            with suppress(OSError):
-                os.ftruncate(self._file, self._size)  # to the last whole chunk
+    def ask_to_end(self) -> None:
+        """Have what is left written, and the file closed; waits for nothing."""
+        self._asked.set()
 
     def close(self) -> None:
         """Write what is left, and close the file; holds up the thread for a few seconds at most."""
@@ -117,26 +96,22 @@ class TraceFile:
 
     async def aclose(self, engine: Engine) -> None:
         """Write what is left, and close the file; waits for a stuck disk for a few seconds."""
-        self._asked.set()
         if engine.is_virtual:
-            self._thread.join(_GRACE_SECS)
-        else:
-            slot = Slot(engine, "the last chunk of a trace")
-            with self._lock:
-                self._when_done = slot.wake
-                is_done = self._is_done
-            if not is_done:
-                with engine.shielded(_GRACE_SECS):
-                    await engine.park(slot, engine.now() + _GRACE_SECS)
+            self.close()
+            return
+        self._asked.set()
+        slot = Slot(engine, "the last chunk of a trace")
+        with self._lock:
+            self._slot, is_done = slot, self._is_done
+        if not is_done:
+            with engine.shielded(_GRACE_SECS):
+                await engine.park(slot, engine.now() + _GRACE_SECS)
         self._check_done()
 
     def _check_done(self) -> None:
         if not self._is_done:
             logger.error(
                 "The trace %s was not written to its end within %g s: its last part is missing",
-                self._path, _GRACE_SECS,
-            )  # fmt: skip
-
-    def drop(self) -> None:
-        """Close it behind this chunk; called in `collect`."""
-        self._is_dropped = True
+                self._path,
+                _GRACE_SECS,
+            )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,7 +21,6 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from .._engine.base import Engine
 from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span
 from .._running.hooks import HookCall
-from ._runs import DONE
 
 _SESSION = contexts.create_key("asynchooks-session")
 _CANCELLATIONS = ("CancelledError", "Cancelled", "GeneratorExit")
@@ -172,24 +170,20 @@ class _SpanSession(SessionRecord):
     def around_runs(
         self, before_runs: tuple[HookCall, ...], after_runs: tuple[HookCall, ...]
     ) -> tuple[tuple[HookCall, ...], tuple[HookCall, ...]]:
-        begin = HookCall(-1, self, "before_run", self._begin_run)
-        end = HookCall(-1, self, "after_run", self._end_run)
-        before, after = map(self._timed, before_runs), map(self._timed, after_runs)
-        return (begin, *before), (*after, end)
+        async def begin(run_context: Any) -> None:
+            self.cut_run(None)  # of a run that was cut without notice
+            attributes = {"asynchooks.session.name": self._name}
+            self._run = _OpenSpan(self._recorder.tracer, "run", attributes)
 
-    def _begin_run(self, run_context: Any) -> Awaitable[Any]:
-        self.cut_run(None)
-        attributes = {"asynchooks.session.name": self._name}
-        self._run = _OpenSpan(self._recorder.tracer, "run", attributes)
-        return DONE
-
-    def _end_run(self, run_context: Any, run_values: Any) -> Awaitable[Any]:
-        if self._run is not None:
-            if self._step is not None:
+        async def end(run_context: Any, run_values: Any) -> None:
+            if self._run is not None and self._step is not None:
                 self._run.span.set_attribute("asynchooks.global_step", self._step.last_known)
-            self._run.end()
-            self._run = None
-        return DONE
+            self.cut_run(None)
+
+        return (
+            (HookCall(-1, self, "before_run", begin), *map(self._timed, before_runs)),
+            (*map(self._timed, after_runs), HookCall(-1, self, "after_run", end)),
+        )
 
     def cut_run(self, error: BaseException | None) -> None:
         if self._run is not None:
@@ -200,14 +194,9 @@ class _SpanSession(SessionRecord):
         """A call of a hook; its span is made when it has taken long."""
         if call.place < 0:
             return call
-        method = call.fn
-        name = f"{call.owner}.{call.moment}"
-        clock, least_secs, recorder = (
-            self._recorder.clock,
-            self._recorder.least_secs,
-            self._recorder,
-        )
-        attributes = {"asynchooks.hook.name": call.owner, "asynchooks.hook.moment": call.moment}
+        method, recorder = call.fn, self._recorder
+        clock, least_secs = recorder.clock, recorder.least_secs
+        name, attributes = f"{call.owner}.{call.moment}", _of_hook(call.owner, call.moment)
 
         async def recorded(*args: Any) -> Any:
             begun = clock()
@@ -228,7 +217,7 @@ class _SpanSession(SessionRecord):
         attributes: dict[str, Any] = {"asynchooks.session.name": self._name}
         if kind is Kind.HOOK:
             hook, _, moment = name.partition(".")
-            attributes |= {"asynchooks.hook.name": hook, "asynchooks.hook.moment": moment}
+            attributes |= _of_hook(hook, moment)
         return _OpenSpan(self._recorder.tracer, name, attributes)
 
     async def aclose(self, error: BaseException | None) -> None:
@@ -246,3 +235,7 @@ class _SpanSession(SessionRecord):
         if not self._is_over:
             self._is_over = True
             self._recorder.end_session()
+
+
+def _of_hook(name: str, moment: str) -> dict[str, Any]:
+    return {"asynchooks.hook.name": name, "asynchooks.hook.moment": moment}

@@ -1,7 +1,13 @@
-"""FileRecorder: what tasks do, in one file in Perfetto's format.
+"""FileRecorder: what tasks do, in one file that Perfetto opens.
 
-What happens is kept as numbers; a thread makes spans and counters of them at each flush. How they
-are encoded: `_format.py`. The moments of runs: `_runs.py`.
+What happens is kept as plain tuples; a thread makes lines of them at each flush. How the lines
+look: `_lines.py`. What is recorded of runs: `_session.py`.
+
+Invariants
+- A span is on the track of the task that it is of, or on a track on which nothing else is under
+  way, so that the spans of a track nest.
+- A span that takes longer than a flush has a line for its begin and one for its end, and each other
+  one a line. What waits for a flush is bounded; what is more is counted.
 """
 
 from __future__ import annotations
@@ -13,61 +19,31 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain, count
-from typing import Any
-
-import numpy as np
+from heapq import heappop, heappush
+from itertools import count, pairwise
+from typing import Any, NamedTuple
 
 from .._engine.base import Engine
-from .._engine.recording import (
-    Kind,
-    Place,
-    Span,
-    recorded_in,
-)
-from ._counters import Counters, Levels, Points, StepCounter, Watched
-from ._events import (
-    BEGIN,
-    END,
-    MARK,
-    NO_IDENT,
-    SPAN,
-    USE,
-    encoded,
-    in_order,
-    table,
-)
+from .._engine.recording import Kind, Place, Span, recorded_in
 from ._file import TraceFile
-from ._format import Encoder
-from ._sessions import FileSession, TrackRecorder, task_of
-from ._tracks import Label, Labels, Tracks
+from ._label import Label
+from ._lines import BEGIN, END, MOMENT, SPAN, Event, Writer
+from ._session import FileSession, TrackRecorder, events_of, task_of
 
 logger = logging.getLogger("asynchooks")
 
 MOST_EVENTS = 200_000
-"""Events that wait for a flush: some 30 MB. More are dropped, and counted."""
-CUT = Label("cut")
-"""At the end of a span whose begin is in the file already, and which was cut."""
+"""Events that wait for a flush: some 40 MB. More are dropped, and counted."""
+_MOST_POINTS, _MOST_RATES = 100, 10
+"""Of one counter in one flush."""
+_MOST_TRACKS = (1 << 16) - 1
 _NUMBER = re.compile(r"\d+")
-
-
-def _cpu_clock() -> Callable[[], float | None] | None:
-    """Of this thread, for others to read: its processor seconds, None once it has ended.
-
-    None on systems that have no such clock.
-    """
-    if sys.platform == "win32" or not hasattr(time, "pthread_getcpuclockid"):
-        return None
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-
-    def read() -> float | None:
-        with suppress(OSError):
-            return time.clock_gettime(clock)
-        return None
-
-    return read
+_VALUE_OF = {"push": "staleness", "pull": "version"}
+"""What the value of a mark is, by its name."""
+Points = list[tuple[float, float]]
+"""(Seconds, value) of a counter, in order of time."""
 
 
 class FileSpan(Span):
@@ -96,42 +72,43 @@ class FileSpan(Span):
         self.least_secs = least_secs  # it is left out if it takes less
         self._times, self._before = times, None if times is None else times()
         self._after = after
+        recorder.open_spans[self] = None
         self.begun = recorder.clock()
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
-        # a run of another task that has moved on meanwhile would not nest with it
-        is_crossed = self._times is not None and self._times() != self._before
-        self._recorder.end(self, value, is_cut=error is not None, is_crossed=is_crossed)
-        if self._after is not None:
-            self._after()
-
-
-class WorkSpan(Span):
-    """Work within what a task does, as cheap as it can be: steps of 100 us have some."""
-
-    __slots__ = ("_number", "_recorder", "begun", "is_written", "label", "track")
-
-    ident = -1
-    is_live = False
-
-    def __init__(self, recorder: FileRecorder, work: tuple[Label, int], track: int) -> None:
-        self._recorder, self.track = recorder, track
-        self.label, self._number = work
-        self.is_written = False
-        recorder.work_under_way[self] = None
-        self.begun = recorder.clock()
-
-    def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
-        recorder = self._recorder
+        recorder, track, begun = self._recorder, self.track, self.begun
         ended = recorder.clock()
-        with recorder._lock:
-            del recorder.work_under_way[self]
-            events = recorder._events
-            if error is None and not self.is_written and len(events) < MOST_EVENTS:
-                event = (SPAN, self._number, self.track, self.begun, ended, NO_IDENT, value)
-                events.append(event)
+        with recorder.lock:
+            recorder.open_spans.pop(self, None)
+            if self.is_written:
+                phase, begun = END, ended
             else:
-                recorder.end_other_work(self, ended, value, is_cut=error is not None)
+                phase = SPAN
+                # a run of another task that has moved on meanwhile would not nest with it
+                if self._times is not None and self._times() != self._before:
+                    track = recorder.take_track("other tasks")
+            if self.is_written or ended - begun >= self.least_secs:
+                event = (
+                    phase,
+                    self.label,
+                    track,
+                    begun,
+                    ended,
+                    self.ident,
+                    value,
+                    error is not None,
+                )
+                recorder.add(event)
+            if self._after is not None:
+                self._after()
+
+
+class _StepCounter(NamedTuple):
+    """The global step that a counter is of, and its value at the last flush."""
+
+    step: Any
+    time: float
+    value: float
 
 
 class FileRecorder(TrackRecorder):
@@ -159,32 +136,33 @@ class FileRecorder(TrackRecorder):
         flush_secs: float = 0.5,
     ) -> None:
         self.clock = clock
-        self._is_virtual = is_virtual
         self._closes_with_sessions = closes_with_sessions
         self.is_of_program = not closes_with_sessions
         self._least_secs = least_secs
-        # of what follows, up to the steps; the garbage collector may close a coroutine of a span
-        # while this thread holds it
-        self._lock = threading.RLock()
-        self._tracks, self._labels = Tracks(), Labels()
-        self._mark_tracks: dict[str, int] = {}
-        self._open: dict[FileSpan, None] = {}
-        self.work_under_way: dict[WorkSpan, None] = {}
-        self._events: list[tuple[float, ...]] = []
-        self._num_lost = 0
-        self._calls, self._values = Levels(), dict[str, Points]()
-        self._watched: list[Watched] = []
+        # of all that follows; the garbage collector may close a coroutine of a span while this
+        # thread holds it
+        self.lock = threading.RLock()
+        self.open_spans: dict[FileSpan, None] = {}
+        self._events: list[Event] = []
+        self._points: dict[str, Points] = {}  # by counter
+        self._levels: dict[str, int] = {}  # by counter
+        self._watched: dict[str, Callable[[], float | None]] = {}  # by counter
+        self._steps: dict[str, _StepCounter] = {}
         self._sessions: list[FileSession] = []
-        self._steps: list[StepCounter] = []
-        self._flushed_at = self.clock()
+        self._track_names: list[str] = []
+        self._num_of: dict[str, int] = {}  # tracks, by the name that was asked for
+        self._free: dict[str, list[int]] = {}
+        self._num_lost = 0
+        self._has_warned = False
+        self._flushed_at = began = clock()
+        self._about: dict[str, Any] = {"began": began}
         self._inline: list[str] = []
         self._cpu_secs = None if is_virtual else _cpu_clock()
-        self._has_warned = False
         program = os.path.basename(sys.argv[0]) if sys.argv else ""
-        self._encoder = Encoder(name or program or "python")
-        self._about: dict[str, Any] = {"began": self._flushed_at}
-        self._counters = Counters(self._encoder)
-        self._opening = self._encoder.opening
+        # processes of several containers may have one pid
+        self._writer = Writer(1 + int.from_bytes(os.urandom(3)))
+        self._opening = self._writer.opening(f"{name or program or 'python'} ({os.getpid()})")
+        self._num_tracks_written = 0
         self._path = path
         self._file = TraceFile(path, self._chunk, self._stop, flush_secs)
 
@@ -193,14 +171,13 @@ class FileRecorder(TrackRecorder):
 
     async def session_ended(self, engine: Engine) -> None:
         """After the last one, record nothing more, and write what is left."""
-        with self._lock:
+        with self.lock:
             is_last = self._closes_with_sessions and all(each.is_over for each in self._sessions)
-            self.is_closed = self.is_closed or is_last
         if is_last:
             await self.aclose(engine)
 
     def describe(self, key: str, value: Any) -> None:
-        with self._lock:
+        with self.lock:
             self._about[key] = value
 
     async def aclose(self, engine: Engine) -> None:
@@ -218,107 +195,141 @@ class FileRecorder(TrackRecorder):
     # What sessions, stages and side tasks call
 
     def open_session(self, engine: Engine, name: str, step: Any) -> FileSession:
-        session = FileSession(self, engine, name, step)
-        with self._lock:
+        with self.lock:
+            counter = "" if step is None else self._counter_of(step)
+            session = FileSession(self, engine, name, counter, step)
             self._sessions.append(session)
-            if step is not None and not any(each.is_of(step) for each in self._steps):
-                known = {each.number for each in self._steps}
-                number = next(each for each in count(1) if each not in known)
-                self._steps.append(StepCounter(step, number, self.clock()))
         return session
 
+    def _counter_of(self, step: Any) -> str:
+        """The name of the counter of a step; sessions may share it."""
+        for name, counter in self._steps.items():
+            if counter.step.is_same(step):
+                return name
+        name = _new_name("global step", self._steps)
+        self._steps[name] = _StepCounter(step, self.clock(), step.last_known)
+        return name
+
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
-        track, outer = self.take_track(name), Place.current()
-        place = Place(self if outer is None else outer.recorder, track, task_of(engine))
-        place.enter()
         counter = f"{name} under way" if kind is Kind.CALL else ""
-
-        def after() -> None:
-            place.leave()
-            with self._lock:
-                self._tracks.give_back(track)
-                if counter:
-                    self._calls.add(counter, self.clock(), -1)
-
-        if counter:
-            with self._lock:
-                self._calls.add(counter, self.clock(), 1)
-        return self.span(Label(name, kind), track, ident=ident, after=after)
+        return self._span_of_task(engine, name, Label(name, kind), ident, counter)
 
     def work_span(
         self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
-    ) -> Span:
-        place = recorded_in.get()
-        if place is None or place.track is None:
-            return self._work_on_own_track(engine, kind, name, worker)
-        if (
-            engine is None or engine.is_elsewhere
-        ):  # a thread, in which a session calls its step, or a task a function
-            label = _work_label(kind, name, worker, place.is_session)
-            return self.span_on(f"{name}: thread", label)
-        if place.task is not engine.current_task():
-            return self._work_on_own_track(engine, kind, name, worker)
-        label = _work_label(kind, name, worker, place.is_session)
-        with self._lock:
-            number = self._labels.number(label)
-        return WorkSpan(self, (label, number), place.track)
+    ) -> FileSpan:
+        place, label = recorded_in.get(), Label(name, kind, -1 if worker is None else worker)
+        if place is not None and place.track is not None:
+            of_place = label._replace(is_on_session=place.is_session)
+            if engine is None or engine.is_elsewhere:
+                # a thread, in which a session calls its step, or a task a function
+                return self.span_on(f"{name}: thread", of_place)
+            if place.task is engine.current_task():
+                return FileSpan(self, of_place, place.track)
+        return self._span_of_task(engine, name if worker is None else f"worker {worker}", label)
+
+    def _span_of_task(
+        self, engine: Engine | None, track_name: str, label: Label, ident: int = -1,
+        counter: str = "",
+    ) -> FileSpan:  # fmt: skip
+        """On a track of its own, on which what the running task does until then is recorded.
+
+        Args:
+            counter: of such spans that are under way; "": they are not counted.
+        """
+        track, outer = self.take_track(track_name), Place.current()
+        place = Place(self if outer is None else outer.recorder, track, task_of(engine))
+        place.enter()
+        self._change(counter, 1)
+
+        def after() -> None:
+            place.leave()
+            self._give_back(track_name, track)
+            self._change(counter, -1)
+
+        return FileSpan(self, label, track, ident=ident, after=after)
+
+    def _change(self, counter: str, by: int) -> None:
+        if counter:
+            with self.lock:
+                level = self._levels[counter] = self._levels.get(counter, 0) + by
+                self._add_point(counter, self.clock(), level)
 
     def note_inline(self, engine: Engine | None, name: str) -> None:
         """The event loop's own thread computes this work, unless the thread is another."""
         if engine is not None and not engine.is_elsewhere and name not in self._inline:
-            with self._lock:
+            with self.lock:
                 self._inline = [*self._inline, name]
                 self._about["inline"] = self._inline
-
-    def _work_on_own_track(
-        self, engine: Engine | None, kind: Kind, name: str, worker: int | None
-    ) -> FileSpan:
-        track = self.take_track(name if worker is None else f"worker {worker}")
-        outer = Place.current()
-        place = Place(self if outer is None else outer.recorder, track, task_of(engine))
-        place.enter()
-
-        def after() -> None:
-            place.leave()
-            with self._lock:
-                self._tracks.give_back(track)
-
-        return self.span(_work_label(kind, name, worker, False), track, after=after)
 
     def wait(self, engine: Engine, what: str) -> FileSpan | None:
         track = self._track_of_task(engine)
         if track is None:
             return None
-        name = f"wait for {_NUMBER.sub('N', what)}"
+        label = Label(f"wait for {_NUMBER.sub('N', what)}", Kind.WAIT)
         times = next((each.last_time for each in self._sessions if each.track == track), None)
-        label = Label(name, Kind.WAIT)
-        return self.span(label, track, least_secs=self._least_secs, times=times)
+        return FileSpan(self, label, track, least_secs=self._least_secs, times=times)
 
     def use(self, engine: Engine, ident: int, staleness: float) -> None:
-        self._note(engine, USE, Label("use"), "staleness", staleness, ident)
+        self._add_moment(engine, Label("use"), "staleness", staleness, ident)
 
     def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None:
         label = Label(name, None, -1 if worker is None else worker)
-        counter = f"{name}: {VALUE_OF.get(name, 'value')}"
-        self._note(engine, MARK, label, counter, value, NO_IDENT)
+        self._add_moment(engine, label, f"{name}: {_VALUE_OF.get(name, 'value')}", value, -1)
 
-    def _note(
-        self, engine: Engine, layout: int, label: Label, counter: str, value: float, ident: float
+    def _add_moment(
+        self, engine: Engine, label: Label, counter: str, value: float, ident: int
     ) -> None:
         track, now = self._track_of_task(engine), self.clock()
-        with self._lock:
+        with self.lock:
             if track is None:  # a task of its own, as in a server
-                track = self._track_of_marks(label.name)
-            self._add((layout, self._labels.number(label), track, now, now, ident, value))
-            points = self._values.setdefault(counter, [])
-            if len(points) < MOST_EVENTS:
-                points.append((now, value))
+                track = self.take_track(label.name)
+                self._give_back(label.name, track)
+            self.add((MOMENT, label, track, now, now, ident, value, False))
+            self._add_point(counter, now, value)
 
-    def _track_of_marks(self, name: str) -> int:
-        track = self._mark_tracks.get(name)
-        if track is None:
-            track = self._mark_tracks[name] = self._tracks.take(name)
-        return track
+    def watch(self, name: str, read: Callable[[], float | None]) -> None:
+        with self.lock:
+            self._watched[_new_name(name, self._watched)] = read
+
+    # What spans and sessions call
+
+    def take_track(self, name: str) -> int:
+        """A track of this name, or of this name with a number, on which nothing is under way."""
+        with self.lock:
+            if free := self._free.get(name):
+                return heappop(free)
+            if len(self._track_names) < _MOST_TRACKS:
+                self._num_of[name] = number = self._num_of.get(name, 0) + 1
+                self._track_names.append(name if number == 1 else f"{name} {number}")
+            return len(self._track_names)
+
+    def _give_back(self, name: str, track: int) -> None:
+        with self.lock:
+            heappush(self._free.setdefault(name, []), track)
+
+    def span(self, label: Label, track: int, **options: Any) -> FileSpan:
+        """One that begins now; options as those of `FileSpan`."""
+        return FileSpan(self, label, track, **options)
+
+    def span_on(self, track_name: str, label: Label) -> FileSpan:
+        """One on a track of this name on which nothing is under way."""
+        track = self.take_track(track_name)
+        return FileSpan(self, label, track, after=lambda: self._give_back(track_name, track))
+
+    def add(self, event: Event) -> None:
+        """Have an event written; call it with the lock."""
+        if self.is_closed:
+            return
+        # an end is never left out, for its begin is in the file
+        if len(self._events) < MOST_EVENTS or event[0] == END:
+            self._events.append(event)
+        else:
+            self._num_lost += 1
+
+    def _add_point(self, counter: str, time: float, value: float) -> None:
+        points = self._points.setdefault(counter, [])
+        if len(points) < MOST_EVENTS:
+            points.append((time, value))
 
     def _track_of_task(self, engine: Engine) -> int | None:
         place = recorded_in.get()
@@ -327,158 +338,104 @@ class FileRecorder(TrackRecorder):
         track: int = place.track
         return track
 
-    def watch(self, name: str, read: Callable[[], float | None]) -> None:
-        with self._lock:
-            known = {each.name for each in self._watched}
-            names = chain([name], (f"{name} {number}" for number in range(2, len(known) + 3)))
-            self._watched.append(Watched(next(each for each in names if each not in known), read))
-
-    # What spans and sessions call
-
-    def take_track(self, name: str) -> int:
-        with self._lock:
-            return self._tracks.take(name)
-
-    def span(self, label: Label, track: int, **options: Any) -> FileSpan:
-        """One that begins now; options as those of `FileSpan`."""
-        span = FileSpan(self, label, track, **options)
-        with self._lock:
-            if len(self._open) < MOST_EVENTS:
-                self._open[span] = None
-        return span
-
-    def span_on(self, track_name: str, label: Label) -> FileSpan:
-        """One on a track of this name on which nothing is under way."""
-        track = self.take_track(track_name)
-
-        def after() -> None:
-            with self._lock:
-                self._tracks.give_back(track)
-
-        return self.span(label, track, after=after)
-
-    def end_other_work(self, span: WorkSpan, ended: float, value: float, *, is_cut: bool) -> None:
-        """Of work that was cut, whose begin is written, or of which there is too much."""
-        if span.is_written:
-            self._end_written(span.track, ended, value, is_cut=is_cut)
-        else:
-            number = self._labels.number(span.label._replace(is_cut=is_cut))
-            self._add((SPAN, number, span.track, span.begun, ended, NO_IDENT, value))
-
-    def _end_written(self, track: int, ended: float, value: float, *, is_cut: bool) -> None:
-        self._add((END, 0, track, ended, ended, NO_IDENT, value))
-        if is_cut:
-            # it stands at the end of the span, whose name is written
-            event = (SPAN, self._labels.number(CUT), track, ended, ended, NO_IDENT, math.nan)
-            self._events.insert(len(self._events) - 1, event)
-
-    def end(self, span: FileSpan, value: float, *, is_cut: bool, is_crossed: bool) -> None:
-        ended = self.clock()
-        with self._lock:
-            self._open.pop(span, None)
-            if span.is_written:
-                self._end_written(span.track, ended, value, is_cut=is_cut)
-                return
-            if ended - span.begun < span.least_secs:
-                return
-            track = self._tracks.take("other tasks") if is_crossed else span.track
-            label = span.label._replace(is_cut=True) if is_cut else span.label
-            self._add(
-                (SPAN, self._labels.number(label), track, span.begun, ended, span.ident, value)
-            )
-
-    def _add(self, event: tuple[float, ...]) -> None:
-        if len(self._events) < MOST_EVENTS:
-            self._events.append(event)
-        else:
-            self._num_lost += 1
-
     # The flush, in the thread of the file
 
-    def _chunk(self) -> bytes:
-        """What has come since the last chunk."""
+    def _chunk(self) -> str:
+        """The lines of what has come since the last chunk."""
         now, before = self.clock(), self._flushed_at
-        with self._lock:
-            sessions, steps, watched = [*self._sessions], [*self._steps], [*self._watched]
-            number = self._labels.number
-            taken = [it.take(number, self._least_secs) for it in sessions]
-            begins = []
-            under_way: list[Any] = [*self._open, *self.work_under_way]
-            for span in under_way:
-                if not span.is_written and (span.is_live or span.begun < before):
-                    span.is_written = True
-                    name, begun = number(span.label), span.begun
-                    begins.append((BEGIN, name, span.track, begun, begun, span.ident, math.nan))
-            events, self._events = self._events, []
-            points: list[dict[str, Points]] = [self._calls.take(), self._values]
-            self._values = {}
-            for each in sessions:
-                if each.is_over or each.is_dropped:
-                    self._sessions.remove(each)
-                    self._tracks.give_back(each.track)
-            self._steps = [
-                step for step in steps if any(step.is_of(each.step) for each in self._sessions)
-            ]
-            is_over = not self._sessions and any(each.is_dropped for each in sessions)
-            if is_over and self._closes_with_sessions:
-                self.is_closed = True
-                self._file.drop()
-            new_tracks, new_names = self._tracks.take_new(), self._labels.take_new()
-            about, self._about = self._about, {}
-            num_lost = self._num_lost + sum(each.num_lost for each in sessions)
         self._flushed_at = now
-        of_runs = [each for runs, _ in taken for each in runs]
-        # of the others the inner one was recorded first
-        tables = [table(begins), *(cuts for _, cuts in taken), table(events)[::-1]]
-        if self._is_virtual:
-            everything = in_order(np.concatenate([*(each.table for each in of_runs), *tables]))
-            of_runs = []
-        else:
-            everything = np.concatenate(tables)
-        points += self._step_points(now, steps, sessions)
-        points.append({each.name: [(now, each.value)] for each in watched if self._read(each)})
-        self._warn_of_lost(num_lost)
-        opening, self._opening = self._opening, b""
-        chunk = b"".join(
-            (
-                opening,
-                self._encoder.about({"about": about}) if about else b"",
-                self._encoder.tracks(new_tracks),
-                self._encoder.names(new_names),
-                *(each.encoded(self._encoder) for each in of_runs),
-                encoded(self._encoder, everything, is_sorted=self._is_virtual),
-                self._counters.encoded(points),
-            )
-        )
+        runs, ends = [], dict[str, Points]()
+        with self.lock:
+            sessions = [*self._sessions]
+            for session in sessions:
+                rows, points = session.take()
+                runs.append((rows, session.track))
+                ends.setdefault(session.counter, []).extend(points)
+            begins = []
+            for span in self.open_spans:
+                if not span.is_written and (span.is_live or span.begun < before):
+                    span.is_written, begun = True, span.begun
+                    begin = (
+                        BEGIN,
+                        span.label,
+                        span.track,
+                        begun,
+                        begun,
+                        span.ident,
+                        math.nan,
+                        False,
+                    )
+                    begins.append(begin)
+            events, self._events = self._events, []
+            points_of, self._points = self._points, {}
+            about, self._about = self._about, {}
+            for name, counter in [*self._steps.items()]:
+                points_of |= self._points_of_step(name, counter, sorted(ends[name]), now)
+            watched = [*self._watched.items()]
+            self._forget_ended(sessions)
+            tracks = [*enumerate(self._track_names, 1)][self._num_tracks_written :]
+            self._num_tracks_written += len(tracks)
+        for name, read in watched:
+            value = read()
+            if value is None:
+                del self._watched[name]
+            else:
+                points_of[name] = [(now, value)]
+        self._warn_of_lost(self._num_lost + sum(each.num_lost for each in sessions))
+        spans = [each for rows, track in runs for each in events_of(rows, track, self._least_secs)]
+        # of two others with the same times the inner one has ended first
+        all_events = [*begins, *spans, *reversed(events)]
+        lines = self._lines(now, tracks, about, all_events, points_of)
+        opening, self._opening = self._opening, ""
+        return opening + "".join(lines)
+
+    def _lines(
+        self,
+        now: float,
+        tracks: list[tuple[int, str]],
+        about: dict[str, Any],
+        events: list[Event],
+        points: dict[str, Points],
+    ) -> Iterator[str]:
+        writer = self._writer
+        if not (about or events or points):
+            return
+        cpu = None if self._cpu_secs is None else self._cpu_secs()
         # by the times of its chunks, a reader sees a clock that has jumped
-        if not chunk:
-            return b""
-        flushed: dict[str, Any] = {"flushed": now}
-        if self._cpu_secs is not None and (secs := self._cpu_secs()) is not None:
-            flushed["cpu"] = secs
-        return self._encoder.about(flushed) + chunk
+        yield writer.about("asynchooks", 0, flushed=now, cpu=cpu, about=about)
+        for number, name in tracks:
+            yield writer.about("thread_name", number, name=name)
+        yield from writer.events(events)
+        for name, values in points.items():
+            yield from writer.counter(name, _thinned(values, _MOST_POINTS))
 
-    def _step_points(
-        self, now: float, steps: list[StepCounter], sessions: list[FileSession]
-    ) -> list[dict[str, Points]]:
-        found: list[dict[str, Points]] = []
-        for each in steps:
-            ends = [session.ends for session in sessions if each.is_of(session.step)]
-            in_time = np.sort(np.concatenate([*ends, np.zeros(0)]))
-            values, rates = each.points(now, in_time, is_virtual=self._is_virtual)
-            suffix = f" {each.number}" if each.number > 1 else ""
-            found.append({f"global step{suffix}": values, f"steps per second{suffix}": rates})
-        return found
+    def _points_of_step(
+        self, name: str, counter: _StepCounter, points: Points, now: float
+    ) -> dict[str, Points]:
+        """The values of a global step, and how fast it moved; with the lock."""
+        points = points or [(now, counter.step.last_known)]
+        _, *before = counter
+        last = [(before[0], before[1]), *_thinned(points, _MOST_RATES)]
+        rates = [
+            (later, (after - first) / (later - earlier))
+            for (earlier, first), (later, after) in pairwise(last)
+            if later > earlier and after >= first
+        ]
+        self._steps[name] = _StepCounter(counter.step, *points[-1])
+        return {name: points, name.replace("global step", "steps per second"): rates}
 
-    def _read(self, watched: Watched) -> bool:
-        """Whether there is a value; else it is not read any more."""
-        value = watched.read()
-        if value is None:
-            with self._lock:
-                self._watched.remove(watched)
-            return False
-        watched.value = value
-        return True
+    def _forget_ended(self, sessions: list[FileSession]) -> None:
+        """Of sessions that have ended, or were dropped; a file ends with the last of these."""
+        for each in sessions:
+            if each.is_over or each.is_dropped:
+                self._sessions.remove(each)
+                self._give_back(each.name, each.track)
+        known = {each.counter for each in self._sessions}
+        self._steps = {name: each for name, each in self._steps.items() if name in known}
+        is_dropped = any(each.is_dropped for each in sessions)
+        if is_dropped and not self._sessions and self._closes_with_sessions:
+            self.is_closed = True
+            self._file.ask_to_end()
 
     def _warn_of_lost(self, num_lost: int) -> None:
         if num_lost and not self._has_warned:
@@ -486,13 +443,35 @@ class FileRecorder(TrackRecorder):
             logger.warning(
                 "The trace %s lacks %d runs and spans, and perhaps more: its disk is too slow for "
                 "what is recorded. Training goes on",
-                self._path, num_lost,
-            )  # fmt: skip
+                self._path,
+                num_lost,
+            )
 
 
-def _work_label(kind: Kind, name: str, worker: int | None, is_on_session: bool) -> Label:
-    return Label(name, kind, -1 if worker is None else worker, is_on_session)
+def _cpu_clock() -> Callable[[], float | None] | None:
+    """Of this thread, for others to read: its processor seconds, None once it has ended.
+
+    None on systems that have no such clock.
+    """
+    if sys.platform == "win32" or not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def read() -> float | None:
+        with suppress(OSError):
+            return time.clock_gettime(clock)
+        return None
+
+    return read
 
 
-VALUE_OF = {"push": "staleness", "pull": "version"}
-"""What the value of a mark is, by its name."""
+def _new_name(name: str, known: dict[str, Any]) -> str:
+    """The name, with a number if it is known already."""
+    names = (name if number == 1 else f"{name} {number}" for number in count(1))
+    return next(each for each in names if each not in known)
+
+
+def _thinned(points: Points, most: int) -> Points:
+    """Some of the points, at most so many, the last one among them."""
+    every = -(-len(points) // most) or 1
+    return points[(len(points) - 1) % every :: every]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._engine.base import Engine
-from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span, recorded_in
+from .._engine.recording import Kind, Recorder, SessionRecord, Span, recorded_in
 
 
 class _SeveralSpans(Span):
     __slots__ = ("_spans",)
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
+    def __init__(self, spans: Iterable[Span | None]) -> None:
+        self._spans = [each for each in spans if each is not None]
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
         for each in reversed(self._spans):
@@ -61,30 +61,24 @@ class SeveralRecorders(Recorder):
     def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
         outer = recorded_in.get()
         records = [each.open_session(engine, name, step) for each in self._recorders]
-        self._take_place(outer)
+        place = recorded_in.get()
+        if place is not None and place is not outer:
+            place.recorder = self  # in which all take part
         return _SeveralRecords(records)
 
+    def _spans(self, begin: Callable[[Recorder], Span | None]) -> Span:
+        return _SeveralSpans(map(begin, self._recorders))
+
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
-        return _SeveralSpans(
-            [each.task_span(engine, kind, name, ident) for each in self._recorders]
-        )
+        return self._spans(lambda each: each.task_span(engine, kind, name, ident))
 
     def work_span(
         self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
     ) -> Span:
-        return _SeveralSpans(
-            [each.work_span(engine, kind, name, worker) for each in self._recorders]
-        )
+        return self._spans(lambda each: each.work_span(engine, kind, name, worker))
 
-    def _take_place(self, outer: Place | None) -> None:
-        place = recorded_in.get()
-        if place is not None and place is not outer:
-            place.recorder = self
-
-    def wait(self, engine: Engine, what: str) -> Span | None:
-        spans = [each.wait(engine, what) for each in self._recorders]
-        known = [each for each in spans if each is not None]
-        return _SeveralSpans(known) if known else None
+    def wait(self, engine: Engine, what: str) -> Span:
+        return self._spans(lambda each: each.wait(engine, what))
 
     def use(self, engine: Engine, ident: int, staleness: float) -> None:
         for each in self._recorders:

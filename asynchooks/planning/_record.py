@@ -25,8 +25,8 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
     (`contextvars.copy_context().run`).
 
     Recorded are sessions with their runs, hooks and waits, stages of data, rollouts, saves,
-    evaluations, pushes and pulls, and what `timed` and `span` name. The file is a trace in
-    Perfetto's format, as `TraceHook` writes it: open it at https://ui.perfetto.dev, and read it
+    evaluations, pushes and pulls, and what `timed` and `span` name. The file is a list of
+    Chrome's trace events, as `TraceHook` writes it: open it at https://ui.perfetto.dev, and read it
     with `Trace.read` or `Plan.read`. After a kill it lacks the last half second. Processes of one
     run write a file each.
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .. import _check
 from .._engine.recording import Kind
 from .._errors import TraceError
+from .._tracing._label import Label
 from .._tracing._reader import (
     BEGUN,
     ENDED,
@@ -28,7 +29,6 @@ from .._tracing._reader import (
     Content,
     read_contents,
 )
-from .._tracing._tracks import Label
 from ._spans import Floats, Spans
 
 WARM_UP = 0.1

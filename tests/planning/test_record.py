@@ -1,4 +1,4 @@
-"""record: what of a run is in the file, and that it can be read back by us and by Perfetto."""
+"""record: what of a run is in the file, and that it can be read back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, StopAtStepHook, TraceHook
 from asynchooks._engine.recording import Kind
-from asynchooks._tracing._format import Encoder
 from asynchooks._tracing._recorder import FileRecorder
 from asynchooks.planning import Plan, Trace, TraceError, record, span, timed
 from asynchooks.simulation import Empirical, Simulation
@@ -37,7 +36,7 @@ def recorded(path: Path, main: Callable[..., Any], *args: Any, backend: str, **m
 
 
 @BACKENDS
-def test_all_of_a_learner_is_read_back_and_parsed_by_perfetto(tmp_path: Path, backend: str) -> None:
+def test_all_of_a_learner_is_read_back(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "run.pftrace"
     trace = recorded(path, programs.learner, 4, 30, backend=backend, settings={"concurrency": 4})
     assert trace.settings == {"concurrency": 4}
@@ -300,7 +299,7 @@ def test_spans_are_small(tmp_path: Path) -> None:
     anyio.run(main, 10)
     before = path.stat().st_size
     anyio.run(main, 5010)
-    assert (path.stat().st_size - before) / 10_000 <= 60
+    assert (path.stat().st_size - before) / 10_000 <= 110
 
 
 def test_processes_of_one_run_are_read_as_one(tmp_path: Path) -> None:
@@ -391,8 +390,8 @@ def test_a_record_of_nothing_and_other_versions_are_refused(tmp_path: Path) -> N
         pass
     with pytest.raises(TraceError, match="has no span"):
         Trace.read(path)
-    path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":3'))
-    with pytest.raises(TraceError, match="version 3, and this release reads version 2"):
+    path.write_bytes(path.read_bytes().replace(b'"version":3', b'"version":4'))
+    with pytest.raises(TraceError, match="version 4, and this release reads version 3"):
         Trace.read(path)
 
 
@@ -430,10 +429,13 @@ def test_settings_of_the_first_file_count(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_has_gone_back_is_refused(tmp_path: Path) -> None:
-    encoder = Encoder("program")
-    parts = [encoder.opening, *(encoder.about({"flushed": secs}) for secs in (10.0, 10.5, 8.25))]
     path = tmp_path / "run.pftrace"
-    path.write_bytes(b"".join(parts))
+    with record(path):
+        pass
+    lines = path.read_text().splitlines(keepends=True)
+    [flush] = [line for line in lines if "flushed" in line]
+    at = [re.sub(r'"flushed":[^,]*', f'"flushed":{secs}', flush) for secs in (10.0, 10.5, 8.25)]
+    path.write_text("".join([*lines[:2], *at]))
     with pytest.raises(TraceError, match=r"a clock that went back by 2.25 s"):
         Trace.read(path)
 

@@ -1,15 +1,12 @@
-"""A trace, read by Perfetto's own generated classes, as its importer reads it."""
+"""A trace, read line by line as Chrome's trace events are, and checked as Perfetto reads it."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
-BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 
 
 @dataclass
@@ -20,8 +17,9 @@ class Slice:
     path: str
     begun: float
     ended: float | None = None
-    flows: tuple[int, ...] = ()
+    flows: tuple[str, ...] = ()
     value: float | None = None
+    is_cut: bool = False
 
     @property
     def name(self) -> str:
@@ -45,85 +43,87 @@ class Read:
         return [each.path for each in self.slices if each.track == track]
 
 
-def whole_packets(data: bytes) -> bytes:
-    """The data up to the last packet that is whole, as Perfetto reads what was cut off."""
-    place = 0
-    while place < len(data):
-        assert data[place] == 0x0A, "not a packet of a trace"
-        after, size = place + 1, 0
-        while after < len(data) and data[after] & 0x80:
-            after += 1
-        for byte in reversed(data[place + 1 : after + 1]):
-            size = size << 7 | byte & 0x7F
-        if after + 1 + size > len(data):
-            break
-        place = after + 1 + size
-    return data[:place]
-
-
 def is_whole(path: Path) -> bool:
-    """Whether a file ends with a whole packet."""
-    data = path.read_bytes()
-    return whole_packets(data) == data
+    """Whether a file ends with a whole line."""
+    return path.read_bytes().endswith(b"\n")
 
 
 def read(path: Path | str, *, is_cut: bool = False) -> Read:
-    """Read a file, and check that spans nest, and that all that is named has a name.
+    """Read a file, and check that spans nest, and that all tracks have a name.
 
     Args:
         path: of the file.
         is_cut: whether its writer was killed: then spans may be open.
     """
     data = Path(path).read_bytes()
-    return parse(whole_packets(data) if is_cut else data, is_cut=is_cut)
+    whole, _, torn = data.rpartition(b"\n")
+    assert is_cut or not torn
+    return parse(whole, is_cut=is_cut)
 
 
 def parse(data: bytes, *, is_cut: bool = False) -> Read:
-    trace = Trace()
-    assert trace.ParseFromString(data) == len(data)
-    names: dict[tuple[int, int], str] = {}
-    tracks: dict[int, Any] = {}
-    events = []
-    found = Read()
-    for packet in trace.packet:
-        sequence = packet.trusted_packet_sequence_id
-        if packet.HasField("track_descriptor"):
-            descriptor = packet.track_descriptor
-            assert descriptor.uuid not in tracks
-            tracks[descriptor.uuid] = descriptor
-            if descriptor.HasField("process"):
-                found.num_processes += 1
-                assert descriptor.process.process_name
-            else:
-                assert descriptor.name
-                assert tracks[descriptor.parent_uuid].HasField("process")
-        for each in packet.interned_data.event_names:
-            names[sequence, each.iid] = each.name
-        if packet.HasField("track_event"):
-            event = packet.track_event
-            name = names[sequence, event.name_iid] if event.name_iid else ""
-            events.append((packet.timestamp, event, name))
-    stacks: dict[int, list[Slice]] = defaultdict(list)
-    for time, event, name in sorted(events, key=lambda each: each[0]):
-        secs, track, stack = time / 1e9, tracks[event.track_uuid].name, stacks[event.track_uuid]
-        value = None
-        if event.debug_annotations:
-            note = event.debug_annotations[0]
-            value = note.double_value if note.HasField("double_value") else float(note.int_value)
-        if event.type == BEGIN:
-            path = "/".join([*(each.name for each in stack[-1:] and stack), name])
-            stack.append(Slice(track, path, secs, None, tuple(event.flow_ids), value))
-            found.slices.append(stack[-1])
-        elif event.type == END:
-            assert stack, f"an end without a begin on {track!r}"
-            ended = stack.pop()
-            ended.ended = secs
-            ended.value = value if ended.value is None else ended.value
-        elif event.type == INSTANT:
-            flows = tuple(event.terminating_flow_ids)
-            found.instants.append(Slice(track, name, secs, secs, flows, value))
-        else:
-            found.counters.setdefault(track, []).append((secs, event.double_counter_value))
+    found, tracks, events = Read(), dict[tuple[int, int], str](), list[dict[str, Any]]()
+    for line in data.splitlines():
+        if line == b"[":
+            continue
+        assert line.endswith(b"},")
+        event = json.loads(line[:-1])
+        if event["ph"] != "M":
+            events.append(event)
+        elif event["name"] == "process_name":
+            found.num_processes += 1
+            assert event["args"]["name"]
+        elif event["name"] == "thread_name":
+            place = event["pid"], event["tid"]
+            assert place not in tracks
+            tracks[place] = event["args"]["name"]
+    stacks: dict[tuple[int, int], list[Slice]] = defaultdict(list)
+    for event in sorted(events, key=lambda each: float(each["ts"])):  # it is stable
+        _add(found, event, tracks, stacks)
+    for stack in stacks.values():
+        _close(stack, float("inf"))
     found.num_open = sum(map(len, stacks.values()))
     assert is_cut or found.num_open == 0
     return found
+
+
+def _add(
+    found: Read,
+    event: dict[str, Any],
+    tracks: dict[tuple[int, int], str],
+    stacks: dict[tuple[int, int], list[Slice]],
+) -> None:
+    phase, place, args = event["ph"], (event["pid"], event["tid"]), event.get("args", {})
+    secs, value = event["ts"] / 1e6, args.get("value")
+    if phase == "C":
+        found.counters.setdefault(event["name"], []).append((secs, value))
+        return
+    stack = stacks[place]
+    _close(stack, secs)
+    if phase in "XB":
+        path = "/".join([*(each.path for each in stack[-1:]), event["name"]])
+        ended = (event["ts"] + event["dur"]) / 1e6 if phase == "X" else None
+        outer = stack[-1].ended if stack else None
+        assert ended is None or outer is None or ended <= outer, "spans of a track cross"
+        is_cut = args.get("is_cut", False)
+        stack.append(Slice(tracks[place], path, secs, ended, value=value, is_cut=is_cut))
+        found.slices.append(stack[-1])
+    elif phase == "E":
+        assert stack, f"an end without a begin on {tracks[place]!r}"
+        assert stack[-1].ended is None, "the end of another span than the innermost"
+        ended_slice = stack.pop()
+        ended_slice.ended, ended_slice.is_cut = secs, args.get("is_cut", False)
+        ended_slice.value = value
+    elif phase == "s":
+        stack[-1].flows += (event["id"],)
+    elif phase == "f":
+        found.instants[-1].flows += (event["id"],)
+    else:
+        assert phase == "i"
+        found.instants.append(Slice(tracks[place], event["name"], secs, secs, value=value))
+
+
+def _close(stack: list[Slice], secs: float) -> None:
+    """The spans that have ended by then, whose end is known, are left."""
+    while stack and stack[-1].ended is not None and stack[-1].ended <= secs:
+        stack.pop()

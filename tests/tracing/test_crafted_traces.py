@@ -16,58 +16,36 @@ from asynchooks.cli import main
 from asynchooks.planning import Plan, Trace, TraceError
 from asynchooks.simulation import Empirical
 
-FILE = 300_000  # the number of the recorder, of which tracks and records are
-SECOND = 10**9  # in ns, as records have them
+SECOND = 1_000_000  # in microseconds, as lines have them
 MOST_BYTES = 20 << 20
 
 
-def varint(value: int, width: int = 1) -> bytes:
-    """Padded to a width, as in records."""
-    out = bytearray()
-    while value > 0x7F or len(out) < width - 1:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+def line(phase: str, **fields: Any) -> bytes:
+    return json.dumps({"ph": phase, "pid": 1, "tid": 1, **fields}).encode() + b",\n"
 
 
-def number(field: int, value: int, width: int = 1) -> bytes:
-    return varint(field << 3) + varint(value, width)
+START = b"[\n" + line("M", name="process_name", args={"name": "program", "version": 3})
 
 
-def nested(field: int, content: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(content)) + content
+def said(about: Any, **more: Any) -> bytes:
+    """What a recorder says of its run at a flush."""
+    args = {"flushed": 0.0, "cpu": None, "about": about, **more}
+    return line("M", name="asynchooks", args=args)
 
 
-def packet(what: Any) -> bytes:
-    """JSON, for the reader."""
-    said = what if isinstance(what, bytes) else json.dumps({"file": FILE, **what}).encode()
-    return nested(1, nested(5001, said))
-
-
-def header(shape: int, num: int, time: int = 9, name: int = 2, value: int = 0) -> bytes:
-    fields = enumerate((shape, num, time, name, value), 1)
-    return nested(1, nested(5000, b"".join(number(field, each) for field, each in fields)))
-
-
-def spans(*rows: tuple[int, int, int]) -> bytes:
-    """A segment of spans: (label, begun, ended)."""
-    track = number(11, FILE << 16 | 1, 5)
-    records = b""
-    for label, begun, ended in rows:
-        event = number(9, 1) + track + number(10, label, 2)
-        body = number(8, begun, 9) + number(10, 1 << 18) + number(13, 2) + nested(11, event)
-        records += nested(1, body)
-        event = number(9, 2) + track
-        records += nested(1, number(8, ended, 9) + number(10, 1 << 18) + nested(11, event))
-    return header(1, len(rows)) + records
+def raw(text: bytes) -> bytes:
+    """A line that says this of the run."""
+    return (
+        b'{"ph":"M","name":"asynchooks","args":{"flushed":0,"cpu":null,"about":' + text + b"}},\n"
+    )
 
 
 CALL, RUN, STEP, SESSION = 1, 2, 3, 4
-LABELS = {
-    "1": ["fn", "call", -1, False, False],
-    "2": ["run", "run", -1, True, False],
-    "3": ["step", "run", -1, True, False],
-    "4": ["worker", "session", -1, True, False],
+LABELS: dict[int, dict[str, Any]] = {
+    CALL: {"name": "fn", "cat": "call"},
+    RUN: {"name": "run", "cat": "run", "args": {"is_on_session": True}},
+    STEP: {"name": "step", "cat": "run", "args": {"is_on_session": True}},
+    SESSION: {"name": "worker", "cat": "session", "args": {"is_on_session": True}},
 }
 RUNS = [
     (CALL, 0, SECOND), (CALL, SECOND, 2 * SECOND), (RUN, SECOND, 3 * SECOND),
@@ -80,36 +58,59 @@ STAGE = {"stage rollouts": ROLLOUTS}
 
 
 def trace(
-    about: dict[str, Any] | None = None, labels: Any = None, rows: Any = RUNS, more: bytes = b""
+    about: dict[str, Any] | None = None, calls: Any = None, rows: Any = RUNS, more: bytes = b""
 ) -> bytes:
-    """A whole one, of a learner with rollouts."""
-    said = {"version": 2, "labels": {**LABELS, **(labels or {})}, "about": about or STAGE}
-    return packet(said) + more + spans(*rows)
+    """A whole one, of a learner with rollouts.
+
+    Args:
+        calls: what the spans of calls are, in place of what they are.
+        more: lines before the spans.
+    """
+    labels = LABELS if calls is None else {**LABELS, CALL: calls}
+    spans = [
+        line("X", ts=begun, dur=ended - begun, **labels[label]) for label, begun, ended in rows
+    ]
+    return START + said(STAGE if about is None else about) + more + b"".join(spans)
 
 
-HUGE = [10**9, 2**63, 10**400]
 NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), 1e308, "1", None, True, [1], {"a": 1}]
+SPAN: dict[str, Any] = {"name": "fn", "cat": "call", "ts": 0, "dur": SECOND}
 NO_OBJECTS: list[Any] = [None, 1, "x", [], [{}]]
 NO_COUNTS = [*NO_NUMBERS, -1, 1.5, 10**400]
 
 CRAFTED: dict[str, bytes] = {
     **{
-        f"{name} of {width} bytes": packet({"version": 2}) + header(1, 1, **{name: width})
-        for name in ("time", "name", "value")
-        for width in (10, 2**20, 2**31, 2**63)
-    },
-    **{f"label {each}": trace(labels={each: LABELS["1"]}) for each in ("20000000000", "-1", "x")},
-    "a label below 2 ** 64": trace(labels={"9" * 20: LABELS["1"]}),
-    **{
-        f"label of {each!r}": trace(labels={"9": each})
-        for each in (
-            [[], "work", -1, False, False], ["\ud800", "work", -1, False, False],
-            ["fn", {}, -1, False, False], ["fn", "work", 10**30, False, False],
-            ["fn", "work", "x", False, False], ["fn", "work", -1, "x", []], ["fn"], "abcde", None,
-        )
+        f"{name} of a span {each!r}": trace(more=line("X", **{**SPAN, name: each}))
+        for name in ("ts", "dur")
+        for each in NO_NUMBERS
     },
     **{
-        f"{name} {each!r}": packet({"version": 2, name: each}) + trace()
+        f"{name} of a span {each!r}": trace(more=line("X", **SPAN, args={name: each}))
+        for name in ("ident", "worker")
+        for each in [*NO_COUNTS, 1 << 50]
+    },
+    **{
+        f"value of a span {each!r}": trace(more=line("X", **SPAN, args={"value": each}))
+        for each in NO_NUMBERS
+        if each != 1e308 and each == each
+    },
+    **{
+        f"track {each!r}": trace(more=line("X", **{**SPAN, "tid": each}))
+        for each in [*NO_COUNTS, 1 << 16]
+    },
+    **{
+        f"name of a span {each!r}": trace(more=line("X", **{**SPAN, "name": each}))
+        for each in [*NO_OBJECTS[:2], ["fn"], {"a": 1}, "\ud800"]
+    },
+    **{
+        f"kind of a span {each!r}": trace(more=line("X", **{**SPAN, "cat": each}))
+        for each in [1, {"a": 1}, "x"]
+    },
+    **{
+        f"arguments {each!r}": trace(more=line("X", **SPAN, args=each)) for each in (1, "x", [1])
+    },
+    **{
+        f"{name} {each!r}": trace(more=said({}, **{name: each}))
         for name in ("flushed", "cpu")
         for each in NO_NUMBERS
         if each is not None
@@ -146,9 +147,12 @@ CRAFTED: dict[str, bytes] = {
         for each in NO_NUMBERS
         if not isinstance(each, dict)
     },
-    "deep": packet(b'{"file": 1, "about": ' + b"[" * 99_999 + b"]" * 99_999 + b"}") + trace(),
-    "no object": packet(b"[]") + trace(),
-    "a number of 5,000 digits": packet(b'{"file": 1, "flushed": ' + b"9" * 5000 + b"}"),
+    "deep": trace(more=raw(b"[" * 99_999 + b"]" * 99_999)),
+    "no object": trace(more=raw(b"[]")),
+    "a number of 5,000 digits": trace(more=raw(b'{"began": ' + b"9" * 5000 + b"}")),
+    "no JSON": trace(more=b"what\n"),
+    "no event": trace(more=b"[1]\n"),
+    "no process": b"[\n" + line("X", **SPAN),
 }  # fmt: skip
 
 
@@ -185,11 +189,11 @@ LARGE = {
     "buffer_size": trace({"stage map_concurrent": MAP, "stage prefetch": {"buffer_size": 10**9}}),
     "num_workers": trace(
         {"parameter server": {"num_workers": 10**9, "protocol": "async"}},
-        {"1": ["gradient", "work", 0, True, False]},
+        {"name": "gradient", "cat": "work", "args": {"worker": 0, "is_on_session": True}},
     ),
     "protocol": trace(
         {"parameter server": {"num_workers": 2, "protocol": "ksync:1000000000"}},
-        {"1": ["gradient", "work", 0, True, False]},
+        {"name": "gradient", "cat": "work", "args": {"worker": 0, "is_on_session": True}},
     ),
 }  # fmt: skip
 
@@ -206,12 +210,12 @@ def test_a_trace_that_asks_for_a_run_beyond_all_it_has_is_not_planned(
 
 EXTREME_TIMES = {
     "tiny calls, huge steps": [
-        (CALL, 0, 1), (CALL, 1, 2), (RUN, 0, 2**62), (STEP, 0, 2**62),
-        (RUN, 2**62, 2**63 - 1), (STEP, 2**62, 2**63 - 1), (SESSION, 0, 2**63 - 1),
+        (CALL, 0, 1), (CALL, 1, 2), (RUN, 0, 1e16), (STEP, 0, 1e16),
+        (RUN, 1e16, 9e16), (STEP, 1e16, 9e16), (SESSION, 0, 9e16),
     ],
     "huge calls, tiny steps": [
-        (CALL, 0, 2**62), (CALL, 1, 2**63 - 1), (RUN, 0, 1), (STEP, 0, 1), (RUN, 1, 2),
-        (STEP, 1, 2), (SESSION, 0, 2**63 - 1),
+        (CALL, 0, 1e16), (CALL, 1, 9e16), (RUN, 0, 1), (STEP, 0, 1), (RUN, 1, 2),
+        (STEP, 1, 2), (SESSION, 0, 9e16),
     ],
     "no time": [(label, 0, 0) for label in (CALL, RUN, STEP, RUN, STEP, SESSION)],
     "backwards": [(CALL, 5, 0), (RUN, 0, 1)],
@@ -254,11 +258,3 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice([1, 2, 4])):
         changed[rng.randrange(len(changed))] = rng.choice([0, 0x7F, 0x80, 0xFF, ord("9")])
     return bytes(changed)
-
-
-@pytest.mark.timeout(20)
-def test_a_number_that_is_cut_off_in_the_name_of_a_track_is_no_endless_loop(tmp_path: Path) -> None:
-    path = tmp_path / "run.pftrace"
-    cut_off = nested(1, nested(60, b"\x02\x01\x00\x80"))
-    path.write_bytes(cut_off + trace())
-    assert Trace.read(path).find("fn").secs.tolist() == [1.0, 1.0]

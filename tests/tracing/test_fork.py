@@ -62,7 +62,7 @@ def fork_in_the_flush(hook: TraceHook | None) -> int:
     is_held, is_forked = threading.Event(), threading.Event()
 
     def flush() -> None:
-        with recorder._lock:
+        with recorder.lock:
             is_held.set()
             is_forked.wait(60)
 
