@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from ._readings import Reading as Reading
     from ._readings import data_wait as data_wait
     from ._readings import histogram as histogram
-    from ._readings import loop_lag as loop_lag
     from ._readings import mean as mean
-    from ._readings import queue_depth as queue_depth
     from ._readings import staleness as staleness
     from ._readings import steps_per_sec as steps_per_sec
     from ._sink import FunctionSink as FunctionSink
@@ -49,9 +47,7 @@ _PLACES = {
     "TensorBoardSink": "_tensorboard",
     "data_wait": "_readings",
     "histogram": "_readings",
-    "loop_lag": "_readings",
     "mean": "_readings",
-    "queue_depth": "_readings",
     "staleness": "_readings",
     "steps_per_sec": "_readings",
 }

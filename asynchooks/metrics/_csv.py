@@ -7,10 +7,9 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
-from ._lines import Key, LinesSink, Row, column
+from ._lines import LinesSink, Row, column
 from ._names import Names
 from ._sink import Histogram, Point, Resume
 
@@ -48,27 +47,15 @@ class CsvSink(LinesSink):
         self._names = Names(repr(self), _one_line)
         super().open(resume)
 
-    def _key(self, line: bytes) -> Key | None:
-        try:
-            step, time = line.split(b",", 2)[:2]
-            return int(step), float(time)
-        except ValueError:  # of another program
-            return None
-
-    def _read_head(self) -> int:
+    def _read_head(self, line: bytes) -> bytes:
         self._columns = []
-        assert self._file is not None
-        self._file.seek(0)
-        head = self._file.readline()
-        if not head.endswith(b"\n"):
-            return 0
-        columns = _fields_of(head)
+        columns = _fields_of(line)
         if columns is None:
             raise ValueError("its first line is no row of a table")
-        if columns[:2] != ["step", "time"]:
+        if columns and columns[:2] != ["step", "time"]:
             raise ValueError(f"its first columns are {columns[:2]}, not step and time")
         self._columns = columns
-        return len(head)
+        return line
 
     def _columns_in(self, line: bytes) -> list[str]:
         cells = _fields_of(line) or []
@@ -84,26 +71,20 @@ class CsvSink(LinesSink):
                 cells[column_name] = repr(float(number))
         return cells
 
-    def _lines(self, rows: Sequence[Row]) -> bytes:
+    def _encoded(self, rows: Sequence[Row]) -> bytes:
         known = dict.fromkeys(self._columns or ["step", "time"])
         columns = list(known | {name: None for row in rows for name in row.cells})
-        if columns != self._columns:
-            self._widen(columns)
+        if num_new := len(columns) - len(self._columns):
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerow(columns)
+            empty = b"," * num_new + b"\n"
+            wider = (line[:-1] + empty for line in self._whole_lines())
+            self._rewrite(text.getvalue().encode(), wider)
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         for row in rows:
             writer.writerow({"step": str(row.step), "time": repr(row.time), **row.cells})
         return text.getvalue().encode()
-
-    def _widen(self, columns: list[str]) -> None:
-        """Put a file with these columns in the place of the present one, with the same rows."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(columns)
-        head = text.getvalue().encode()
-        empty = b"," * (len(columns) - len(self._columns)) + b"\n"
-        wider = (line[:-1] + empty for _, line in self._lines_from(self._start))
-        self._replace(chain([head], wider))
-        self._columns, self._start = columns, len(head)
 
 
 def _fields_of(line: bytes) -> list[str] | None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ._lines import Key, LinesSink, Row, column
+from ._lines import LinesSink, Row, column
 from ._sink import Histogram, Point
 
 
@@ -33,27 +33,18 @@ class JsonLinesSink(LinesSink):
         hooks = [MetricsHook(JsonLinesSink("logs/metrics.jsonl"), "loss", every_n_steps=10)]
     """
 
-    def _key(self, line: bytes) -> Key | None:
-        try:
-            found = json.loads(line)
-            step, time = found["step"], found["time"]
-        except (ValueError, TypeError, KeyError, RecursionError):  # of another program
-            return None
-        is_point = isinstance(step, int) and isinstance(time, (int, float))
-        return (step, time) if is_point else None
-
-    def _read_head(self) -> int:
-        return 0
-
     def _columns_in(self, line: bytes) -> list[str]:
-        return [name for name in json.loads(line) if name not in ("step", "time")]
+        try:
+            return [name for name in json.loads(line) if name not in ("step", "time")]
+        except (ValueError, TypeError, RecursionError):  # of another program
+            return []
 
     def _cells(self, point: Point) -> dict[str, Any]:
-        cells = {column(name): _encoded(value) for name, value in point.values.items()}
+        cells = {column(name): _as_json(value) for name, value in point.values.items()}
         _text(cells).encode()  # an error of this point, and not of all that are written with it
         return cells
 
-    def _lines(self, rows: Sequence[Row]) -> bytes:
+    def _encoded(self, rows: Sequence[Row]) -> bytes:
         lines = [_text({"step": row.step, "time": row.time, **row.cells}) for row in rows]
         return "".join(f"{line}\n" for line in lines).encode()
 
@@ -62,9 +53,9 @@ def _text(values: dict[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 
-def _encoded(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, Histogram):
-        state = {name: _encoded(each) for name, each in value.state_dict().items()}
+        state = {name: _as_json(each) for name, each in value.state_dict().items()}
         return state | {"counts": value.counts.tolist(), "edges": value.edges.tolist()}
     if not isinstance(value, float) or math.isfinite(value):
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from .. import _check
@@ -134,26 +134,6 @@ def data_wait(stage: Any) -> object:
     return DataWait(_stage("data_wait", stage))
 
 
-class _QueueDepth(Reading):
-    name = "queue_depth"
-
-    def __init__(self, stage: HasStageStatistics) -> None:
-        self._stage = stage
-
-    def read(self, look: Look) -> float | None:
-        return float(self._stage.statistics().num_buffered)
-
-
-def queue_depth(stage: Any) -> Reading:
-    """Items that a stage holds, ready for its consumer.
-
-    Example:
-        source = prefetch(batch(records, 32), 2)
-        hooks = [MetricsHook(CsvSink("m.csv"), {"ready batches": queue_depth(source)})]
-    """
-    return _QueueDepth(_stage("queue_depth", stage))
-
-
 class _Staleness(Reading):
     name = "staleness"
 
@@ -183,44 +163,6 @@ def staleness(stage: Any) -> Reading:
     if not hasattr(stage.statistics(), "staleness"):
         raise TypeError(f"staleness is of {stage!r}; give the stage that rollouts(...) returned")
     return _Staleness(stage)
-
-
-class HasLags(Protocol):
-    """A `LoopLagHook`."""
-
-    @property
-    def lags(self) -> Iterable[Any]: ...
-
-
-class _LoopLag(Reading):
-    name = "loop_lag"
-
-    def __init__(self, hook: HasLags) -> None:
-        self._hook = hook
-        self._last: Any = None
-
-    def read(self, look: Look) -> float | None:
-        lags = list(self._hook.lags)
-        new = lags[lags.index(self._last) + 1 :] if self._last in lags else lags
-        self._last = lags[-1] if lags else None
-        return max((float(lag.secs) for lag in new), default=0.0)
-
-
-def loop_lag(hook: Any) -> Reading:
-    """For how long, in seconds, the event loop was held at most since the last point.
-
-    0 where it was never held for longer than the hook's `max_lag_secs`.
-
-    Args:
-        hook: a `LoopLagHook` of the same session.
-
-    Example:
-        watchdog = LoopLagHook(max_lag_secs=0.1)
-        hooks = [watchdog, MetricsHook(CsvSink("metrics.csv"), loop_lag(watchdog))]
-    """
-    if not hasattr(hook, "lags"):
-        raise TypeError(f"hook is {hook!r}; give the session's LoopLagHook")
-    return _LoopLag(hook)
 
 
 def _stage(name: str, stage: Any) -> HasStageStatistics:

@@ -20,8 +20,6 @@ from asynchooks import (
     FetchError,
     FunctionSessionCreator,
     HistoryHook,
-    LoopLag,
-    LoopLagHook,
     MetricError,
     MetricsHook,
     MonitoredSession,
@@ -41,9 +39,7 @@ from asynchooks.metrics import (
     Sink,
     data_wait,
     histogram,
-    loop_lag,
     mean,
-    queue_depth,
     staleness,
     steps_per_sec,
 )
@@ -277,7 +273,7 @@ def test_the_share_of_waiting_for_data_and_the_depth_of_its_queue() -> None:
         return {}
 
     source = batch(records(), 1)
-    values = [data_wait(source), queue_depth(source)]
+    values = data_wait(source)
     hooks = [FeedHook(source, "x"), MetricsHook(sink, values, every_n_steps=2)]
 
     async def main() -> None:
@@ -288,7 +284,6 @@ def test_the_share_of_waiting_for_data_and_the_depth_of_its_queue() -> None:
     simulation.run(main)
     # the first item is waited for whole, the others are read during the step before
     assert [values["data_wait"] for _, values in sink.points] == [1.0 / 1.5, 0.5, 0.5, 0.5]
-    assert {values["queue_depth"] for _, values in sink.points} == {0.0}
 
 
 async def test_staleness_is_that_of_what_was_given_out_since() -> None:
@@ -319,17 +314,6 @@ async def test_staleness_is_of_rollouts_alone() -> None:
     staleness(rollouts(answer, range(4), 2, concurrency=2, max_staleness=1))
     with pytest.raises(TypeError, match=r"give the stage that rollouts\(...\) returned"):
         staleness(prefetch([1, 2], 1))
-
-
-async def test_the_longest_lag_since_the_last_point() -> None:
-    watchdog = LoopLagHook()
-    reading = loop_lag(watchdog)
-    assert reading.read(Look(1.0, 1)) == 0.0
-    watchdog.lags.extend([LoopLag(0.5, "the step", ""), LoopLag(0.2, "the step", "")])
-    assert reading.read(Look(1.0, 1)) == 0.5
-    watchdog.lags.append(LoopLag(0.3, "the step", ""))
-    assert reading.read(Look(1.0, 1)) == 0.3
-    assert reading.read(Look(1.0, 1)) == 0.0
 
 
 async def test_a_resumed_training_gives_the_points_of_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -187,17 +187,6 @@ def test_a_file_that_has_lost_lines_is_warned_of_and_continued(
     assert "points are missing" in caplog.text
 
 
-def test_another_file_in_its_place_is_warned_of_and_continued(
-    case: Case, caplog: pytest.LogCaptureFixture
-) -> None:
-    position = case.write(2, 3)
-    case.path.unlink()
-    case.write(1, 8)
-    case.write(5, 5, Resume(4, position))
-    assert case.steps() == [1, 2, 3, 4, 5]
-    assert "begins with another point than the file that the checkpoint" in caplog.text
-
-
 def test_an_intact_file_is_continued_without_a_warning(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
