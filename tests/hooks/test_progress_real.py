@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ..support.jupyter import run_with_kernels
+from .terminals import screen
 
 pytestmark = pytest.mark.faults
 
@@ -83,27 +84,6 @@ def in_terminal(*argv: str, on_output: Callable[[int, str], None] | None = None)
                 on_output(process.pid, written.decode(errors="replace"))
         os.close(ours)
     return process.returncode, written.decode()
-
-
-def screen(written: str) -> list[str]:
-    """What stands on the terminal at the end: it does what these few codes say."""
-    lines, row, column = [""], 0, 0
-    for code, text in re.findall(r"(\x1b\[[\d;]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", written):
-        if text:
-            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
-            column += len(text)
-        elif code == "\r":
-            column = 0
-        elif code == "\n":
-            row += 1
-            lines += [""] * (row == len(lines))
-        elif code.endswith("A"):
-            row -= int(code[2:-1])
-        elif code == "\x1b[J":
-            lines[row:] = [lines[row][:column]]
-        else:
-            assert code.endswith("m"), repr(code)  # colours; the cursor is never hidden
-    return [line.rstrip() for line in lines]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "uvloop"])
@@ -213,17 +193,17 @@ async def main():
     async with ah.MonitoredSession([ah.ProgressHook()], creator) as session:
         await session.run([])
         await asyncio.sleep(0.6)
-        assert type(sys.stdout).__name__ == "_Above"
+        assert type(sys.stdout).__name__ == "FileProxy"
         pid = os.fork()
         if not pid:
-            assert type(sys.stdout).__name__ != "_Above"
+            assert type(sys.stdout).__name__ != "FileProxy"
             print("in the fork", flush=True)
             os._exit(0)
         os.waitpid(pid, 0)
 
 
 asyncio.run(main())
-assert type(sys.stdout).__name__ != "_Above"
+assert type(sys.stdout).__name__ != "FileProxy"
 """
 
 

@@ -1,7 +1,7 @@
 """Display: draws the progress of sessions in a thread of its own, so that drawing holds up none.
 
 Sessions of several event loops and threads have one terminal in common, so there is one table of
-displays in the process, `DISPLAYS`. What a display draws on is a `Surface`.
+displays in the process, `DISPLAYS`.
 """
 
 from __future__ import annotations
@@ -11,44 +11,17 @@ import logging
 import os
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..._engine.current import system_now
-from ._rows import Row, Training, View
+from ._rows import Row, Training
+from ._surfaces import Surface
 
 logger = logging.getLogger("asynchooks")
 
 _JOIN_SECS = 1.0
 """How long the exit of the process waits for a terminal that takes nothing."""
-
-
-class Surface(ABC):
-    """Where progress is shown: a terminal, lines in a file, or a notebook."""
-
-    interval_secs: float
-    """Seconds between two drawings."""
-
-    def ask_every(self, secs: float) -> None:  # noqa: B027  # most have no lines to write
-        """One of its users wants a line at least this often, where it shows lines."""
-
-    @abstractmethod
-    def draw(self, views: Sequence[View], last_lines: Sequence[str], now: float) -> None:
-        """Show these trainings, and how others have ended; it may block."""
-
-    @property
-    def dot(self) -> str:
-        """What stands between two parts of a line."""
-        return " · "
-
-    @abstractmethod
-    def close(self) -> None:
-        """There is nothing to show any more: put everything back as it was."""
-
-    @abstractmethod
-    def forget(self) -> None:
-        """In a forked process: touch nothing that is the parent's, and hold no lock."""
 
 
 class Display:
@@ -57,35 +30,25 @@ class Display:
     Args:
         surface: what it is drawn on.
         has_thread: whether a thread draws; tests call `draw` themselves.
-        on_empty: called when the last row has gone, and the display is of no more use.
     """
 
-    def __init__(
-        self,
-        surface: Surface,
-        *,
-        has_thread: bool = True,
-        on_empty: Callable[[Display], None] | None = None,
-    ) -> None:
+    def __init__(self, surface: Surface, *, has_thread: bool = True) -> None:
         self.surface = surface
         self._has_thread = has_thread
-        self._on_empty = on_empty
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.Lock()  # guards the next three; not held while it is drawn
         self._rows: list[Row] = []
-        self._is_used_up = False
+        self.is_over = False
+        """The last row has gone, the process ends, or it is a fork of the one that draws."""
         self._thread: threading.Thread | None = None
-        self._drawing = threading.Lock()  # held while it is drawn; guards the next two
         self._num_models = 0
         self._trainings: dict[object, Training] = {}
         self._is_changed = threading.Event()
         self._has_failed = False
-        self.is_over = False
-        """The process ends, or is a fork of the one that draws."""
 
     def add(self, row: Row) -> bool:
         """Show this one, too; False if the last one has gone meanwhile."""
         with self._lock:
-            if self._is_used_up or self.is_over:
+            if self.is_over:
                 return False
             self._rows.append(row)
             if self._has_thread and self._thread is None:
@@ -99,7 +62,7 @@ class Display:
         """Whether other sessions that train its model are shown."""
         with self._lock:
             return any(
-                each.key is row.key and each is not row and each.outcome is None
+                each.model is row.model is not None and each is not row and each.outcome is None
                 for each in self._rows
             )
 
@@ -113,8 +76,7 @@ class Display:
             rows = list(self._rows)
         ended = [row for row in rows if row.outcome is not None]
         try:
-            with self._drawing:
-                self._draw(rows, ended, now)
+            self._draw(rows, now)
         except Exception as error:
             if not self._has_failed and not self.is_over:
                 self._has_failed = True
@@ -123,56 +85,54 @@ class Display:
                 )
         with self._lock:
             self._rows = [row for row in self._rows if row not in ended]
-            self._is_used_up = is_empty = not self._rows
+            is_empty = not self._rows
+            self.is_over = self.is_over or is_empty
         if is_empty:
             self._close()
-            if self._on_empty is not None:
-                self._on_empty(self)
         for row in rows:
             row.is_wanted = True
             if row in ended and row.on_shown is not None:
                 row.on_shown()
 
-    def _draw(self, rows: Sequence[Row], ended: Sequence[Row], now: float) -> None:
-        open_rows: dict[object, list[Row]] = {}
-        for row in rows:
-            # a row has no model before its raw session was created
-            if row.key is not row and row in self._trainings:
-                del self._trainings[row]
-            training = self._trainings.setdefault(row.key, Training(row.begun))
-            if row.key is not row and not training.number:
-                self._num_models += 1
-                training.number = self._num_models
-            if row.outcome is None:
-                open_rows.setdefault(row.key, []).append(row)
-            else:
-                training.end(row)
-        keys = {row.key for row in ended} - open_rows.keys()
-        trainings = [self._trainings.pop(key) for key in list(self._trainings) if key in keys]
-        views = [
-            self._trainings[key].look(each, now, self._model(self._trainings[key]))
-            for key, each in open_rows.items()
-        ]
+    def _draw(self, rows: Sequence[Row], now: float) -> None:
+        of_model: dict[object, list[Row]] = {}
+        for row in rows:  # before its raw session was created it has no model
+            of_model.setdefault(row.model or row, []).append(row)
+        for key, its_rows in of_model.items():
+            if key not in self._trainings:
+                has_model = its_rows[0].model is not None
+                self._num_models += has_model
+                number = self._num_models if has_model else 0
+                self._trainings[key] = Training(min(each.begun for each in its_rows), number)
+        lines, last_lines = [], []
+        for key, training in [*self._trainings.items()]:
+            its_rows = of_model.get(key, [])
+            is_numbered = self._num_models > 1 and training.number
+            model = f"model {training.number}" if is_numbered else ""
+            for row in its_rows:
+                if row.outcome is not None:
+                    training.end(row)
+            if still_open := [each for each in its_rows if each.outcome is None]:
+                lines.append(training.look(still_open, now, model))
+                continue
+            del self._trainings[key]
+            if its_rows:  # else its raw session was created: it is another training now
+                last_lines.append(training.last_line(now, model))
         if not self._has_failed:
-            dot = self.surface.dot
-            last = [each.last_line(now, dot, self._model(each)) for each in trainings]
-            self.surface.draw(views, last, now)
-
-    def _model(self, training: Training) -> str:
-        return f"model {training.number}" if self._num_models > 1 and training.number else ""
+            self.surface.draw(lines, last_lines, now)
 
     def _close(self) -> None:
+        DISPLAYS.discard(self)
         try:
-            with self._drawing:
-                self.surface.close()
+            self.surface.close()
         except Exception as error:  # a terminal that has gone
             logger.debug("The progress display could not be closed: %r", error)
 
     def _serve(self) -> None:
-        while not (self.is_over or self._is_used_up):
+        while not self.is_over:
             self._is_changed.clear()
             self.draw(system_now())
-            if not self._is_used_up:
+            if not self.is_over:
                 self._is_changed.wait(self.surface.interval_secs)
 
     def at_exit(self) -> None:
@@ -186,7 +146,7 @@ class Display:
 
     def forget(self) -> None:
         self.is_over, self._thread = True, None
-        self._lock, self._drawing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self.surface.forget()
 
 
@@ -207,7 +167,7 @@ class Displays:
         with self._lock:
             display = self._displays.get(place)
             if display is None or not display.add(row):
-                display = self._displays[place] = Display(make(), on_empty=self._discard)
+                display = self._displays[place] = Display(make())
                 display.add(row)
         return display
 
@@ -216,7 +176,7 @@ class Displays:
         with self._lock:
             self._displays[place] = display
 
-    def _discard(self, display: Display) -> None:
+    def discard(self, display: Display) -> None:
         with self._lock:
             for place, each in list(self._displays.items()):
                 if each is display:

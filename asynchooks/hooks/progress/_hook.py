@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any, TextIO
 
 from ... import _check
@@ -20,15 +21,14 @@ from ..._hook import (
 from ..._stopping.coordinator import Coordinator
 from .._evaluation import EvaluationHook
 from .._values import ValueReader, Wanted
-from ._display import DISPLAYS, Display, Surface
-from ._notebook import NotebookSurface, is_in_notebook
-from ._plain import PlainSurface
+from ._display import DISPLAYS, Display
 from ._rows import Outcome, Row
-from ._terminal import TerminalSurface, console_for
+from ._surfaces import surface_for
 
 _LAST_DRAW_SECS = 1.0
 """How long the end of a session waits for its last line; a terminal may be stopped by Ctrl-S."""
-_HINT = "pip install 'asynchooks[progress]' for a progress bar here"
+_MAX_VALUES = 4
+"""Metrics that are shown where the user chose none."""
 
 
 class ProgressHook(SessionRunHook):
@@ -106,25 +106,15 @@ class ProgressHook(SessionRunHook):
         self._values.begin(session)
         self._engine: Engine = current_engine()
         self._display = None
-        row = Row(self._name, system_now(), self._look_beside, chosen=self._wanted is not None)
-        self._row = row
+        row = self._row = Row(self._name, system_now(), self._look_beside)
         self._of_due, self._of_each = self._values.args_of_due, self._values.args_of_each
         if self._engine.is_virtual:
             row.is_wanted = False
             self._of_each = None
             return
         place = None if self._file is None else id(self._file)  # which the display keeps
-        self._display = display = DISPLAYS.add(row, place, self._new_surface)
+        self._display = display = DISPLAYS.add(row, place, lambda: surface_for(self._file))
         display.surface.ask_every(self._every_n_secs)
-
-    def _new_surface(self) -> Surface:
-        if self._file is None and is_in_notebook():
-            return NotebookSurface()
-        try:
-            console = console_for(self._file or sys.stderr)
-        except ImportError:
-            return PlainSurface(self._file, _HINT)
-        return PlainSurface(self._file) if console is None else TerminalSurface(console)
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         row, step = self._row, session.global_step
@@ -134,7 +124,7 @@ class ProgressHook(SessionRunHook):
         self._values.begin_session(self._engine.now(), step.value)
         if row.step is None:
             row.begun_at_step = step.value
-        row.step, row.key = step, step.gate
+        row.step, row.model = step, step.gate
         if not self._display.has_others(row):
             self._display.change()
 
@@ -166,7 +156,7 @@ class ProgressHook(SessionRunHook):
         row.limit = run_context.global_step.limit
         live = self._session.live
         if self._wanted is None:
-            row.values = live.latest
+            row.values = _first(live.latest)
             return
         values = self._values.read(results, self._engine.now(), step)
         if values:
@@ -208,7 +198,7 @@ class ProgressHook(SessionRunHook):
         if row is None or display is None or row.outcome is not None:
             return None
         if self._wanted is None:
-            row.values = self._session.live.latest
+            row.values = _first(self._session.live.latest)
         outcome, row.reason = self._ending(exception)
         engine, slot = self._engine, Slot(self._engine, "the last line of progress")
         row.on_shown = slot.wake
@@ -239,3 +229,7 @@ class ProgressHook(SessionRunHook):
         row = self._row
         if row is not None and row.outcome is None:
             row.outcome = Outcome.DROPPED  # which the display finds at its next look
+
+
+def _first(values: Mapping[str, float]) -> Mapping[str, float]:
+    return dict(islice(values.items(), _MAX_VALUES))

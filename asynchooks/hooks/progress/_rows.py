@@ -11,8 +11,8 @@ from typing import Any
 from ..._running.status import Rate
 from ..._step.global_step import GlobalStep
 
-_MAX_VALUES = 4
-"""Metrics that are shown where the user chose none."""
+DOT = " · "
+"""Between two parts of a line."""
 
 
 class Outcome(IntEnum):
@@ -25,239 +25,215 @@ class Outcome(IntEnum):
     FAILED = 4
 
 
+@dataclass(eq=False, slots=True)
 class Row:
-    """One session, from its hook's begin to its end. The session writes, the display reads.
+    """One session, from its hook's begin to its end. The session writes, the display reads."""
 
-    Args:
-        name: what its user calls it; "" for a number that the display gives.
-        begun: seconds on the system's clock.
-        look_beside: called by the display: the phase, and what runs beside training.
-        chosen: whether the user chose the values that are shown.
-    """
-
-    __slots__ = (
-        "begun", "begun_at_step", "is_chosen", "is_wanted", "key", "limit", "look_beside", "name",
-        "num_runs", "on_shown", "outcome", "rate", "reason", "step", "values",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        begun: float,
-        look_beside: Callable[[], tuple[str, tuple[str, ...]]],
-        *,
-        chosen: bool,
-    ) -> None:
-        self.name = name
-        self.begun = begun
-        self.look_beside = look_beside
-        self.is_chosen = chosen
-        self.is_wanted = True
-        """Whether the display is to be given new values; the hook takes that back."""
-        self.values: Mapping[str, float] = {}
-        """Replaced, never changed."""
-        self.num_runs = 0
-        self.step: GlobalStep | None = None
-        self.begun_at_step = 0
-        self.limit: int | None = None
-        """As the session knew it last: the last session on a step takes its limit with it."""
-        self.key: object = self
-        """The same for sessions that train one model, once the raw session was created."""
-        self.rate = Rate()
-        self.outcome: Outcome | None = None
-        """Set last, when the session has ended."""
-        self.reason = ""
-        self.on_shown: Callable[[], None] | None = None
-        """Called once the display has shown that it has ended."""
+    name: str
+    """What its user calls it; "" for a number that the display gives."""
+    begun: float
+    """Seconds on the system's clock."""
+    look_beside: Callable[[], tuple[str, tuple[str, ...]]]
+    """Called by the display: the phase, and what runs beside training."""
+    is_wanted: bool = True
+    """Whether the display is to be given new values; the hook takes that back."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Replaced, never changed."""
+    num_runs: int = 0
+    step: GlobalStep | None = None
+    begun_at_step: int = 0
+    limit: int | None = None
+    """As the session knew it last: the last session on a step takes its limit with it."""
+    model: object = None
+    """The same for sessions that train one model, once the raw session was created."""
+    rate: Rate = field(default_factory=Rate)
+    outcome: Outcome | None = None
+    """Set last, when the session has ended."""
+    reason: str = ""
+    on_shown: Callable[[], None] | None = None
+    """Called once the display has shown that it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One session at a moment."""
+class Line:
+    """A training, one of its workers, or the total of several trainings, at a moment."""
 
     name: str
     phase: str
-    num_runs: int
-    runs_per_sec: float | None
-    values: Mapping[str, float]
-    beside: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One training at a moment: a model, and the sessions that train it."""
-
-    name: str
     step: int
+    """Of a worker the number of its runs."""
     limit: int | None
-    steps_per_sec: float | None
-    workers: Sequence[WorkerView]
-    is_open: bool
+    rate: float | None
+    """Steps per second."""
+    values: Mapping[str, float]
+    beside: tuple[str, ...] = ()
+    workers: Sequence[Line] = ()
+    """Where there are several."""
+    is_open: bool = True
     """Whether a raw session was created."""
+    is_worker: bool = False
 
-    @property
-    def secs_left(self) -> float | None:
-        if self.limit is None or not self.steps_per_sec:
-            return None
-        return max(0, self.limit - self.step) / self.steps_per_sec
+    def cells(self) -> tuple[str, str, str, str, str, str]:
+        """Name, phase, steps, rate, time left and values, for a table."""
+        steps = f"{self.step:,}" if self.limit is None else f"{self.step:,}/{self.limit:,}"
+        return (
+            self.name,
+            "" if self.is_worker and self.phase == "training" else self.phase,
+            f"{steps} steps" if self.is_worker else steps,
+            "" if self.rate is None else rate_text(self.rate),
+            "".join(self._left()),
+            DOT.join(values_text(self.values)),
+        )
 
-    @property
-    def phase(self) -> str:
-        return self.workers[0].phase if len(self.workers) == 1 else ""
+    def text(self) -> str:
+        """As `step 1,200 of 10,000 · 356 steps/s · 25 s left · loss 0.312`."""
+        parts = [steps_text(self.step, self.limit)] if self.is_open else []
+        if self.rate is not None:
+            parts.append(rate_text(self.rate))
+        parts += [*self._left(), *values_text(self.values)]
+        phases = [each.phase for each in self.workers] or [self.phase]
+        parts += counted(each for each in phases if each not in ("", "training"))
+        if self.beside:
+            parts.append("beside: " + ", ".join(counted(self.beside)))
+        return (f"{self.name}: " if self.name else "") + DOT.join(parts)
 
-    @property
-    def values(self) -> Mapping[str, float]:
-        """Those of its first worker that has any."""
-        return next((each.values for each in self.workers if each.values), {})
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        return tuple(name for each in self.workers for name in each.beside)
+    def _left(self) -> list[str]:
+        if self.limit is None or not self.rate:
+            return []
+        return [f"{secs_text(max(0, self.limit - self.step) / self.rate)} left"]
 
 
-@dataclass(slots=True, eq=False)
 class Training:
-    """One training, from the first look at one of its sessions to the end of the last one."""
+    """One training, from the first look at one of its sessions to the end of the last one.
 
-    begun: float
-    number: int = 0
-    """Among the models of a display, from 1 on; 0 before a raw session was created."""
-    rate: Rate = field(default_factory=Rate)
-    names: dict[Row, str] = field(default_factory=dict)  # of the open ones
-    num_seen: int = 0
-    first_name: str = ""
-    step: int = 0
-    limit: int | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
-    steps_per_sec: float | None = None
-    outcome: Outcome = Outcome.DONE
-    reason: str = ""
-    culprit: str = ""  # the worker that gave outcome and reason
-    begun_at_step: int | None = None
+    Args:
+        begun: when its first session did.
+        number: among the models of a display, from 1 on; 0 before a raw session was created.
+    """
 
-    def look(self, rows: Sequence[Row], now: float, model: str) -> View:
+    def __init__(self, begun: float, number: int) -> None:
+        self.number = number
+        self._begun = begun
+        self._rate = Rate()
+        self._names: dict[Row, str] = {}  # of its open sessions
+        self._num_seen = 0
+        self._first_name = ""
+        self._step = 0
+        self._limit: int | None = None
+        self._values: Mapping[str, float] = {}
+        self._outcome, self._reason = Outcome.DONE, ""
+        self._begun_at_step: int | None = None
+
+    def look(self, rows: Sequence[Row], now: float, model: str) -> Line:
         """Those of its sessions that are open; `model` is its own name, if it needs one."""
-        self._read_step(rows)
-        self.steps_per_sec = self.rate.look(now, self.step)
+        for row in reversed(rows):  # the values of the first one that has any are shown
+            self._read(row)
         workers = []
         for row in rows:
             phase, beside = row.look_beside()
             rate = row.rate.look(now, row.num_runs)
-            values = _shown_values(row)
-            workers.append(WorkerView(self.name_of(row), phase, row.num_runs, rate, values, beside))
-        is_open = any(row.step is not None for row in rows)
-        if self.num_seen == 1:
-            name = self.first_name or model
-        elif len(rows) == 1:
-            name = self.name_of(rows[0])
-        else:
-            name = f"{len(rows)} workers" + (f" of {model}" if model else "")
-        view = View(name, self.step, self.limit, self.steps_per_sec, workers, is_open)
-        self.values = view.values or self.values
-        return view
-
-    def name_of(self, row: Row) -> str:
-        if row not in self.names:
-            self.names[row] = row.name or f"worker {self.num_seen}"
-            self.first_name = self.first_name or row.name
-            self.num_seen += 1
-        return self.names[row]
+            worker = Line(
+                self._name_of(row), phase, row.num_runs, None, rate, row.values, beside,
+                is_worker=True,
+            )  # fmt: skip
+            workers.append(worker)
+        is_alone = len(rows) == 1
+        name = self._names[rows[0]] if is_alone and self._num_seen > 1 else ""
+        return Line(
+            name or self._name(len(rows), model),
+            workers[0].phase if is_alone else "",
+            self._step,
+            self._limit,
+            self._rate.look(now, self._step),
+            self._values,
+            tuple(each for worker in workers for each in worker.beside),
+            () if is_alone else workers,
+            any(row.step is not None for row in rows),
+        )
 
     def end(self, row: Row) -> None:
         """One of its sessions has ended."""
-        self._read_step([row])
-        self.values = _shown_values(row) or self.values
-        name = self.name_of(row)
+        self._read(row)
+        name = self._name_of(row)
         assert row.outcome is not None
-        if row.outcome > self.outcome or not self.reason:
-            self.outcome, self.reason, self.culprit = row.outcome, row.reason, name
-        del self.names[row]
+        if row.outcome > self._outcome or not self._reason:
+            self._outcome, self._reason = row.outcome, row.reason
+            if row.reason and self._num_seen > 1:
+                self._reason = f"{name}: {row.reason}"
+        del self._names[row]
 
-    def _read_step(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if row.step is not None:
-                self.step = row.step.last_known
-                limit = row.limit if row.step.limit is None else row.step.limit
-                self.limit = self.limit if limit is None else limit
-                if self.begun_at_step is None:
-                    self.begun_at_step = row.begun_at_step
-                return
-
-    def last_line(self, now: float, dot: str, model: str) -> str:
+    def last_line(self, now: float, model: str) -> str:
         """How it ended, in one line."""
-        verb = _VERBS[self.outcome]
-        secs = now - self.begun
-        name = self.first_name or model
-        if self.num_seen > 1:
-            name = f"{self.num_seen} workers" + (f" of {model}" if model else "")
-        if self.begun_at_step is None:
+        name, verb = self._name(self._num_seen, model), _VERBS[self._outcome]
+        if self._begun_at_step is None:
             parts = [f"{verb} before it began"]
         else:
-            parts = [f"{verb} at {steps_text(self.step, self.limit)} in {secs_text(secs)}"]
-            num_steps = self.step - self.begun_at_step
+            secs, num_steps = now - self._begun, self._step - self._begun_at_step
+            parts = [f"{verb} at {steps_text(self._step, self._limit)} in {secs_text(secs)}"]
             if secs > 0 and num_steps > 0:
                 parts.append(rate_text(num_steps / secs))
-            parts += values_text(self.values)
-        if self.reason and self.outcome is not Outcome.DONE:
-            culprit = f"{self.culprit}: " if self.num_seen > 1 else ""
-            parts.append(culprit + self.reason)
-        return (f"{name}: " if name else "") + dot.join(parts)
+            parts += values_text(self._values)
+        if self._reason and self._outcome is not Outcome.DONE:
+            parts.append(self._reason)
+        return (f"{name}: " if name else "") + DOT.join(parts)
+
+    def _name(self, num_workers: int, model: str) -> str:
+        if self._num_seen <= 1:
+            return self._first_name or model
+        return f"{num_workers} workers" + (f" of {model}" if model else "")
+
+    def _name_of(self, row: Row) -> str:
+        if row not in self._names:
+            self._names[row] = row.name or f"worker {self._num_seen}"
+            self._first_name = self._first_name or row.name
+            self._num_seen += 1
+        return self._names[row]
+
+    def _read(self, row: Row) -> None:
+        self._values = row.values or self._values
+        if row.step is not None:
+            self._step = row.step.last_known
+            limit = row.limit if row.step.limit is None else row.step.limit
+            self._limit = self._limit if limit is None else limit
+            if self._begun_at_step is None:
+                self._begun_at_step = row.begun_at_step
 
 
-_VERBS = {
-    Outcome.DONE: "done",
-    Outcome.STOPPED: "stopped",
-    Outcome.DROPPED: "dropped, not closed,",
-    Outcome.CANCELLED: "cancelled",
-    Outcome.FAILED: "failed",
-}
+_VERBS = ("done", "stopped", "dropped, not closed,", "cancelled", "failed")
+"""By outcome."""
 
 
-def _shown_values(row: Row) -> Mapping[str, float]:
-    values = row.values
-    if row.is_chosen or len(values) <= _MAX_VALUES:
-        return values
-    return dict(list(values.items())[:_MAX_VALUES])
-
-
-def total_of(views: Sequence[View]) -> View:
+def total_of(lines: Sequence[Line]) -> Line:
     """Several trainings as one."""
-    limits = [each.limit for each in views if each.limit is not None]
-    rates = [each.steps_per_sec for each in views if each.steps_per_sec is not None]
-    return View(
-        f"{len(views)} models",
-        sum(each.step for each in views),
-        sum(limits) if len(limits) == len(views) else None,
+    limits = [each.limit for each in lines if each.limit is not None]
+    rates = [each.rate for each in lines if each.rate is not None]
+    return Line(
+        f"{len(lines)} models",
+        "",
+        sum(each.step for each in lines),
+        sum(limits) if len(limits) == len(lines) else None,
         sum(rates) if rates else None,
-        [worker for each in views for worker in each.workers],
-        is_open=any(each.is_open for each in views),
+        next((each.values for each in lines if each.values), {}),
+        tuple(name for each in lines for name in each.beside),
+        [worker for each in lines for worker in each.workers or [each]],
+        any(each.is_open for each in lines),
     )
 
 
-def rows_of(views: Sequence[View]) -> list[View | WorkerView]:
+def rows_of(lines: Sequence[Line]) -> list[Line]:
     """The rows of a table: what heads it, then the trainings, or the sessions of the only one."""
-    if len(views) > 1:
-        return [total_of(views), *views]
-    workers = views[0].workers
-    return [views[0], *workers] if len(workers) > 1 else [views[0]]
+    return [total_of(lines), *lines] if len(lines) > 1 else [lines[0], *lines[0].workers]
 
 
-def cells_of(row: View | WorkerView, dot: str) -> tuple[str, str, str, str, str, str]:
-    """Name, phase, steps, rate, time left and values of one row."""
-    values = dot.join(values_text(row.values))
-    if isinstance(row, WorkerView):
-        phase = "" if row.phase == "training" else row.phase
-        rate = "" if row.runs_per_sec is None else rate_text(row.runs_per_sec)
-        return row.name, phase, f"{row.num_runs:,} steps", rate, "", values
-    steps = f"{row.step:,}" if row.limit is None else f"{row.step:,}/{row.limit:,}"
-    rate = "" if row.steps_per_sec is None else rate_text(row.steps_per_sec)
-    left = "" if row.secs_left is None else f"{secs_text(row.secs_left)} left"
-    return row.name, row.phase, steps, rate, left, values
-
-
-def folded_text(rows: Sequence[View | WorkerView]) -> str:
-    """Those for which there is no room."""
-    return f"and {len(rows)} more: " + ", ".join(counted(each.phase or "training" for each in rows))
+def below_of(lines: Sequence[Line], folded: Sequence[Line]) -> list[str]:
+    """What stands below a table: the rows for which there is no room, and what runs beside."""
+    texts = []
+    if folded:
+        phases = ", ".join(counted(each.phase or "training" for each in folded))
+        texts.append(f"and {len(folded)} more: {phases}")
+    if beside := counted(name for each in lines for name in each.beside):
+        texts.append("beside: " + ", ".join(beside))
+    return texts
 
 
 def counted(names: Iterable[Any]) -> list[str]:
@@ -266,24 +242,6 @@ def counted(names: Iterable[Any]) -> list[str]:
     for name in names:
         numbers[name] = numbers.get(name, 0) + 1
     return [name if num == 1 else f"{num} {name}" for name, num in numbers.items()]
-
-
-def line_of(view: View, dot: str) -> str:
-    """A training in one line: `step 1,200 of 10,000 · 356 steps/s · 25 s left · loss 0.312`."""
-    parts = [steps_text(view.step, view.limit)] if view.is_open else []
-    if view.steps_per_sec is not None:
-        parts.append(rate_text(view.steps_per_sec))
-    if view.secs_left is not None:
-        parts.append(f"{secs_text(view.secs_left)} left")
-    parts += values_text(view.values)
-    if view.phase not in ("", "training"):
-        parts.append(view.phase)
-    if len(view.workers) > 1:
-        phases = counted(each.phase for each in view.workers if each.phase != "training")
-        parts += phases
-    if view.beside:
-        parts.append("beside: " + ", ".join(counted(view.beside)))
-    return (f"{view.name}: " if view.name else "") + dot.join(parts)
 
 
 def steps_text(step: int, limit: int | None) -> str:
