@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -46,11 +46,11 @@ Values = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """A point on its way to the sink."""
+    """A point on its way to the sink; without values: what is of later steps is to be forgotten."""
 
     step: int
-    time: float
-    values: Values
+    time: float = 0.0
+    values: Values = field(default_factory=dict)
     num_bytes: int = 0
     """Of its arrays."""
     is_written: bool = False
@@ -92,13 +92,10 @@ class Outlet:
         self._capacity = capacity
         # as many wake the thread at once: at 100,000 steps a second there are 35 ms left for that
         self._crowd = max(1, capacity // 8)
-        self._lock = threading.Lock()  # guards the next eleven
+        self._lock = threading.Lock()  # guards the next nine
         self._again: list[_Queued] = []  # written before the queue: of a checkpoint, or complete
         self._queue: dict[int, _Queued] = {}  # by step, in the order of coming
         self._unflushed: list[_Queued] = []  # the sink may have them, but not durably
-        # the sink is first to forget what is of later steps than this,
-        self._set_back_to: int | None = None
-        self._unflushed_set_back: int | None = None  # or has forgotten it, but not durably
         self._position: Any = None
         self._last_step = 0  # the greatest of a point
         self._has_failed = False
@@ -138,15 +135,14 @@ class Outlet:
             resume: for the sink.
             pending: of `state_dict`: what is to be written first.
         """
-        set_back_to, points = restored(pending)
+        points = restored(pending)
         with self._lock:
             early, self._queue = self._queue, {}
             for each in early.values():  # before the step was known
                 first = self._queue.setdefault(resume.step, each)
                 first.step, first.time = resume.step, _now(engine)
                 first.add(each.values, each.num_bytes)
-            self._again, self._set_back_to = points, set_back_to
-            self._position, self._engine = resume.position, engine
+            self._again, self._position, self._engine = points, resume.position, engine
             self._last_step = max([resume.step, *(each.step for each in points)])
         self._opened = Slot(engine, f"the opening of {self.sink!r}")
         self._ended = Slot(engine, f"the last points of {self.sink!r}")
@@ -154,7 +150,7 @@ class Outlet:
             self._is_open = self._open(resume)
             return
         name = f"asynchooks-{type(self.sink).__name__}"
-        if self._queue or self._again or self._set_back_to is not None:
+        if self._queue or self._again:
             self._bell.put(None)
         self._thread = threading.Thread(target=self._serve, args=(resume,), name=name, daemon=True)
         self._thread.start()
@@ -168,6 +164,7 @@ class Outlet:
         values of one name the first stays. Before `open` they are of the step at which that
         resumes.
         """
+        assert values  # a point without any stands for a step that the session was set back to
         engine = self._engine
         now = 0.0 if engine is None else _now(engine)
         num_bytes = sum([_size_of(each) for each in values.values() if type(each) is not float])
@@ -220,9 +217,13 @@ class Outlet:
         return [*self._again, *sorted(self._queue.values(), key=_step_of)]
 
     def _drop_queue(self) -> None:
-        self.num_dropped += len(self._again) + len(self._queue)
+        self._drop([*self._again, *self._queue.values()])
         self._again = []
         self._set_queue(())
+
+    def _drop(self, points: Iterable[_Queued]) -> None:
+        """Count them."""
+        self.num_dropped += sum(1 for each in points if each.values)
 
     def _set_queue(self, steps: Container[int]) -> None:
         """Keep the points of these steps."""
@@ -241,9 +242,8 @@ class Outlet:
                 return
             self._last_step = step
             self._set_queue({each for each in self._queue if each <= step})
-            self._again = [each for each in self._again if each.step <= step]
-            self._unflushed = [each for each in self._unflushed if each.step <= step]
-            self._set_back_to = _least(self._set_back_to, step)
+            # what waits of later steps is not written first
+            self._again = [each for each in self._again if each.step <= step] + [_Queued(step)]
         self._bell.put(None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -251,11 +251,8 @@ class Outlet:
         if self._engine is not None and self._engine.is_virtual:
             self._write_all()
         with self._lock:
-            set_back_to = _least(self._set_back_to, self._unflushed_set_back)
-            first = [] if set_back_to is None else [{"rewind": set_back_to}]
-            points = [*self._unflushed, *self._waiting()]
-            pending = [*first, *map(_saved, points)] if self._has_position else []
-            return {"position": self._position, "pending": pending}
+            pending = [*self._unflushed, *self._waiting()] if self._has_position else []
+            return {"position": self._position, "pending": [*map(_saved, pending)]}
 
     async def close(self, until: float) -> None:
         """Write what waits, flush and close the sink; leave the thread alone if it is not done.
@@ -280,7 +277,7 @@ class Outlet:
         with self._lock:
             if outcome is TIMED_OUT:
                 self._is_abandoned = self._has_ended = True
-                self.num_dropped += len(self._unflushed)
+                self._drop(self._unflushed)
                 self._unflushed = []
                 self._drop_queue()
         if outcome is TIMED_OUT:
@@ -354,22 +351,22 @@ class Outlet:
                 items = self._waiting()
                 self._again, self._queue, self._num_bytes = [], {}, 0
                 self._unflushed += items
-                set_back_to, self._set_back_to = self._set_back_to, None
-                self._unflushed_set_back = _least(set_back_to, self._unflushed_set_back)
-            if not items and set_back_to is None:
+            if not items:
                 break
-            if set_back_to is not None:
-                self._call(self.sink.rewind, set_back_to)
             for each in items:
                 self._write(each)
                 if now() - flushed_at >= _UNFLUSHED_SECS:
                     self._flush()
                     flushed_at = now()
-        if self._unflushed or self._unflushed_set_back is not None:
+        if self._unflushed:
             self._flush()
 
     def _write(self, each: _Queued) -> None:
         if self._is_abandoned:
+            return
+        if not each.values:
+            self._call(self.sink.rewind, each.step)
+            each.is_written = True
             return
         each.is_written = self._call(lambda: self.sink.write(each.point()))
         if not each.is_written:
@@ -392,13 +389,11 @@ class Outlet:
         with self._lock:
             if self._is_abandoned:
                 return
-            num = len(self._unflushed)
-            self._unflushed = [each for each in self._unflushed if not each.is_written]
-            self._unflushed_set_back = None
             if is_durable:
                 self._position = position
             else:
-                self.num_dropped += num - len(self._unflushed)
+                self._drop(each for each in self._unflushed if each.is_written)
+            self._unflushed = [each for each in self._unflushed if not each.is_written]
 
     def _close(self) -> None:
         if self._is_open:
@@ -444,12 +439,9 @@ def _step_of(each: _Queued) -> int:
     return each.step
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    """The smaller of two steps to which the session was set back; None for no step."""
-    return min((step for step in (one, other) if step is not None), default=None)
-
-
 def _saved(each: _Queued) -> dict[str, Any]:
+    if not each.values:
+        return {"rewind": each.step}
     values = {}
     for name, value in list(each.values.items()):
         is_number = isinstance(value, float)
@@ -459,26 +451,19 @@ def _saved(each: _Queued) -> dict[str, Any]:
     return {"step": each.step, "time": each.time, "values": values}
 
 
-def restored(pending: object) -> tuple[int | None, list[_Queued]]:
-    """The step that the sink is first set back to, if it is, and the points of a saved state.
+def restored(pending: object) -> list[_Queued]:
+    """What a saved state has that the sink is to be given first.
 
     Raises:
         TypeError, ValueError, LookupError: it is no such state.
     """
-    set_back_to: int | None = None
-    points: list[_Queued] = []
-    for saved in _check.instance("saved points", pending, (list, tuple), "a list"):
-        _check.instance("a saved point", saved, Mapping, "a mapping")
-        if "rewind" in saved:
-            step = _check.integer("a saved step", saved["rewind"], least=0)
-            set_back_to = _least(set_back_to, step)
-            points = [each for each in points if each.step <= step]
-        else:
-            points.append(_restored(saved))
-    return set_back_to, points
+    return [*map(_restored, _check.instance("saved points", pending, (list, tuple), "a list"))]
 
 
-def _restored(saved: Mapping[str, Any]) -> _Queued:
+def _restored(saved: object) -> _Queued:
+    saved = _check.instance("a saved point", saved, Mapping, "a mapping")
+    if "rewind" in saved:
+        return _Queued(_check.integer("a saved step", saved["rewind"], least=0))
     step = _check.integer("a saved step", saved["step"], least=0)
     if step > _LARGEST_STEP:
         raise ValueError(f"a saved step is {step}; give one of 64 bits")
