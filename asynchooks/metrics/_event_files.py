@@ -19,7 +19,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO, Protocol
+from io import BytesIO
+from typing import Any, Protocol
 from weakref import ref
 
 from .._errors import tensorflow_errors
@@ -86,6 +87,11 @@ def message_class(module: str, name: str) -> Any:
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
         return getattr(tensorflow.compat.v1, name)
+    return tensorboards(module, name)
+
+
+def tensorboards(module: str, name: str) -> Any:
+    """A message class of TensorBoard's, whose records our files have."""
     return getattr(importlib.import_module(f"tensorboard.compat.proto.{module}"), name)
 
 
@@ -123,15 +129,14 @@ class EventFileWriter:
     on the event loop: what does not fit into the memory for it is dropped, which is logged once.
     An error of the disk is raised by the next call; the events that it met are lost.
 
-    TensorBoard's own writer is not used: its queue of 10 events, and each of its flushes, hold up
-    every caller for as long as the disk takes.
+    TensorBoard's own `RecordWriter` makes the records, in the thread that writes. Its
+    `EventFileWriter` is not used: its queue of 10 events, and each of its flushes, hold up every
+    caller for as long as the disk takes.
     """
 
     num_users = 0
 
     def __init__(self, directory: str) -> None:
-        self.name = ""
-        """Of the file in the directory; empty before `open`."""
         self._directory = directory
         self._opening = threading.Lock()  # guards the next one
         self._file: _File | None = None
@@ -140,22 +145,33 @@ class EventFileWriter:
         self._num_bytes = 0  # of those ahead, and of those that are being written
         self._num_added = self._num_written = 0  # events; both only grow
         self._last_start = -1, 0  # (how many events were ahead of it, its step)
-        self._size = 0  # of the file, in bytes: whole records
         self._failure: Exception | None = None  # not raised so far
         self._is_closing = self._has_dropped = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="asynchooks-events", daemon=True)
+
+    @property
+    def name(self) -> str:
+        """Of the file in the directory; empty before `open`."""
+        return "" if self._file is None else self._file.name
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes, up to the last event that was written."""
+        return 0 if self._file is None else self._file.size
 
     def open(self) -> None:
         """Make the file and its directory; each user calls it. Blocks on the disk."""
         with self._opening:
             if self._file is not None:
                 return
-            self.name, file = _new_file(self._directory)
-            event = _event_class()(wall_time=time.time(), file_version="brain.Event:2")
+            file = _new_file(self._directory)
+            event = tensorboards("event_pb2", "Event")(
+                wall_time=time.time(), file_version="brain.Event:2"
+            )
             event.source_metadata.writer = "asynchooks"
             try:
-                self._size = file.append(_record(serialized(event)), 0)
+                file.append([serialized(event)])
             except BaseException:
                 file.close()
                 raise
@@ -181,7 +197,7 @@ class EventFileWriter:
 
     def _add_message(self, step: int, field: str, message: Any) -> None:
         # the file format asks for wall time, which engines do not have
-        event = _event_class()(wall_time=time.time(), step=step)
+        event = tensorboards("event_pb2", "Event")(wall_time=time.time(), step=step)
         getattr(event, field).MergeFromString(serialized(message))
         self.add_event(event)
 
@@ -221,12 +237,6 @@ class EventFileWriter:
             self._raise_failure()
         self._file.sync()
 
-    @property
-    def size(self) -> int:
-        """Of the file, in bytes, up to the last event that was written."""
-        with self._changed:
-            return self._size
-
     def close(self) -> None:
         """Write what was added, and end the thread. Blocks on the disk."""
         if os.getpid() != self._process or self._file is None:
@@ -252,13 +262,12 @@ class EventFileWriter:
                 batch, self._ahead = self._ahead, []
             if not batch:
                 return
-            size, failure = self._size, None
+            failure: Exception | None = None
             try:
-                size = self._file.append(b"".join(map(_record, batch)), size)
+                self._file.append(batch)
             except Exception as error:
                 failure = error
             with self._changed:
-                self._size = size
                 self._failure = failure or self._failure
                 self._num_bytes -= sum(map(len, batch))
                 self._num_written += len(batch)
@@ -266,71 +275,83 @@ class EventFileWriter:
 
 
 class _File:
-    """A file that only grows."""
+    """A new event file, which only grows.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    Args:
+        directory: that is there. Of TensorFlow's or TensorBoard's file systems, as "gs://...", it
+            is written as seldom as TensorBoard's own writer does: each time may be an upload.
+        name: FileExistsError: there is such a file.
+    """
 
-    def append(self, data: bytes, size: int) -> int:
-        """Write all of it behind the `size` bytes that are there, or nothing; the new size."""
-        return append_whole(self._file, data, size)
+    def __init__(self, directory: str, name: str) -> None:
+        self.name, self.size = name, 0
+        self._synced_at = -math.inf
+        self._is_remote = "://" in directory
+        self._file: Any
+        if self._is_remote:
+            self._file = _remote().GFile(_path(directory, name), "wb")
+        else:
+            self._file = open(_path(directory, name), "xb", buffering=0)  # noqa: SIM115
+
+    def append(self, events: Iterable[bytes]) -> None:
+        """Write all of them behind what is there, or none."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        buffer = BytesIO()
+        writer = RecordWriter(buffer)
+        for each in events:
+            writer.write(each)
+        if not self._is_remote:
+            self.size = append_whole(self._file, buffer.getvalue(), self.size)
+            return
+        self._file.write(buffer.getvalue())
+        self.size += buffer.tell()
+        if time.monotonic() - self._synced_at >= _REMOTE_FLUSH_SECS:
+            self.sync()
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        if self._is_remote:
+            self._file.flush()
+            self._synced_at = time.monotonic()
+        else:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
 
 
-class _RemoteFile(_File):
-    """A file of TensorFlow's or TensorBoard's file systems: a flush may be an upload."""
+def _remote() -> Any:
+    """TensorFlow's file systems or, where it is not installed, those of TensorBoard."""
+    from tensorboard.compat import tf
 
-    def __init__(self, file: Any) -> None:
-        super().__init__(file)
-        self._flushed_at = time.monotonic() - _REMOTE_FLUSH_SECS  # the first data goes at once
-
-    def append(self, data: bytes, size: int) -> int:
-        self._file.write(data)
-        if time.monotonic() - self._flushed_at >= _REMOTE_FLUSH_SECS:
-            self.sync()
-        return size + len(data)
-
-    def sync(self) -> None:
-        self._file.flush()
-        self._flushed_at = time.monotonic()
+    return tf.io.gfile
 
 
-def _new_file(directory: str) -> tuple[str, _File]:
-    """The name of a new event file in the directory, which is made, and the file.
+def _path(directory: str, name: str) -> str:
+    return (
+        f"{directory.rstrip('/')}/{name}" if "://" in directory else os.path.join(directory, name)
+    )
+
+
+def _new_file(directory: str) -> _File:
+    """A new event file in the directory, which is made.
 
     TensorBoard reads files in the order of their names, which begin with a second: this one has to
     be the last, also where processes begin and end within one second.
     """
     if "://" in directory:
-        from tensorboard.compat import tf
-
-        tf.io.gfile.makedirs(directory)
-        name = _new_name(directory)
-        return name, _RemoteFile(tf.io.gfile.GFile(f"{directory.rstrip('/')}/{name}", "wb"))
-    os.makedirs(directory, exist_ok=True)
+        _remote().makedirs(directory)
+    else:
+        os.makedirs(directory, exist_ok=True)
     while True:
-        name = _new_name(directory)
+        last = max(map(_second_of, names_in(directory)), default=0)
+        second = max(int(time.time()), last + 1)
         with suppress(FileExistsError):
-            return name, _File(open(os.path.join(directory, name), "xb", buffering=0))
-
-
-def _new_name(directory: str) -> str:
-    names, name = names_in(directory), _name(int(time.time()))
-    if names and name <= names[-1]:
-        name = _name(max(int(time.time()), _second_of(names[-1])) + 1)
-    return name
+            name = f"{_PREFIX}{second:010d}.{socket.gethostname()}.{os.getpid()}"
+            return _File(directory, name)
 
 
 _PREFIX = "events.out.tfevents."
-
-
-def _name(second: int) -> str:
-    return f"{_PREFIX}{second:010d}.{socket.gethostname()}.{os.getpid()}"
 
 
 def _second_of(name: str) -> int:
@@ -341,9 +362,7 @@ def _second_of(name: str) -> int:
 def names_in(directory: str) -> list[str]:
     """The names of the event files there, in the order in which TensorBoard reads them."""
     if "://" in directory:
-        from tensorboard.compat import tf
-
-        found = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
+        found = _remote().listdir(directory) if _remote().isdir(directory) else []
     else:
         found = os.listdir(directory) if os.path.isdir(directory) else []
     return sorted(name for name in found if "tfevents" in name)
@@ -354,17 +373,13 @@ def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
 
     That is torn, or of another program: lengths in the file are not trusted.
     """
-    path = (
-        f"{directory.rstrip('/')}/{name}" if "://" in directory else os.path.join(directory, name)
-    )
+    path = _path(directory, name)
     file: Any
     if "://" in directory:
-        from tensorboard.compat import tf
-
-        file, end = tf.io.gfile.GFile(path, "rb"), tf.io.gfile.stat(path).length
+        file, end = _remote().GFile(path, "rb"), _remote().stat(path).length
     else:
         file, end = open(path, "rb"), os.path.getsize(path)  # noqa: SIM115 - closed below
-    event, checksum = _event_class(), _checksum_of()
+    event, checksum = tensorboards("event_pb2", "Event"), _checksum_of()
     decode_error = importlib.import_module("google.protobuf.message").DecodeError
     with file:
         if start:  # TensorBoard's own remote files have no other place than the next one
@@ -382,18 +397,6 @@ def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
             except decode_error:
                 return
             yield found
-
-
-def _record(data: bytes) -> bytes:
-    """The bytes of an event with their length and checksums."""
-    checksum, head = _checksum_of(), struct.pack("<Q", len(data))
-    return b"%b%b%b%b" % (
-        head, struct.pack("<I", checksum(head)), data, struct.pack("<I", checksum(data))
-    )  # fmt: skip
-
-
-def _event_class() -> Any:
-    return importlib.import_module("tensorboard.compat.proto.event_pb2").Event
 
 
 def _checksum_of() -> Any:
@@ -545,7 +548,7 @@ class EventFiles:
 def check_installed(directory: str) -> None:
     """ImportError, which says what to install, where TensorBoard is missing."""
     try:
-        _event_class(), _checksum_of()
+        tensorboards("event_pb2", "Event"), _checksum_of()
     except ImportError as error:
         raise ImportError(
             f"writing events to {directory!r} needs TensorBoard: pip install "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import math
@@ -23,6 +22,7 @@ from ._event_files import (
     hide_after,
     message_class,
     names_in,
+    tensorboards,
     tensorflows_writer,
 )
 from ._sink import Histogram, Point, Resume, Sink
@@ -231,9 +231,7 @@ class TensorBoardSink(Sink):
 
     def _class(self, module: str, name: str) -> Any:
         """A message class of the library that the writer is of."""
-        if self._own is None:
-            return message_class(module, name)
-        return getattr(importlib.import_module(f"tensorboard.compat.proto.{module}"), name)
+        return (message_class if self._own is None else tensorboards)(module, name)
 
 
 def _fill(message: Any, value: Histogram) -> None:

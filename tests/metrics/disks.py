@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from asynchooks.metrics import _event_files
@@ -34,20 +35,28 @@ class Disk:
         self.error: OSError | None = None
         self._file: Any = None
 
-    def new_file(self, directory: str) -> tuple[str, Any]:
-        name, self._file = NEW_FILE(directory)
-        return name, self
+    def new_file(self, directory: str) -> Any:
+        self._file = NEW_FILE(directory)
+        return self
 
-    def append(self, data: bytes, size: int) -> int:
+    @property
+    def name(self) -> str:
+        return str(self._file.name)
+
+    @property
+    def size(self) -> int:
+        return int(self._file.size)
+
+    def append(self, events: Sequence[bytes]) -> None:
         self.is_waiting.set()
         self.takes.wait(20)
+        good = self._file._file
         if self.error is not None:
-            self._file._file, file = AlmostFull(self._file._file, self.error), self._file._file
-            try:
-                self._file.append(data, size)
-            finally:
-                self._file._file = file
-        return int(self._file.append(data, size))
+            self._file._file = AlmostFull(good, self.error)
+        try:
+            self._file.append(events)
+        finally:
+            self._file._file = good
 
     def sync(self) -> None:
         self._file.sync()

@@ -131,8 +131,14 @@ def test_an_error_of_the_disk_is_raised_once_and_the_file_goes_on(
 def test_a_file_that_cannot_be_begun_is_an_error_of_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(directory: str) -> tuple[str, Any]:
-        return "full", _event_files._File(open("/dev/full", "ab", buffering=0))
+    def full(directory: str) -> Any:
+        file = new_file(directory)
+        file.close()
+        os.remove(tmp_path / file.name)
+        file._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - it is closed
+        return file
+
+    new_file = _event_files._new_file
 
     files = EventFiles()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
