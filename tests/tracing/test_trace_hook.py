@@ -34,7 +34,7 @@ from asynchooks import (
     TraceHook,
 )
 from asynchooks._engine.recording import recorded_in
-from asynchooks._tracing import _recorder, _session
+from asynchooks._tracing import _recorder
 from asynchooks._tracing._label import Label
 from asynchooks.data import map_concurrent, prefetch, rollouts
 from asynchooks.protocols import Asynchronous, ParameterServer, ProtocolHook
@@ -404,7 +404,7 @@ async def test_a_stuck_disk_costs_bounded_memory_and_the_end_of_the_trace(
 
     monkeypatch.setattr("asynchooks._tracing._file.os.write", stuck)
     monkeypatch.setattr("asynchooks._tracing._file._GRACE_SECS", 0.05)
-    monkeypatch.setattr(_session, "MOST_ROWS", 10)
+    monkeypatch.setattr(_recorder, "MOST_ROWS", 10)
     monkeypatch.setattr(_recorder, "MOST_EVENTS", 10)
     hook = TraceHook(tmp_path / "run.pftrace", flush_secs=0.001)
     async with MonitoredSession([hook], counting_creator()) as session:
