@@ -21,7 +21,8 @@ from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
 from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
-from ._metrics import Metric, Results, to_float
+from ..metrics._live import to_float
+from ._metrics import Metric, Results
 from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from .. import _check
-from .._errors import MetricError, shown
+from .._errors import MetricError
 from .._hook import SessionRunArgs
 from ..checkpoints import Mode
 from ..checkpoints._mode import ask_for_mode, checked_mode, mode_of
+from ..metrics._live import to_number
 
 
 class Results:
@@ -226,14 +227,14 @@ class MetricReader:
 
     def number(self, results: Any) -> float:
         """The number, perhaps NaN, that a run gave for `args`."""
-        return _to_number(results, self._metric)
+        return to_number(named(self._metric), results)
 
     def at(self, step: int) -> float | None:
         """What an evaluation of this step gave, or the function gives now, perhaps NaN; or None."""
         value = self._metric() if self.is_function else None
         if self.evaluation is not None:
             value = self.evaluation.at(step)
-        return None if value is None else _to_number(value, self._metric)
+        return None if value is None else to_number(named(self._metric), value)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -283,42 +284,12 @@ def text_of(fetches: Any) -> str:
     return name.removesuffix(":0") if isinstance(name, str) else ""
 
 
-def described(value: Any) -> str:
-    """A value that is not a number, in messages: of an array its shape."""
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is not None and dtype is not None:
-        return f"an array of shape {tuple(shape)} and {dtype}"
-    return shown(value)
-
-
-def to_float(value: Any) -> float:
-    """The value as a float, of an array or a tensor its one element.
-
-    By `item`, where there is one: `float` warns of NumPy's arrays of one element, and of PyTorch's
-    tensors with a gradient.
-    """
-    item = getattr(value, "item", None)
-    return float(value if item is None else item())
-
-
 def as_number(value: Any, metric: Any) -> float:
     """The value as a float; MetricError if it is NaN, or not a number."""
-    number = _to_number(value, metric)
+    number = to_number(named(metric), value)
     if math.isnan(number):
         raise MetricError(
             f"the metric {named(metric)} is NaN, which is neither better nor worse than any other; "
             "what was saved stays as it is"
         )
     return number
-
-
-def _to_number(value: Any, metric: Any) -> float:
-    """The value as a float, perhaps NaN; MetricError if it is not a number."""
-    try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError("a text is no number")
-        return to_float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise MetricError(
-            f"the metric {named(metric)} is {described(value)}; give one number"
-        ) from error

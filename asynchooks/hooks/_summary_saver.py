@@ -9,7 +9,7 @@ from .._errors import shown
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunValues, begin_graph
 from .._stopping.coordinator import Coordinator
 from ..metrics._event_files import scalar_summary
-from ._metrics import to_float
+from ..metrics._live import to_float
 from ._summaries import EventWriter, TimedOutputHook
 
 

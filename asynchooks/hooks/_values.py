@@ -39,10 +39,10 @@ _MOST_GIVEN = 4096
 
 
 class _MeanOverRuns:
-    __slots__ = ("name", "num", "total")
+    __slots__ = ("fetches", "name", "num", "total")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, fetches: Any) -> None:
+        self.name, self.fetches = name, fetches
         self.reset()
 
     def reset(self) -> None:
@@ -94,11 +94,8 @@ class ValueReader:
     """
 
     def __init__(self, wanted: Wanted, hook: str) -> None:
-        self._names: list[str] = []  # of outputs, in the order of their fetches
-        self._fetches: list[Any] = []
-        self._is_spread: list[bool] = []
+        self._outputs: list[tuple[str, Any, bool]] = []  # name, fetches, whether of a histogram
         self._means: list[_MeanOverRuns] = []
-        self._mean_fetches: list[Any] = []
         self._readings: list[tuple[str, Reading]] = []
         self._data_waits: list[_DataWaitReading] = []  # among the readings
         self._metrics: list[tuple[str, Metric]] = []
@@ -120,8 +117,7 @@ class ValueReader:
 
     def _add(self, name: str, each: Any) -> None:
         if isinstance(each, Mean):
-            self._means.append(_MeanOverRuns(name))
-            self._mean_fetches.append(each.fetches)
+            self._means.append(_MeanOverRuns(name, each.fetches))
         elif isinstance(each, DataWait):
             wait = _DataWaitReading(consumers_of_last_stage(each.stage, "data_wait"))
             self._data_waits.append(wait)
@@ -139,19 +135,12 @@ class ValueReader:
             self._functions.append((name, each))
         else:
             is_spread = isinstance(each, Spread)
-            self._names.append(name)
-            self._fetches.append(each.fetches if is_spread else each)
-            self._is_spread.append(is_spread)
+            self._outputs.append((name, each.fetches if is_spread else each, is_spread))
 
     @property
     def has_arrays(self) -> bool:
         """Whether histograms are among what was asked for."""
-        return any(self._is_spread)
-
-    @property
-    def reads_each_run(self) -> bool:
-        """Whether it takes something from runs at which its hook is not due."""
-        return bool(self._means)
+        return any(is_spread for _, _, is_spread in self._outputs)
 
     def begin(self, session: SessionHooks) -> None:
         """In the hook's begin; KeyError, ValueError: the graph has no such name, or several."""
@@ -161,7 +150,8 @@ class ValueReader:
         for wait in self._data_waits:
             wait.begin(session)
         graph = begin_graph.get()
-        fetches, means = self._fetches, self._mean_fetches
+        fetches = [fetches for _, fetches, _ in self._outputs]
+        means = [mean.fetches for mean in self._means]
         if graph is not None:
             fetches = [_as_graph_element(graph, each) for each in fetches]
             means = [_as_graph_element(graph, each) for each in means]
@@ -176,7 +166,7 @@ class ValueReader:
 
     def has_all(self, results: Sequence[Any] | None) -> bool:
         """Whether these results are of a run that was asked for `args_of_due`."""
-        return not self._fetches or (results is not None and len(results) > len(self._means))
+        return not self._outputs or (results is not None and len(results) > len(self._means))
 
     def take(self, results: Sequence[Any]) -> None:
         """Take what each run gives."""
@@ -226,9 +216,9 @@ class ValueReader:
 
     def _outputs_and_means(self, results: Sequence[Any] | None) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        if self._names and results is not None:
+        if self._outputs and results is not None:
             of_due = results[len(self._means) :]
-            for name, value, is_spread in zip(self._names, of_due, self._is_spread, strict=True):
+            for (name, _, is_spread), value in zip(self._outputs, of_due, strict=True):
                 values[name] = _copied(name, value) if is_spread else number_of(name, value)
         for mean in self._means:
             if mean.num:

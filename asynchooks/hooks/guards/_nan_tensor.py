@@ -22,9 +22,10 @@ from ..._log import fields
 from ..._running.hook_state import HookState
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import RawSession, raw_session_of
+from ...metrics._live import described
 from .._feed import FeedHook
 from .._feed_fn import FeedFnHook
-from .._metrics import described, named, text_of
+from .._metrics import named, text_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
