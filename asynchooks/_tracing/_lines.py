@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from .._engine.recording import Kind
 from ._label import Label
 
 VERSION = 3
@@ -116,7 +117,9 @@ def _json(value: Any) -> str:
 @lru_cache(maxsize=1000)
 def _shown(label: Label, is_cut: bool) -> tuple[str, str]:
     """The name and the category of a span, and its arguments, each behind a comma."""
-    kind = "" if label.kind is None else f',"cat":"{label.kind.value}"'
+    kind = ""
+    if label.kind is not None and label.kind is not Kind.WORK:  # what has no category is work
+        kind = f',"cat":"{label.kind.value}"'
     args = "" if label.worker < 0 else f',"worker":{label.worker}'
     args += ',"is_on_session":true' if label.is_on_session else ""
     args += ',"is_cut":true' if is_cut else ""

@@ -32,6 +32,8 @@ _MOST_TICKS = 1e17
 _MOST_TRACKS, _MOST_IDENTS, _MOST_WORKERS = (1 << 16) - 1, (1 << 44) - 1, 1 << 31
 _OF_KIND = {each.value: each for each in Kind}
 _FIRST = (Kind.WORK, Kind.REQUEST, Kind.SERVE)
+_ON_SESSION = {*_FIRST, Kind.BLOCK, Kind.EVALUATION, Kind.SAVE}
+"""What is done for a session where it is on the track of one; elsewhere it says so itself."""
 KINDS = (*_FIRST, *(each for each in Kind if each not in _FIRST))
 """In the order in which a name is looked for: what was done, before what it was done for."""
 _MALFORMED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
@@ -144,6 +146,7 @@ class _Reader:
         self._labels: dict[Label, int] = {}
         self._spans, self._uses, self._marks = array("d"), array("d"), array("d")
         self._open: dict[int, list[tuple[float, ...]]] = defaultdict(list)  # rows, by track
+        self._sessions: set[int] = set()  # tracks
         self._latest = self._flushed = -math.inf
 
     def add(self, event: dict[str, Any]) -> None:
@@ -185,10 +188,16 @@ class _Reader:
         worker = _whole(args["worker"], _MOST_WORKERS) if "worker" in args else -1
         if args.get("is_cut") is True:
             name = name.removesuffix(CUT)
-        label = Label(
-            name, None if kind is None else _OF_KIND[kind], worker,
-            args.get("is_on_session", False) is True,
-        )  # fmt: skip
+        if kind is None:
+            of_kind = None if event["ph"] == MOMENT else Kind.WORK
+        else:
+            of_kind = _OF_KIND[kind]
+            if of_kind is Kind.SESSION:
+                self._sessions.add(event["tid"])
+        is_on_session = args.get("is_on_session") is True or (
+            of_kind in _ON_SESSION and event["tid"] in self._sessions
+        )
+        label = Label(name, of_kind, worker, is_on_session)
         number = self._labels.get(label)
         if number is None:
             if not is_text(name):

@@ -235,12 +235,12 @@ class FileRecorder(Recorder):
     ) -> FileSpan:
         place, label = recorded_in.get(), Label(name, kind, -1 if worker is None else worker)
         if place is not None and place.track is not None:
-            of_place = label._replace(is_on_session=place.is_session)
             if engine is None or engine.is_elsewhere:
                 # a thread, in which a session calls its step, or a task a function
-                return self.span_on(f"{name}: thread", of_place)
+                label = label._replace(is_on_session=place.is_session)
+                return self.span_on(f"{name}: thread", label)
             if place.task is engine.current_task():
-                return FileSpan(self, of_place, place.track)
+                return FileSpan(self, label, place.track)
         return self._span_of_task(engine, name if worker is None else f"worker {worker}", label)
 
     def _span_of_task(
