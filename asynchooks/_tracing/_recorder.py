@@ -88,8 +88,8 @@ class FileSpan(Span):
         self.least_secs = least_secs  # it is left out if it takes less
         self._times, self._before = times, None if times is None else times()
         self._after = after
-        recorder.open_spans[self] = None
         self.begun = recorder.clock()
+        recorder.open_spans[self] = None  # last: the thread that writes looks at it from now on
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
         recorder, track, begun = self._recorder, self.track, self.begun
@@ -364,7 +364,7 @@ class FileRecorder(Recorder):
                 runs.append((rows, session.track))
                 ends.setdefault(session.counter, []).extend(points)
             begins = []
-            for span in self.open_spans:
+            for span in [*self.open_spans]:  # at once: spans are added without the lock
                 if not span.is_written and (span.is_live or span.begun < before):
                     span.is_written, begun = True, span.begun
                     begin = (

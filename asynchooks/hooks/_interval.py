@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _check
 
-DEFAULT_STEPS = 100
+_DEFAULT_STEPS = 100
 
 
 class Interval:
@@ -20,19 +20,14 @@ class Interval:
 
     __slots__ = ("_next_step", "_next_time", "_now", "_saved_secs", "every_secs", "every_steps")
 
-    def __init__(
-        self,
-        every_n_steps: int | None,
-        every_n_secs: float | None,
-        default_steps: int = DEFAULT_STEPS,
-    ) -> None:
+    def __init__(self, every_n_steps: int | None, every_n_secs: float | None) -> None:
         if every_n_steps is not None and every_n_secs is not None:
             raise ValueError(
                 f"got every_n_steps={every_n_steps!r} and every_n_secs={every_n_secs!r}; give at "
-                f"most one of them (every {default_steps} steps by default)"
+                f"most one of them (every {_DEFAULT_STEPS} steps by default)"
             )
         self.every_secs: float | None = None
-        self.every_steps = default_steps
+        self.every_steps = _DEFAULT_STEPS
         if every_n_secs is not None:
             self.every_secs = _check.seconds("every_n_secs", every_n_secs, zero=True)
         elif every_n_steps is not None:
