@@ -198,6 +198,16 @@ def test_an_intact_file_is_continued_without_a_warning(
     assert not caplog.records
 
 
+def test_a_file_in_which_nothing_changes_is_not_replaced(case: Case) -> None:
+    """Else those who follow it as it grows would lose it."""
+    position = case.write(1, 3)
+    file = case.path.stat().st_ino
+    case.write(4, 5, Resume(3, position))
+    assert case.path.stat().st_ino == file
+    assert case.steps() == [1, 2, 3, 4, 5]
+    assert [each.name for each in case.path.parent.iterdir()] == [case.path.name]
+
+
 def test_a_directory_that_cannot_be_made_is_an_error_of_open(case: Case) -> None:
     case.path.parent.parent.write_bytes(b"a file")
     with pytest.raises(OSError, match="logs"):

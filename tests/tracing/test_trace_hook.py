@@ -98,6 +98,15 @@ async def test_runs_steps_and_long_calls_of_hooks_are_nested_spans(tmp_path: Pat
     assert found.counters["steps per second"][0][1] > 0
 
 
+async def test_what_ends_and_what_begins_then_have_one_time(tmp_path: Path) -> None:
+    found = await train(tmp_path, RecordingHook("a"), least_secs=0)
+    for run in found.of("run"):
+        parts = [each for each in found.slices if each.path.startswith("session/run/")]
+        parts = [each for each in parts if run.begun <= each.begun < (run.ended or 0)]
+        assert [each.begun for each in parts] == [run.begun, *(each.ended for each in parts[:-1])]
+        assert parts[-1].ended == run.ended
+
+
 async def test_short_calls_of_hooks_are_left_out_unless_asked_for(tmp_path: Path) -> None:
     found = await train(tmp_path, RecordingHook("a"), least_secs=10)
     assert not found.of("RecordingHook.before_run")
