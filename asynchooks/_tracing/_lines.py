@@ -72,13 +72,8 @@ class Writer:
         time: a span of before ends first, and then the outer one of two begins.
         """
         timed = [
-            (
-                round(event[3] * TICKS_PER_SEC),
-                event[0] != END,
-                -round(event[4] * TICKS_PER_SEC),
-                place,
-            )
-            for place, event in enumerate(events)
+            (_ticks(begun), phase != END, -_ticks(ended), place)
+            for place, (phase, _, _, begun, ended, _, _, _) in enumerate(events)
         ]
         timed.sort()
         head = self._head

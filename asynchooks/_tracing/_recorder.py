@@ -92,29 +92,20 @@ class FileSpan(Span):
         recorder.open_spans[self] = None  # last: the thread that writes looks at it from now on
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
-        recorder, track, begun = self._recorder, self.track, self.begun
+        recorder, track, begun, ident = self._recorder, self.track, self.begun, self.ident
         ended = recorder.clock()
         with recorder.lock:
             recorder.open_spans.pop(self, None)
             if self.is_written:
-                phase, begun = END, ended
+                phase, begun, ident = END, ended, -1  # its arrow begins where it does
             else:
                 phase = SPAN
                 # a run of another task that has moved on meanwhile would not nest with it
                 if self._times is not None and self._times() != self._before:
                     track = recorder.take_track("other tasks")
             if self.is_written or ended - begun >= self.least_secs:
-                event = (
-                    phase,
-                    self.label,
-                    track,
-                    begun,
-                    ended,
-                    self.ident,
-                    value,
-                    error is not None,
-                )
-                recorder.add(event)
+                is_cut = error is not None
+                recorder.add((phase, self.label, track, begun, ended, ident, value, is_cut))
             if self._after is not None:
                 self._after()
 

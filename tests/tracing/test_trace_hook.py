@@ -246,6 +246,21 @@ async def test_calls_of_rollouts_have_arrows_to_the_runs_that_use_them(tmp_path:
     assert found.counters["answer under way"][-1][1] == 0
 
 
+async def test_a_call_that_takes_longer_than_a_flush_has_one_arrow(tmp_path: Path) -> None:
+    async def think(item: int) -> int:
+        await anyio.sleep(0.05)
+        return item
+
+    groups = rollouts(think, range(4), 2, concurrency=2, max_staleness=1)
+    creator = FunctionSessionCreator(lambda groups: {})
+    hook = FeedHook(groups, "groups")
+    found = await train(tmp_path, hook, creator=creator, num_runs=2, flush_secs=0.005)
+    calls = [each for each in found.of("think") if each.track.startswith("think")]
+    assert [len(each.flows) for each in calls] == [1] * len(calls)
+    uses = [each for each in found.instants if each.name == "use"]
+    assert {each.flows for each in uses} <= {each.flows for each in calls}
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_calls_and_reads_of_stages_are_spans(tmp_path: Path, is_async: bool) -> None:
     def double(item: int) -> int:
