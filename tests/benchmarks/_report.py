@@ -29,11 +29,13 @@ BUSY_SECS = 33e-6
 """What a small TensorFlow graph takes for one step."""
 PACKAGES = (
     "tensorflow", "keras", "pytorch-ignite", "torch", "torchdata", "aiostream", "anyio", "trio",
-    "uvloop", "numpy", "simpy",
+    "uvloop", "numpy", "simpy", "spdl-core",
 )  # fmt: skip
 WIDE = 0.25
 PEERS = {
     "aiostream": "aiostream",
+    "spdl": "SPDL",
+    "torch": "PyTorch",
     "ignite": "PyTorch Ignite",
     "keras": "Keras",
     "simpy": "SimPy",

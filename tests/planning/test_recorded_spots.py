@@ -26,6 +26,8 @@ from asynchooks.data import map_concurrent
 from asynchooks.planning import Trace, record
 from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 
+from ..support.helpers import settle
+
 pytestmark = pytest.mark.anyio
 
 SECS = 0.002
@@ -108,11 +110,17 @@ async def test_waits_for_data_are_on_the_track_of_the_session(tmp_path: Path) ->
 async def test_waits_of_protocols_and_for_steps_are_spans(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
     server = ParameterServer(np.zeros(2), Synchronous(), num_workers=2)
+    pushed = anyio.Semaphore(0)
 
     async def work(worker: int) -> None:
         async def step() -> dict[str, Any]:
             snapshot = server.pull(worker)
-            await anyio.sleep(SECS * (1 + 4 * worker))
+            if worker == 1:  # the other one waits for it
+                await pushed.acquire()
+                await settle()
+                await anyio.sleep(2 * SECS)
+            else:
+                pushed.release()
             server.push(worker, np.ones(2), snapshot.version)
             return {}
 
