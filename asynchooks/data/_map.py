@@ -30,14 +30,29 @@ _GRACE_SECS = 10.0
 
 @overload
 def map_concurrent(
-    fn: Callable[[T], Awaitable[Made]], source: Source[T], concurrency: int, ordered: bool = True
+    fn: Callable[[T], Awaitable[Made]],
+    source: Source[T],
+    concurrency: int,
+    ordered: bool = True,
+    *,
+    max_failures: int = 0,
 ) -> Stage[Made]: ...
 @overload
 def map_concurrent(
-    fn: Callable[[T], Made], source: Source[T], concurrency: int, ordered: bool = True
+    fn: Callable[[T], Made],
+    source: Source[T],
+    concurrency: int,
+    ordered: bool = True,
+    *,
+    max_failures: int = 0,
 ) -> Stage[Made]: ...
 def map_concurrent(
-    fn: Callable[[Any], Any], source: Source[Any], concurrency: int, ordered: bool = True
+    fn: Callable[[Any], Any],
+    source: Source[Any],
+    concurrency: int,
+    ordered: bool = True,
+    *,
+    max_failures: int = 0,
 ) -> Stage[Any]:
     """The function of each item, of up to `concurrency` items at a time.
 
@@ -50,6 +65,8 @@ def map_concurrent(
         concurrency: >= 1.
         ordered: whether results come in the order of their items; else as they are done, and then
             the pipeline has no position to save.
+        max_failures: how many calls in all may fail, >= 0. Of each a warning names the item and
+            the error, and the item is left out; the next error ends the stage.
 
     Raises:
         TypeError, ValueError: an argument is not what it should be.
@@ -69,7 +86,8 @@ def map_concurrent(
     check.function("fn", fn, "a function that takes an item")
     concurrency = check.integer("concurrency", concurrency, least=1)
     check.instance("ordered", ordered, bool, "True or False")
-    return Mapped(stage_of(source), fn, concurrency, ordered)
+    max_failures = check.integer("max_failures", max_failures, least=0)
+    return Mapped(stage_of(source), fn, concurrency, ordered, max_failures)
 
 
 @dataclass(eq=False, slots=True)
@@ -146,8 +164,14 @@ class Mapped(Buffered):
     kind = "map_concurrent"
 
     def __init__(
-        self, source: Stage[Any], fn: Callable[[Any], Any], concurrency: int, ordered: bool
+        self,
+        source: Stage[Any],
+        fn: Callable[[Any], Any],
+        concurrency: int,
+        ordered: bool,
+        max_failures: int,
     ) -> None:
+        self._max_failures = max_failures
         self._fn = fn
         self._is_async = is_async(fn)
         self._concurrency = concurrency
@@ -321,8 +345,12 @@ class Mapped(Buffered):
                 work.error = error
         work.item = None
         work.is_done = True
-        if work.error is not None:
-            self._fail_at(work, work.error, own)
+        failure = work.error
+        if isinstance(failure, Exception) and self._leaves_out(work.place, failure):
+            self._under_way.remove(work)
+            self._make_room()
+        elif failure is not None:
+            self._fail_at(work, failure, own)
         elif not self._ordered:
             self._under_way.remove(work)
             self._put((Taken(work.result),))

@@ -8,6 +8,7 @@ from typing import Any
 from .. import _check as check
 from .._errors import InputError, InputStateError
 from ._select import Take
+from ._several import Zip
 from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Stage, State, T, saved_count
 
@@ -15,9 +16,9 @@ from ._stage import Epoch, Mark, Pair, Stage, State, T, saved_count
 def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
     """Read the source again and again; each pass is an epoch.
 
-    Every `shuffle` below gets another order in each epoch, from the same seed. Where `take` may end
-    a pass early, over a source that keeps a position of its own, the pipeline has no position: how
-    such a source goes on behind a pass that was cut is its own affair.
+    Every `shuffle` below gets another order in each epoch, from the same seed. Where `take` or
+    `zip` may end a pass early, over a source that keeps a position of its own, the pipeline has no
+    position: how such a source goes on behind a pass that was cut is its own affair.
 
     Args:
         source: see `asynchooks.data`; it can be iterated again, or is a function that takes
@@ -100,9 +101,9 @@ class Repeat(Stage[Any]):
 
     def _check_position(self) -> None:
         for stage in self._source._walk():
-            if isinstance(stage, Take) and stage._keeps_position():
+            if isinstance(stage, (Take, Zip)) and stage._keeps_position():
                 raise InputStateError(
-                    f"{self!r} makes passes that take may cut, over a source that keeps a position "
-                    "of its own, so that there is no position to save; give repeat a function that "
-                    "makes the source anew, or read each pass to its end"
+                    f"{self!r} makes passes that {stage.kind} may cut, over a source that keeps a "
+                    "position of its own, so that there is no position to save; give repeat a "
+                    "function that makes the source anew, or read each pass to its end"
                 )

@@ -18,7 +18,7 @@ from .._engine.base import TIMED_OUT, Slot
 from .._engine.recording import Kind, Recorder
 from .._engine.stop import Stop
 from .._engine.threads import close_unrun
-from .._errors import add_note, is_input_end, is_stop, note_once, shown
+from .._errors import is_input_end, is_stop, note_once, shown
 from .._later import is_a
 from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
@@ -93,7 +93,6 @@ class Rollouts(Buffered, RolloutStage):
         self._staleness = Counter[int]()
         self._misused: TypeError | None = None
         self._training_end: Stop | None = None  # of the session that asked last
-        self._failures: list[Exception] = []  # of the items in a row that failed last
         self._num_refused_in_a_row = 0
         self._is_timed = False  # the wait for room ends by itself, to say that the learner starves
         self._first_ident = 0  # of its calls, in a record
@@ -240,7 +239,7 @@ class Rollouts(Buffered, RolloutStage):
             self._stamp(call)
         if self._is_over or not call.is_held:  # it did not mind its cancellation
             return
-        self._failures.clear()
+        self._num_failures = 0  # they count in a row
         if is_of_use:
             call.result = result
             self._ages.set_ready(call)
@@ -323,18 +322,12 @@ class Rollouts(Buffered, RolloutStage):
             pause = restart.pause_before(call.num_failures)
             await self._engine.park(slot, self._engine.now() + pause)
             return call.is_held and not self._is_over
-        self._name(call, error)
-        self._failures.append(error)
-        if len(self._failures) <= self._max_failures:
-            logger.error("Item %d of %r has failed: %r", call.place, self, error)
+        if self._leaves_out(call.place, error):
             self._ages.withdraw(call)
             self._give_up(call, "failed")
         else:
-            first = self._failures[0]
-            if first is not error:
-                num_more = len(self._failures) - 1
-                add_note(first, f"and the {num_more} items after it failed, the last by {error!r}")
-            self._fail(first)
+            self._name(call, error)
+            self._fail(error)
         return False
 
     def _name(self, call: Call, error: BaseException) -> None:
@@ -469,13 +462,13 @@ class Rollouts(Buffered, RolloutStage):
     def statistics(self) -> RolloutStatistics:
         known, counts = Stage.statistics(self), self._counts
         return RolloutStatistics(
-            **{each.name: getattr(known, each.name) for each in fields(known)},
+            **{each.name: getattr(known, each.name) for each in fields(known)}
+            | {"num_failures": counts["failed"]},
             num_under_way=self._num_calls,
             num_ready=self._ages.num_ready,
             staleness=dict(sorted(self._staleness.items())),
             num_refused=counts["refused"],
             num_dropped=counts["dropped"],
-            num_failed=counts["failed"],
             num_retried=counts["retried"],
         )
 

@@ -1,14 +1,14 @@
-"""Stages that choose what to read next: take, shard and interleave."""
+"""Stages that give a part of their source: take and shard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 from .. import _check as check
 from .._errors import InputStateError
 from ._sources import Source, stage_of
-from ._stage import Epoch, Mark, Pair, Stage, State, T, no_epoch, saved_count, state_of
+from ._stage import Pair, Stage, State, T, saved_count
 
 
 def take(source: Source[T], count: int) -> Stage[T]:
@@ -41,30 +41,6 @@ def shard(source: Source[T], num_shards: int, index: int) -> Stage[T]:
     if index >= num_shards:
         raise ValueError(f"index is {index!r} of {num_shards} shards; give 0 to {num_shards - 1}")
     return Shard(stage_of(source), num_shards, index)
-
-
-@overload
-def interleave(sources: Iterable[Source[T]]) -> Stage[T]: ...
-@overload
-def interleave(sources: Iterable[Any]) -> Stage[Any]: ...  # of sources that are not alike
-def interleave(sources: Iterable[Any]) -> Stage[Any]:
-    """One item of each source in turn, in their order; one that has ended is left out.
-
-    It reads when it is asked, from one source at a time: give it `prefetch` stages to have all of
-    them work at once.
-
-    Args:
-        sources: as in `asynchooks.data`; at least one.
-
-    Example:
-        assert [item async for item in interleave([[1, 3, 5], [2, 4]])] == [1, 2, 3, 4, 5]
-    """
-    if not isinstance(sources, Iterable):
-        raise TypeError(f"interleave got {sources!r}; give several sources: interleave([a, b])")
-    stages = [stage_of(each) for each in sources]
-    if not stages:
-        raise ValueError("interleave got no sources; give at least one")
-    return Interleave(*stages)
 
 
 class Take(Stage[Any]):
@@ -122,39 +98,3 @@ class Shard(Stage[Any]):
                 return ((item, (self, self._with_to_pass(self._num_to_pass), mark)),)
             self._num_to_pass -= len(pairs)
         return ()
-
-
-class Interleave(Stage[Any]):
-    kind = "interleave"
-
-    def _begin_sources(self, state: State | None, epoch: Epoch) -> None:
-        states = [None] * len(self._sources) if state is None else state["sources"]
-        for each, saved in zip(self._sources, states, strict=True):
-            each._begin(saved, epoch)
-
-    def _set(self, state: State | None) -> None:
-        self._next = 0 if state is None else saved_count(state["next"]) % len(self._sources)
-        self._has_ended = [False] * len(self._sources)
-        self._marks: list[Mark] = [each._origin() for each in self._sources]
-
-    def _origin(self) -> Mark:
-        if self._loaded is not None:
-            return self._loaded
-        return self, 0, [each._origin() for each in self._sources]
-
-    async def _pull(self, limit: int) -> Sequence[Pair]:
-        while not all(self._has_ended):
-            place = self._next
-            pairs = () if self._has_ended[place] else await self._sources[place]._read(1)
-            self._has_ended[place] = not pairs
-            self._next = (place + 1) % len(self._sources)
-            if pairs:
-                item, self._marks[place] = pairs[0]
-                return ((item, (self, self._next, list(self._marks))),)
-        return ()
-
-    def _state_of(self, data: int, below: list[Mark]) -> dict[str, Any]:
-        return {"next": data, "sources": [state_of(each) for each in below]}
-
-    def _epoch_of(self, data: int, below: list[Mark]) -> int:
-        raise no_epoch(self)

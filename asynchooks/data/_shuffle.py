@@ -11,10 +11,16 @@ from typing import Any, NamedTuple
 from .. import _check as check
 from .._errors import InputStateError
 from ._sources import Source, stage_of
-from ._stage import Mark, Pair, Stage, State, T, epoch_of, saved_count, state_of
+from ._stage import Epoch, Mark, Pair, Stage, State, T, epoch_of, saved_count, state_of
 
-_BLOCK = 1024
+BLOCK = 1024
 """Draws from one generator: the position is a number, not a generator's state."""
+
+
+def uniforms(seed: int, epoch: Epoch, number: int) -> list[float]:
+    """The block of random numbers in [0, 1) that has the draw with this number."""
+    generator = random.Random(f"{seed}:{epoch}:{number // BLOCK}")
+    return [generator.random() for _ in range(BLOCK)]
 
 
 def shuffle(source: Source[T], buffer_size: int, seed: int) -> Stage[T]:
@@ -59,7 +65,7 @@ class _Drawn:
     number: int  # of draws, with this one
     num_in: int  # items that had come in by then
     last: Mark  # of the last one of these
-    epoch: int
+    counted: Mark  # of the item that came in as the one with this number: it says the epoch
     later: _Drawn | None = None
 
     def buffer_then(self) -> list[_Entry]:
@@ -101,7 +107,7 @@ class Shuffle(Stage[Any]):
         self._is_at_end = False
         self._last = self._source._origin()  # the mark of the last item that has come in
         # around a repeat it mixes passes: by count, which ends a pass at the same item in each run
-        self._epochs: deque[int] = deque()  # of the items that came in, from the next draw on
+        self._counted: deque[Mark] = deque()  # of the items that came in, from the next draw on
         self._drawn: _Drawn | None = None
         self._uniforms: list[float] = []
 
@@ -128,20 +134,19 @@ class Shuffle(Stage[Any]):
         entry = _Entry(self._num_in, item, self._last)
         self._num_in, self._last = self._num_in + 1, mark
         if entry.number >= self._num_out:
-            self._epochs.append(epoch_of(mark))
+            self._counted.append(mark)
         return entry
 
     def _draw(self) -> Pair:
         buffer, number = self._buffer, self._num_out
-        if not self._uniforms or number % _BLOCK == 0:
-            generator = random.Random(f"{self._seed}:{self._epoch}:{number // _BLOCK}")
-            self._uniforms = [generator.random() for _ in range(_BLOCK)]
-        slot = int(self._uniforms[number % _BLOCK] * len(buffer))
+        if not self._uniforms or number % BLOCK == 0:
+            self._uniforms = uniforms(self._seed, self._epoch, number)
+        slot = int(self._uniforms[number % BLOCK] * len(buffer))
         entry, buffer[slot] = buffer[slot], buffer[-1]
         buffer.pop()
         self._num_out = number + 1
-        epoch = self._epochs.popleft()
-        drawn = _Drawn(buffer, slot, entry, number + 1, self._num_in, self._last, epoch)
+        counted = self._counted.popleft()
+        drawn = _Drawn(buffer, slot, entry, number + 1, self._num_in, self._last, counted)
         if self._drawn is not None:
             self._drawn.later = drawn
         self._drawn = drawn
@@ -178,7 +183,7 @@ class Shuffle(Stage[Any]):
         }
 
     def _epoch_of(self, data: _Drawn, below: Mark) -> int:
-        return data.epoch if isinstance(data, _Drawn) else epoch_of(below)
+        return epoch_of(data.counted if isinstance(data, _Drawn) else below)
 
     def _fill(self) -> tuple[int, int]:
         return len(self._buffer), self._size

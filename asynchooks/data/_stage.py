@@ -11,6 +11,7 @@ pass. Loading, `repeat` and going back to a checkpoint are the same.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,9 +24,11 @@ from .._engine.base import AsyncOnly, Engine
 from .._engine.current import current_engine
 from .._engine.recording import Recorder, current_recorder
 from .._engine.sync import Lock
-from .._errors import InputStateError, add_note, is_thrown_away
+from .._errors import InputStateError, add_note, is_stop, is_thrown_away
 from ._position import Position
 from ._statistics import Clocks, StageStatistics
+
+logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
 
@@ -68,6 +71,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     runs_tasks: ClassVar[bool] = False
     must_be_last: ClassVar[bool] = False
     """Whether no other stage may read it."""
+    _max_failures = 0  # of the function that it calls
+    _num_failures = 0  # that count against these
     _is_for_once = False
     """Whether it is a source that can be iterated once only."""
 
@@ -132,6 +137,18 @@ class Stage(ABC, AsyncOnly, Generic[T]):
 
     def _explain(self, error: Exception) -> None:
         """Say, in a note, where an error came from; for stages that call what others wrote."""
+
+    def _leaves_out(self, place: int, error: Exception) -> bool:
+        """Whether an item is left out, as its call failed, and so many calls may."""
+        if self._num_failures >= self._max_failures or is_stop(error):
+            return False
+        self._num_failures += 1
+        self._clocks.num_failures += 1
+        logger.warning(
+            "Item %d of %r is left out, failure %d of at most %d: %r",
+            place, self, self._num_failures, self._max_failures, error,
+        )  # fmt: skip
+        return True
 
     def _note_used(self, taken: Any) -> None:
         """A run has used what was `Taken` from here."""
@@ -423,7 +440,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         below, clocks = tuple(each.statistics() for each in self._sources), self._clocks
         return StageStatistics(
             self.kind, clocks.num_items, None if clocks.num_bytes < 0 else clocks.num_bytes,
-            clocks.input_wait, clocks.blocked, clocks.consumer_wait, *self._fill(), below,
+            clocks.input_wait, clocks.blocked, clocks.consumer_wait, clocks.num_failures,
+            *self._fill(), below,
         )  # fmt: skip
 
     def __repr__(self) -> str:

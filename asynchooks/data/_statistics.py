@@ -35,6 +35,8 @@ class StageStatistics:
     """Seconds in which it could have worked, had its consumer taken items."""
     consumer_wait_secs: float
     """Seconds in which its consumers waited for it, all together."""
+    num_failures: int
+    """Items that were left out because the call for them failed."""
     num_buffered: int
     """Items that it holds now."""
     buffer_size: int
@@ -65,6 +67,7 @@ class Clocks:
     """The counters of one stage."""
 
     num_items: int = 0
+    num_failures: int = 0
     num_bytes: int = -1  # below 0: no item had a size
     input_wait: float = 0.0
     blocked: float = 0.0

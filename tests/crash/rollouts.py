@@ -140,7 +140,7 @@ async def _train(directory: Path, pipe: Connection, seed: int, drops: bool, num_
         raise
     known = stage.statistics()
     assert isinstance(known, RolloutStatistics)
-    num_reported = known.num_refused + known.num_dropped + known.num_failed
+    num_reported = known.num_refused + known.num_dropped + known.num_failures
     position = FeedHook(stage, "groups").state_dict()
     pipe.send(("ends", policy.arrays["counts"].tobytes(), num_reported, position))
 

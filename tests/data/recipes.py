@@ -10,6 +10,7 @@ from typing import Any
 import anyio.lowlevel
 from hypothesis import strategies as st
 
+from asynchooks import data
 from asynchooks.data import (
     Stage,
     batch,
@@ -129,6 +130,16 @@ LEAVES |= {
 }
 
 
+SEVERAL: dict[str, Callable[..., Stage[Any]]] = {
+    "interleave": interleave,
+    "zip": lambda sources: data.zip(*sources),
+    "chain": lambda sources: data.chain(*sources),
+    "mix": lambda sources, seed: data.mix(
+        sources, seed=seed, weights=[1.0 + place for place, _ in enumerate(sources)]
+    ),
+}
+
+
 def build(recipe: Recipe, variation: int, faults: Faults) -> Any:
     """The pipeline.
 
@@ -140,8 +151,8 @@ def build(recipe: Recipe, variation: int, faults: Faults) -> Any:
     kind, child, *args = recipe
     if kind == "leaf":
         return LEAVES[child](args[0], faults)
-    if kind == "interleave":
-        return interleave([build(each, variation, faults) for each in child])
+    if kind in SEVERAL:
+        return SEVERAL[kind]([build(each, variation, faults) for each in child], *args)
     source = build(child, variation, faults)
 
     async def mapped(item: Any) -> Any:
@@ -154,11 +165,21 @@ def build(recipe: Recipe, variation: int, faults: Faults) -> Any:
         faults.meet("call")
         return ("mapped", item)
 
+    async def kept(item: Any) -> bool:
+        await mapped(item)
+        return "1" not in repr(item)
+
     if kind == "prefetch":
         return prefetch(source, args[0] + variation)
     if kind == "map":
         fn: Callable[[Any], Any] = mapped if args[1] else mapped_in_thread
         return map_concurrent(fn, source, args[0] + variation)
+    if kind == "map one by one":
+        return data.map(source, mapped if args[0] else mapped_in_thread)
+    if kind == "filter":
+        return data.filter(source, kept if args[0] else lambda item: "1" not in repr(item))
+    if kind == "unbatch":
+        return data.unbatch(batch(source, args[0], collate=list))
     if kind == "batch":
         return batch(source, args[0], args[1], tuple)
     make: Any = {"repeat": repeat, "take": take, "shard": shard, "shuffle": shuffle}[kind]
@@ -185,7 +206,14 @@ def _around(child: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
         st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 1)]).flatmap(
             lambda part: st.tuples(st.just("shard"), child, st.just(part[0]), st.just(part[1]))
         ),
-        st.tuples(st.just("interleave"), st.lists(child, min_size=1, max_size=3)),
+        st.tuples(st.just("map one by one"), child, st.booleans()),
+        st.tuples(st.just("filter"), child, st.booleans()),
+        st.tuples(st.just("unbatch"), child, small),
+        st.tuples(
+            st.sampled_from(["interleave", "zip", "chain"]),
+            st.lists(child, min_size=1, max_size=3),
+        ),
+        st.tuples(st.just("mix"), st.lists(child, min_size=1, max_size=3), st.integers(0, 9)),
         st.tuples(
             st.just("take"), st.tuples(st.just("repeat"), child, st.none()), st.integers(0, 12)
         ),
@@ -196,9 +224,11 @@ def _may_be_cut(recipe: Recipe, above: tuple[str, ...] = ()) -> bool:
     """Whether `take` may cut passes of a source with its own position: then there is none."""
     kind, child = recipe[:2]
     if kind == "leaf":
-        is_cut = any(each == "take" and "repeat" in above[:n] for n, each in enumerate(above))
+        is_cut = any(
+            each in ("take", "zip") and "repeat" in above[:n] for n, each in enumerate(above)
+        )
         return child in SAME_AGAIN and is_cut
-    below = child if kind == "interleave" else [child]
+    below = child if kind in SEVERAL else [child]
     return any(_may_be_cut(each, (*above, kind)) for each in below)
 
 

@@ -88,8 +88,8 @@ async def test_several_consumers_wait_all_together() -> None:
 
 
 def test_its_text_has_a_line_for_each_stage() -> None:
-    source = StageStatistics("batch", 1200, None, 0.25, 0.0, 0.5, 0, 0, ())
-    text = str(StageStatistics("prefetch", 1200, 4096, 1.5, 0.125, 2.0, 1, 2, (source,)))
+    source = StageStatistics("batch", 1200, None, 0.25, 0.0, 0.5, 0, 0, 0, ())
+    text = str(StageStatistics("prefetch", 1200, 4096, 1.5, 0.125, 2.0, 0, 1, 2, (source,)))
     assert text.splitlines() == [
         "prefetch: 1,200 items, 4,096 bytes; waited 1.5 s for input, 0.125 s for its consumer, "
         "which waited 2 s, 1 of 2 held",

@@ -376,7 +376,7 @@ class _Training:
             assert num_finished == num, f"{num_finished} of {num} are finished: {position}"
             assert (position["place"], position["beyond"]) == (num, [])
             known: Any = self.stage.statistics()
-            by_stage = known.num_refused, known.num_failed, known.num_dropped
+            by_stage = known.num_refused, known.num_failures, known.num_dropped
             assert by_stage == (counts["refused"], counts["failed"], counts["dropped"])
             if not (schedule.failing or schedule.refused or counts["dropped"]):
                 assert sorted(self.trained) == list(range(num))

@@ -104,7 +104,7 @@ async def test_a_lost_session_goes_back_with_its_rollouts(
     assert max(model.ages) <= 3
     counts = known(stage)
     assert counts.num_refused == 10
-    assert (counts.num_dropped, counts.num_failed, counts.num_under_way) == (0, 0, 0)
+    assert (counts.num_dropped, counts.num_failures, counts.num_under_way) == (0, 0, 0)
 
 
 @pytest.mark.anyio
@@ -327,7 +327,7 @@ def test_what_is_not_trained_with_is_counted_over_restored_runs(backend: Any) ->
         trained += [item for items in learner.items for item in items]
         assert now.num_refused >= before.num_refused
         assert sum(now.staleness.values()) == sum(len(batch) for batch in learner.batches)
-    assert (now.num_refused, now.num_failed, now.num_dropped) == (4, 4, 4)
+    assert (now.num_refused, now.num_failures, now.num_dropped) == (4, 4, 4)
     assert sorted(trained) == [item for item in range(40) if item % 10 not in (3, 5, 7)]
 
 

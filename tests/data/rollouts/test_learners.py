@@ -226,7 +226,7 @@ async def test_a_cancelled_error_of_a_call_counts_as_its_failure(
     ) as source:
         got = [each.item async for batch in source for each in batch]
     assert sorted(got) == [0, 1, 2, 4, 5, 6, 7]
-    assert source.statistics().num_failed == 1
+    assert source.statistics().num_failures == 1
 
     async def train(stage: Any) -> None:
         async with stage as batches:
