@@ -16,6 +16,7 @@ from .._engine.threads import is_async
 from .._errors import note_once
 from ._sources import Source, stage_of
 from ._stage import Pair, Stage, State, T, saved_count
+from ._statistics import CALLS, SOURCE
 
 Made = TypeVar("Made")
 
@@ -126,6 +127,7 @@ class Apply(Stage[Any]):
         return made
 
     async def _call(self, item: Any, mark: Any) -> None:
+        begun = self._wait_for(CALLS)
         try:
             result = self._fn(item)
             if isinstance(result, Awaitable):
@@ -140,6 +142,8 @@ class Apply(Stage[Any]):
         else:
             self._num_in += 1
             self._made += [(each, (self, {"items": self._num_in}, mark)) for each in result]
+        finally:
+            self._clocks.add_call(self._wait_for(SOURCE) - begun)
 
     @abstractmethod
     def _result(self, item: Any, result: Any) -> Sequence[Any]:

@@ -10,6 +10,7 @@ from .. import _check as check
 from .._errors import InputStructureError, note_once
 from ._sources import Source, stage_of
 from ._stage import Pair, Stage, State, T, saved_count
+from ._statistics import CALLS, SOURCE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,8 +131,9 @@ class Batch(Stage[Any]):
             self._pairs = []
             return ()
         items = [item for item, _ in pairs]
-        collate = self._collate
+        collate, begun = self._collate, self._wait_for(CALLS)
         made = collate_items(items, self._num_in) if collate is None else collate(items)
+        self._clocks.add_call(self._wait_for(SOURCE) - begun)
         self._num_in += len(items)
         self._pairs = []
         return ((made, (self, {"items": self._num_in}, pairs[-1][1])),)

@@ -100,6 +100,7 @@ class Work:
     is_done: bool = False
     result: Any = None
     error: BaseException | None = None
+    secs: float = 0.0  # that the call took
 
 
 class Chunk:
@@ -218,10 +219,12 @@ class Mapped(Buffered):
         """Call the function with an item, in whichever task or thread."""
         recorder = self._recorder
         span = None if recorder is None else recorder.task_span(self._engine, Kind.CALL, self._name)
+        begun = self._engine.stopwatch()
         try:
             work.result = self._fn(work.item)
         except (Exception, GeneratorExit) as error:
             work.error = error
+        work.secs = self._engine.stopwatch() - begun
         if span is None:
             return
         if work.error is None and isinstance(work.result, Awaitable):
@@ -337,12 +340,15 @@ class Mapped(Buffered):
             self._per_chunk, self._is_awaited = 1, True
             for chunk in self._chunks:
                 chunk.takes_more = False
+            begun = self._engine.stopwatch()
             try:
                 work.result = await work.result
             except (Exception, GeneratorExit) as error:
                 if is_thrown_away(error):
                     raise
                 work.error = error
+            work.secs += self._engine.stopwatch() - begun
+        self._clocks.add_call(work.secs)
         work.item = None
         work.is_done = True
         failure = work.error

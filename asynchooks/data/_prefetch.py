@@ -18,6 +18,7 @@ from .._errors import StopTraining
 from ._position import Position
 from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Phase, Stage, State, T, wait_to_end
+from ._statistics import CALLS, CONSUMER, SOURCE
 
 _REST_EVERY_SECS = 0.005
 """How long a loop over items may go on without letting all others run."""
@@ -149,17 +150,19 @@ class Buffered(Stage[Any]):
                     await self._wait_for_room(task)
         finally:
             task.protect()
+            self._wait_for_others()
             await self._close_source()
 
     async def _read_more(self, task: Task, room: int) -> None:
-        before, error = self._engine.stopwatch(), None
+        error = None
+        if self._clocks.waits_for != SOURCE:
+            self._wait_for(SOURCE)
         try:
             pairs = await self._read_source(room)
         except Exception as raised:
             if task.is_unwanted and self._is_of_clean_up(raised):
                 self._closing_error = self._closing_error or raised
             pairs, error = (), raised
-        self._clocks.input_wait += self._engine.stopwatch() - before
         if pairs:
             self._accept(pairs)
         else:
@@ -170,12 +173,15 @@ class Buffered(Stage[Any]):
         return await self._source._read(limit)
 
     async def _wait_for_room(self, task: Task) -> None:
-        before = self._engine.stopwatch()
+        self._wait_for_others()
         self._room = Slot(self._engine, f"room in {self.kind}")
         task.is_at_rest = True
         await self._engine.park(self._room)
         task.is_at_rest = False
-        self._clocks.blocked += self._engine.stopwatch() - before
+
+    def _wait_for_others(self) -> None:
+        """Nothing is read: it waits for its calls if somebody waits for it, else to be read."""
+        self._wait_for(CALLS if self._takers else CONSUMER)
 
     def _make_room(self) -> None:
         """An item has left: there is room for another."""
@@ -253,9 +259,10 @@ class Buffered(Stage[Any]):
                 if self._error is not None:
                     raise self._error
                 return False
-            asked = self._engine.stopwatch()
             slot = Slot(self._engine, f"an item of {self.kind}")
             self._takers.append(slot)
+            if self._clocks.waits_for == CONSUMER:
+                self._wait_for(CALLS)
             try:
                 with EndsAtStop(slot, stop):
                     await self._engine.park(slot)
@@ -264,7 +271,8 @@ class Buffered(Stage[Any]):
                     self._takers.remove(slot)
                 elif self._ready:  # woken, but cancelled: the next one may have it
                     self._wake_takers(1)
-                self._clocks.consumer_wait += self._engine.stopwatch() - asked
+                if self._clocks.waits_for == CALLS:
+                    self._wait_for_others()
             is_stopped = slot.value is STOPPED or (
                 slot.value is not None and stop is not None and stop.is_set
             )

@@ -149,7 +149,7 @@ class Rollouts(Buffered, RolloutStage):
             forget = step.gate.watch(slot, step.value + 1)
         if self._num_room_for_calls() > 0:  # another thread has published it since
             slot.wake()
-        before = engine.stopwatch()
+        self._wait_for_others()
         self._is_timed = self._starves()
         task.is_at_rest = True
         try:
@@ -160,7 +160,6 @@ class Rollouts(Buffered, RolloutStage):
             task.is_at_rest = False
             if forget is not None:
                 forget()
-            self._clocks.blocked += engine.stopwatch() - before
         self._look()
 
     def _starves(self) -> bool:
@@ -281,7 +280,11 @@ class Rollouts(Buffered, RolloutStage):
                 f"fn returned {shown(pending)}, which cannot be awaited; give an async function"
             )
         on_cancelled = partial(self._shield, call, task)
-        result = await CancelledOnce(pending, self._engine, on_cancelled)
+        begun = self._engine.stopwatch()
+        try:
+            result = await CancelledOnce(pending, self._engine, on_cancelled)
+        finally:
+            self._clocks.add_call(self._engine.stopwatch() - begun)
         if self._accept_result is None:
             return result, True
         answer: Any = self._accept_result(result)

@@ -24,7 +24,7 @@ from .._later import is_a
 from ._openers import opener_of
 from ._source_stage import Own, SourceStage, has_methods, read_elsewhere, short_repr, too_short
 from ._stage import Epoch, Mark, Pair, Phase, Stage, State, T
-from ._statistics import StageStatistics
+from ._statistics import CONSUMER, SOURCE, StageStatistics
 from ._thread_source import ThreadSource
 
 Item = TypeVar("Item", covariant=True)
@@ -252,12 +252,14 @@ class AsyncSource(SourceStage):
             return await super()._read_into(pairs, size)
         if not self._lock.enter_now():
             await self._lock.wait()
-        before, begun = len(pairs), self._clocks.begin_read(self._engine)
+        before = len(pairs)
+        self._wait_for(SOURCE)
         try:
             try:
                 return await self._add(pairs, size)
             finally:
-                self._clocks.end_read(self._engine, begun, pairs[before:])
+                self._wait_for(CONSUMER)
+                self._clocks.count([item for item, _ in pairs[before:]])
         except Exception as error:
             self._explain(error)
             raise

@@ -26,7 +26,7 @@ from .._engine.recording import Recorder, current_recorder
 from .._engine.sync import Lock
 from .._errors import InputStateError, add_note, is_stop, is_thrown_away
 from ._position import Position
-from ._statistics import Clocks, StageStatistics
+from ._statistics import CLOSED, CONSUMER, SOURCE, Clocks, StageStatistics
 
 logger = logging.getLogger("asynchooks")
 
@@ -267,14 +267,16 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         try:
             if self._phase is not Phase.OPEN:
                 self._open_by_itself()
-            begun = self._clocks.begin_read(self._engine)
+            self._wait_for(SOURCE)
             try:
                 pairs = await self._pull(limit)
             except (StopAsyncIteration, GeneratorExit) as error:  # it would pass for the end
                 if is_thrown_away(error):
                     raise
                 raise RuntimeError(f"{self.kind} called what raised {error!r}") from error
-            self._clocks.end_read(self._engine, begun, pairs)
+            finally:
+                self._wait_for(CONSUMER)
+            self._clocks.count([item for item, _ in pairs])
         except Exception as error:
             self._explain(error)
             raise
@@ -282,6 +284,12 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             return pairs
         finally:
             self._lock.leave()
+
+    def _wait_for(self, what: int) -> float:
+        """From now on it waits for its source, its calls or its consumer; returns the time."""
+        now = self._engine.stopwatch()
+        self._clocks.wait_for(what, now)
+        return now
 
     async def _read_into(self, pairs: list[Pair], size: int) -> bool:
         """Add items until there are so many; False if the end came first.
@@ -339,6 +347,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                 self._opened.append(source)
             self._phase = Phase.OPEN
             self._engine = current_engine()
+            self._wait_for(CONSUMER)
             self._recorder = current_recorder()
             if self._recorder is not None and self._parameters:
                 self._recorder.describe(f"stage {self.kind}", self._parameters)
@@ -382,6 +391,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         if self._phase is Phase.CLOSED:
             return
         was_open, self._phase, self._num_users = self._phase is Phase.OPEN, Phase.CLOSED, 0
+        if was_open:
+            self._wait_for(CLOSED)
         steps = (self._stop, self._close_sources, self._release)
         await take_all(steps if was_open else steps[1:])
 
@@ -438,11 +449,19 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def statistics(self) -> StageStatistics:
         """Counts and times of this stage and, in `sources`, of those below; from any thread."""
         below, clocks = tuple(each.statistics() for each in self._sources), self._clocks
+        now = self._engine.stopwatch() if self._phase is Phase.OPEN else -math.inf
         return StageStatistics(
-            self.kind, clocks.num_items, None if clocks.num_bytes < 0 else clocks.num_bytes,
-            clocks.input_wait, clocks.blocked, clocks.consumer_wait, clocks.num_failures,
-            *self._fill(), below,
-        )  # fmt: skip
+            self.kind,
+            clocks.num_items,
+            None if clocks.num_bytes < 0 else clocks.num_bytes,
+            clocks.num_failures,
+            *clocks.shares(now),
+            clocks.quantile(0.5),
+            clocks.quantile(0.9),
+            clocks.quantile(0.99),
+            *self._fill(),
+            below,
+        )
 
     def __repr__(self) -> str:
         below = ", ".join(repr(each) for each in self._sources)

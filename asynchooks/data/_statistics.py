@@ -1,26 +1,31 @@
-"""What a stage counts: items, bytes, and where the time went."""
+"""What a stage counts: items, bytes, how long its calls take, and what it waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-from .._engine.base import Engine
 
 
 @dataclass(frozen=True)
 class StageStatistics:
-    """Counts and times of one stage, since it was made.
+    """Counts of one stage since it was made, and what it waited for while it was open.
 
-    Of two stages side by side, the slower one waits little and blocks much; "data wait" of
-    training is `consumer_wait_secs` of the last stage.
+    At any moment an open stage waits for one of three: its source, the calls of its function, or
+    its consumer; the three shares have the sum 1. Calls are those of the function of `map`,
+    `filter`, `map_concurrent` and `rollouts`, and those that make a batch. A stage with several
+    calls at a time waits for them while its consumer waits for it and it may read nothing more.
+
+    `print(stage.statistics())` shows the stage and all below as a table.
 
     Example:
         async with prefetch(batch(records, 32), 2) as batches:
             async for images in batches:
                 pass
-        assert batches.statistics().num_items == 2
+        found = batches.statistics()
+        assert found.num_items == 2
+        print(found)  # a table, in which the slowest stage is marked
     """
 
     stage: str
@@ -29,14 +34,22 @@ class StageStatistics:
     """Items that it gave out."""
     num_bytes: int | None
     """Bytes of them, where known: arrays, bytes, and tuples, lists and mappings of these."""
-    input_wait_secs: float
-    """Seconds in which it waited for its source."""
-    blocked_secs: float
-    """Seconds in which it could have worked, had its consumer taken items."""
-    consumer_wait_secs: float
-    """Seconds in which its consumers waited for it, all together."""
     num_failures: int
     """Items that were left out because the call for them failed."""
+    open_secs: float
+    """Seconds for which it was open."""
+    source_share: float
+    """Share of these in which it waited for its source, 0 to 1."""
+    calls_share: float
+    """Share in which it waited for its calls, 0 to 1."""
+    consumer_share: float
+    """Share in which it waited to be read, 0 to 1."""
+    p50_secs: float
+    """Seconds that a call took in the median, to about 3 %; NaN where there were no calls."""
+    p90_secs: float
+    """Seconds within which nine of ten calls ended."""
+    p99_secs: float
+    """Seconds within which 99 of 100 calls ended."""
     num_buffered: int
     """Items that it holds now."""
     buffer_size: int
@@ -44,20 +57,68 @@ class StageStatistics:
     sources: tuple[StageStatistics, ...]
     """Those of the stages that it reads."""
 
+    @property
+    def slowest(self) -> StageStatistics | None:
+        """The stage, of this and those below, whose own work takes most of its time.
+
+        Own work are its calls; for one that reads no other stage, it is reading. None where no
+        stage has worked. If the last stage waits for its consumer most of the time, even the
+        slowest one is fast enough.
+        """
+        _, found = max(self._walk(), key=lambda each: each[1]._work_share)
+        return found if found._work_share > 0 else None
+
+    @property
+    def _work_share(self) -> float:
+        return self.calls_share if self.sources else self.source_share
+
+    def _walk(self, depth: int = 0) -> Iterator[tuple[int, StageStatistics]]:
+        yield depth, self
+        for each in self.sources:
+            yield from each._walk(depth + 1)
+
     def __str__(self) -> str:
-        return "\n".join(self._lines(""))
+        slowest = self.slowest
+        rows = [_HEADER]
+        for depth, each in self._walk():
+            mark = "<- slowest" if each is slowest else ""
+            rows.append(["  " * depth + each.stage, *each._cells(), mark, each._more()])
+        columns = []
+        for number, column in enumerate(zip(*rows, strict=True)):
+            if any(column[1:]):
+                width = max(map(len, column))
+                is_text = number in (0, len(_HEADER) - 2, len(_HEADER) - 1)
+                columns.append([f"{cell:{'<' if is_text else '>'}{width}}" for cell in column])
+        return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
-    def _lines(self, indent: str) -> list[str]:
-        size = "" if self.num_bytes is None else f", {self.num_bytes:,} bytes"
-        fill = f", {self.num_buffered} of {self.buffer_size} held" if self.buffer_size else ""
-        waits = f"waited {self.input_wait_secs:.3g} s for input, {self.blocked_secs:.3g} s for its"
-        line = (
-            f"{indent}{self.stage}: {self.num_items:,} items{size}; {waits} consumer, which waited "
-            f"{self.consumer_wait_secs:.3g} s{fill}"
-        )
-        return [line, *(each for below in self.sources for each in below._lines(indent + "  "))]
+    def _cells(self) -> list[str]:
+        shares = (self.source_share, self.calls_share, self.consumer_share)
+        times = (self.p50_secs, self.p90_secs, self.p99_secs)
+        return [
+            f"{self.num_items:,}",
+            "" if self.num_bytes is None else f"{self.num_bytes:,}",
+            *[f"{share:.0%}" for share in shares],
+            *["" if math.isnan(secs) else f"{1e3 * secs:.3g}" for secs in times],
+            f"{self.num_failures:,}" if self.num_failures else "",
+            f"{self.num_buffered}/{self.buffer_size}" if self.buffer_size else "",
+        ]
+
+    def _more(self) -> str:
+        """What else its line says."""
+        return ""
 
 
+_HEADER = [
+    "waits for:", "items", "bytes", "source", "calls", "consumer", "p50 ms", "p90 ms", "p99 ms",
+    "failed", "held", "", "",
+]  # fmt: skip
+
+SOURCE, CALLS, CONSUMER, CLOSED = range(4)
+"""What a stage waits for."""
+
+_STEPS = 16
+"""Steps of the histogram in which a duration grows by the factor e: each is 6 % wide."""
+_LEAST_SECS = 1e-9
 _FEW = 8
 _SIZELESS = frozenset((int, float, str, bool))
 
@@ -67,26 +128,40 @@ class Clocks:
     """The counters of one stage."""
 
     num_items: int = 0
-    num_failures: int = 0
     num_bytes: int = -1  # below 0: no item had a size
-    input_wait: float = 0.0
-    blocked: float = 0.0
-    consumer_wait: float = 0.0
-    _read_ended_at: float | None = None
+    num_failures: int = 0
+    waits_for: int = CLOSED
+    _since: float = 0.0
+    _secs: list[float] = field(default_factory=lambda: [0.0] * 4)
+    _calls: dict[int, int] = field(default_factory=dict)  # how many took how long
 
-    def begin_read(self, engine: Engine) -> float:
-        """Items are asked for; returns when."""
-        now = engine.stopwatch()
-        if self._read_ended_at is not None:
-            self.blocked += now - self._read_ended_at
-        return now
+    def wait_for(self, what: int, now: float) -> None:
+        """From now on it waits for something else."""
+        self._secs[self.waits_for] += now - self._since
+        self.waits_for, self._since = what, now
 
-    def end_read(self, engine: Engine, begun: float, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """The items that were asked for are there: a stage without tasks waited for its input."""
-        now = self._read_ended_at = engine.stopwatch()
-        self.input_wait += now - begun
-        self.consumer_wait += now - begun
-        self.count([item for item, _ in pairs])
+    def shares(self, now: float) -> tuple[float, float, float, float]:
+        """Seconds for which it was open, and the shares in which it waited."""
+        secs = list(self._secs)
+        secs[self.waits_for] += max(0.0, now - self._since)
+        total = sum(secs[:CLOSED])
+        source, calls, consumer = (each / total if total else 0.0 for each in secs[:CLOSED])
+        return total, source, calls, consumer
+
+    def add_call(self, secs: float) -> None:
+        step = round(_STEPS * math.log(max(secs, _LEAST_SECS)))
+        self._calls[step] = self._calls.get(step, 0) + 1
+
+    def quantile(self, part: float) -> float:
+        """Seconds within which such a part of the calls ended; NaN where there were none."""
+        calls, found = sorted(self._calls.items()), math.nan
+        left = part * sum(count for _, count in calls)
+        for step, count in calls:
+            if left <= 0:
+                break
+            found = math.exp(step / _STEPS)
+            left -= count
+        return found
 
     def count(self, items: Sequence[Any]) -> None:
         self.num_items += len(items)
