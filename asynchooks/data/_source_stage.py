@@ -72,11 +72,10 @@ class SourceStage(Stage[Any]):
             elif state is not None:  # it has moved since
                 self._own = self._first.own
 
-    def _behind(self, data: int | Own) -> Mark:
-        """The mark of an item: the number of items up to it, or the state behind it."""
-        if self._stateful is not None and isinstance(data, Own):
-            self._last_own = data
-        return self, data, None
+    def _note_own(self, behind: int | Own) -> None:
+        """What is behind the last item that was given: where a further pass begins, perhaps."""
+        if self._stateful is not None and isinstance(behind, Own):
+            self._last_own = behind
 
     def _origin(self) -> Mark:
         return (self, self._beginning, None) if self._loaded is None else self._loaded

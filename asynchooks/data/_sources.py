@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 
 from .._errors import InputError, is_thrown_away
 from .._later import is_a
-from ._openers import opener_of
 from ._source_stage import Own, SourceStage, has_methods, read_elsewhere, short_repr, too_short
 from ._stage import Epoch, Mark, Pair, Phase, Stage, State, T
 from ._statistics import CONSUMER, SOURCE, StageStatistics
@@ -56,7 +55,7 @@ def stage_of(source: Source[T]) -> Stage[T]:
     if is_a(source, "asyncio", "Queue"):
         return QueueSource(source)
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
-        return ThreadSource(opener_of(source))
+        return ThreadSource(source)
     if callable(source) and not isinstance(source, type):
         return FunctionSource(_of_epoch(source))
     text, hint = repr(source), ""
@@ -286,7 +285,8 @@ class AsyncSource(SourceStage):
                 if stateful is None:
                     mark: Mark = (self, num + len(pairs) + 1, None)
                 else:
-                    mark = self._behind(Own(stateful.state_dict()))
+                    self._last_own = Own(stateful.state_dict())
+                    mark = (self, self._last_own, None)
                 pairs.append((item, mark))
         except StopAsyncIteration:
             return self._ended(len(pairs) > before)

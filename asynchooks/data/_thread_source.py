@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from .._engine.base import EngineTask
 from .._engine.recording import blocks_inline
 from .._engine.threads import WorkThread
-from ._openers import Opened, Opener
-from ._source_stage import Beginning, Own, SourceStage, too_short
-from ._stage import Pair, wait_to_end
+from ._readings import kind_of
+from ._source_stage import SourceStage, short_repr
+from ._stage import Pair, State, wait_to_end
 
 _PATIENCE_SECS = 1e-3
 """How long a thread reads on, and a reader waits for it, before what is there is handed over: that
@@ -27,36 +25,42 @@ class ThreadSource(SourceStage):
 
     kind = "iterable"
 
-    def __init__(self, opener: Opener) -> None:
-        self._opener = opener
+    def __init__(self, source: Any) -> None:
+        self._source, self._kind = source, kind_of(source)
         self._thread: WorkThread | None = None
-        self._reading: Reading
         # what goes on in the thread: a task of its own, which a cancelled reader leaves to the next
         self._task: EngineTask | None = None
-        super().__init__(opener.stateful)
+        super().__init__(self._kind(source).stateful)
+
+    def _set(self, state: State | None) -> None:
+        super()._set(state)
+        self._reading = self._kind(self._source)  # a thread that was left alone keeps the old one
 
     def _start(self) -> None:
         if self._is_for_once:
-            self._claim(self._opener.source)
-        own = None if self._own is None else self._own.value
-        self._reading = Reading(
-            self._opener, self._num_before, own, self._is_pass_over, self._beginning
-        )
+            self._claim(self._source)
+        self._reading.begin_at(self._num_before, self._own, self._is_pass_over, self._beginning)
         self._thread = WorkThread(self._engine, "asynchooks-input")
 
     async def _pull(self, limit: int) -> Sequence[Pair]:
         reading, engine = self._reading, self._engine
-        while not (reading.ready or reading.is_over):
+        ready = reading.ready
+        while not (ready or reading.is_over):
             # counted from here, as the thread may begin late: an item that comes when the reader
             # has lost patience is handed over before the next one is read
             until = engine.tick() + _PATIENCE_SECS
             read = partial(reading.read, limit, engine.tick, until)
             await self._in_thread(read, 2 * _PATIENCE_SECS)
-        found = [reading.ready.popleft() for _ in range(min(limit, len(reading.ready)))]
-        if not found and reading.error is not None:
+        pairs: list[Pair] = []
+        while ready and len(pairs) < limit:
+            item, behind = ready.popleft()
+            pairs.append((item, (self, behind, None)))
+        if pairs:
+            self._note_own(behind)
+        elif reading.error is not None:
             raise reading.error
-        self._num_given += len(found)
-        return [(item, self._behind(data)) for item, data in found]
+        self._num_given += len(pairs)
+        return pairs
 
     async def _in_thread(self, call: Callable[[], None], patience_secs: float = 0.0) -> None:
         """Call it, unless something else is going on there; return when that has ended.
@@ -79,7 +83,7 @@ class ThreadSource(SourceStage):
         self._task = None
 
     async def _release(self) -> None:
-        self._unclaim(self._opener.source)
+        self._unclaim(self._source)
         thread, until = self._thread, self._engine.now() + _GRACE_SECS
         if thread is None:
             return
@@ -108,86 +112,12 @@ class ThreadSource(SourceStage):
             thread.drop()
 
     def _explain(self, error: Exception) -> None:
-        self._opener.explain(error)
+        self._reading.explain(error)
         super()._explain(error)
 
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]
-        return self._opener.is_for_once
+        return self._reading.is_for_once
 
     def __repr__(self) -> str:
-        return repr(self._opener)
-
-
-@dataclass
-class Reading:
-    """What the thread does with the iterable; it must not hold the stage, which ends the thread."""
-
-    opener: Opener
-    num_before: int
-    own: Any
-    is_pass_over: bool
-    beginning: Beginning
-    ready: deque[tuple[Any, int | Own]] = field(default_factory=deque)
-    is_over: bool = False  # no further item will come
-    error: BaseException | None = None
-    is_closing: bool = False
-    is_closed: bool = False
-    closing_error: BaseException | None = None
-    _num_read: int = 0
-    _opened: Opened | None = None
-
-    def read(self, limit: int, tick: Callable[[], float], until: float) -> None:
-        """Read so many items, or one at least and as many as come until then."""
-        try:
-            for _ in range(limit):
-                if self.is_closing:
-                    break
-                self.ready.append(self._next())
-                if tick() > until:
-                    break
-        except StopIteration:
-            self.is_over = True
-        except BaseException as error:
-            self.error, self.is_over = error, True
-        if self.is_closing:
-            self.close()
-
-    def _next(self) -> tuple[Any, int | Own]:
-        """The next item, and how many there were, or the state behind it."""
-        opened = self._opened = self._opened or self._open()
-        try:
-            item = next(opened.iterator)
-        except StopIteration:
-            if self._num_read or not self.is_pass_over:
-                raise
-            self.is_pass_over = False
-            self._close_opened()
-            self._opened = self.opener.open(0, None)
-            return self._next()
-        self._num_read += 1
-        if opened.state is not None:
-            return item, Own(opened.state())
-        return item, self.num_before + self._num_read
-
-    def _open(self) -> Opened:
-        opened = self.opener.open(self.num_before, self.own)
-        for place in range(opened.num_to_pass):
-            if next(opened.iterator, self) is self:
-                raise too_short(self.opener, place, opened.num_to_pass)
-        self.beginning.ask(self.opener.stateful)
-        return opened
-
-    def close(self) -> None:
-        self.is_over = self.is_closed = True
-        try:
-            self._close_opened()
-        except BaseException as error:
-            self.closing_error = error
-
-    def _close_opened(self) -> None:
-        """A generator, or a file; iterators of other libraries end by being forgotten."""
-        opened, self._opened = self._opened, None
-        close = None if opened is None else getattr(opened.iterator, "close", None)
-        if callable(close):
-            close()
+        return short_repr(self._source)
