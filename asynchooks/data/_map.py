@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from .. import _check as check
-from .._engine.base import Engine, Slot
+from .._engine.base import Slot
 from .._engine.recording import Kind, Span, blocks_inline, ended
 from .._engine.threads import WorkThread, close_unrun, is_async
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
@@ -22,8 +22,6 @@ Made = TypeVar("Made")
 
 _CHUNK_SECS = 5e-4
 """How long a thread works on, before it hands over what is done: that takes 30 to 100 us."""
-_STEAL_SECS = 1e-3
-"""After how long a task takes what a thread was to take next, and what the thread has done."""
 _GRACE_SECS = 10.0
 """What a call in a thread gets to end when its result is not wanted any more."""
 
@@ -57,7 +55,9 @@ def map_concurrent(
     """The function of each item, of up to `concurrency` items at a time.
 
     No more than `concurrency` items are in it, those that are done and not yet taken among them:
-    put `prefetch` around it for a buffer behind it.
+    put `prefetch` around it for a buffer behind it. While calls in threads take less than it costs
+    to hand an item over (0.1 ms), a thread gets several items at a time; a slow one among them
+    holds up the others.
 
     Args:
         fn: takes an item; async, then called in tasks, or sync, then called in threads.
@@ -103,57 +103,6 @@ class Work:
     secs: float = 0.0  # that the call took
 
 
-class Chunk:
-    """Calls of a function, one after the other, until one fails or they took long.
-
-    `call_all` runs in the thread; what is done can be taken out while that is in a long call.
-    """
-
-    def __init__(self, engine: Engine, first: Work, takes_more: bool) -> None:
-        self._engine = engine
-        self._first = first
-        self._is_long = takes_more
-        self._is_over = False  # the event loop is notified a little later
-        self._begun = math.inf  # by the engine's tick, when the thread begins
-        self.takes_more = takes_more  # the event loop may set it to False meanwhile
-        self.done: deque[Work] = deque()
-        self.num_done = 0
-        self.secs = 0.0  # that the calls took
-
-    def call_all(self, call: Callable[[Work], None], left: deque[Work]) -> None:
-        """Call the function with the first item, then with those that are left over."""
-        tick, work = self._engine.tick, self._first
-        self._begun = begun = tick()
-        while True:
-            call(work)
-            has_failed = work.error is not None  # looked at before the event loop may take it
-            self.num_done += 1
-            self.done.append(work)
-            self.secs = tick() - begun
-            if has_failed or not self.takes_more or self.secs > _CHUNK_SECS:
-                break
-            try:
-                work = left.popleft()
-            except IndexError:
-                break
-        self._is_over = True
-
-    def give_up(self) -> None:
-        """What it has done is not wanted any more."""
-        while self.done:
-            close_unrun(self.done.popleft().result)
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether something is done while the thread goes on."""
-        return self._is_long and len(self.done) > 0 and not self._is_over
-
-    @property
-    def is_late(self) -> bool:
-        """Whether it would have ended by now, but for the call that it is in."""
-        return self._engine.tick() > self._begun + _CHUNK_SECS
-
-
 @dataclass(eq=False)
 class Worker(Task):
     """A task that calls the function, of one item after the other."""
@@ -191,8 +140,6 @@ class Mapped(Buffered):
         self._source_error: Exception | None = None  # why nothing more is read; behind all items
         self._failed_place: int | None = None  # of the first item that made a call fail
         self._idle: deque[Slot] = deque()  # of tasks that wait for an item
-        self._chunks: list[Chunk] = []  # of threads that call the function just now
-        self._is_watched = False  # whether a task looks soon at what they have done
 
     @property
     def _num_held(self) -> int:
@@ -236,7 +183,7 @@ class Mapped(Buffered):
         """Have a task look at what is left."""
         if self._idle:
             self._idle.popleft().wake()
-        elif (self._left or self._holds_back()) and len(self._tasks) <= self._concurrency:
+        elif self._left and len(self._tasks) <= self._concurrency:
             self._begin_task(self._map, Worker())
 
     def _call_idle(self) -> None:
@@ -248,98 +195,72 @@ class Mapped(Buffered):
         left = self._left
         try:
             while not self._is_over:
-                if not left:
-                    if self._holds_back() and not self._is_watched:
-                        await self._watch(worker)
-                    elif self._has_all:
-                        return
+                if left:
+                    taken = [left.popleft() for _ in range(min(self._per_chunk, len(left)))]
+                    worker.place = taken[0].place
+                    if left:
+                        self._call_mapper()
+                    if thread is None:
+                        self._call(taken[0])  # the only one
                     else:
-                        await self._rest_until_called(worker, math.inf)
-                    continue
-                head = left[0]
-                if self._chunks and (self._per_chunk > 1 or self._holds_back()):
-                    # a thread is about to take it, unless the item that it has takes long
-                    await self._watch(worker)
-                    if not left or left[0] is not head:
-                        continue
-                try:
-                    work = left.popleft()
-                except IndexError:  # a thread took it just now
-                    continue
-                worker.place = work.place
-                if left or self._holds_back():
-                    self._call_mapper()
-                if thread is None:
-                    self._call(work)
-                    await self._complete(work, worker)
+                        taken = await self._call_some(taken, thread)
+                    for work in taken:
+                        worker.place = work.place
+                        await self._complete(work, worker)
+                elif self._has_all:
+                    return
                 else:
-                    await self._call_chunk(work, thread, worker)
+                    await self._rest_until_called(worker)
         finally:
             if thread is not None:
                 thread.close()
 
-    async def _call_chunk(self, first: Work, thread: WorkThread, worker: Worker) -> None:
-        chunk = Chunk(self._engine, first, self._per_chunk > 1)
+    async def _call_some(self, taken: list[Work], thread: WorkThread) -> list[Work]:
+        """Call the function with some of the items, at least one; the others are left over."""
+        call_all = partial(self._call_all, taken)
         if blocks_inline(self._engine):
-            chunk.call_all(self._call, self._left)
+            num = call_all()
         else:
-            self._chunks.append(chunk)
-            try:
-                call = partial(chunk.call_all, self._call, self._left)
-                await thread.run(call, _GRACE_SECS, lambda _: chunk.give_up())
-            finally:
-                self._chunks.remove(chunk)
-            self._adapt(chunk)
-        await self._complete_all(chunk, worker)
+            num = await thread.run(call_all, _GRACE_SECS, lambda _: _give_up(taken))
+        # as many at a time as are called in less time than it takes to hand them over
+        secs = math.fsum(work.secs for work in taken)
+        if secs > _CHUNK_SECS / 2:
+            self._per_chunk = max(1, num // 2)
+        elif num >= self._per_chunk and not self._is_awaited:
+            self._per_chunk = max(1, min(2 * self._per_chunk, self._concurrency // 2))
+        if num < len(taken):
+            self._left.extendleft(reversed(taken[num:]))
+            self._call_mapper()
+        return taken[:num]
 
-    def _holds_back(self) -> bool:
-        # asked after a look at what is left: a thread that holds something back later takes an item
-        # for that which comes later, and for each that comes a task is called
-        return bool(self._chunks) and any(chunk.holds_back for chunk in self._chunks)
+    def _call_all(self, taken: Sequence[Work]) -> int:
+        """Call the function with one item after the other, until one fails or they take long.
 
-    async def _watch(self, worker: Worker) -> None:
-        """Take from the threads what they have done, after a while."""
-        self._is_watched = True
-        try:
-            await self._rest_until_called(worker, self._engine.now() + _STEAL_SECS)
-        finally:
-            self._is_watched = False
-        for chunk in [each for each in self._chunks if each.is_late]:
-            await self._complete_all(chunk, worker)
+        It runs in a thread; what a call returns to be awaited, the task is to await at once.
+        """
+        secs = 0.0
+        for num, work in enumerate(taken, 1):
+            self._call(work)
+            secs += work.secs
+            if work.error is not None or secs > _CHUNK_SECS or isinstance(work.result, Awaitable):
+                return num
+        return len(taken)
 
-    async def _complete_all(self, chunk: Chunk, worker: Worker) -> None:
-        while chunk.done:
-            work = chunk.done.popleft()
-            worker.place = work.place
-            await self._complete(work, worker)
-
-    async def _rest_until_called(self, worker: Worker, until: float) -> None:
+    async def _rest_until_called(self, worker: Worker) -> None:
         slot = Slot(self._engine, "an item for map_concurrent")
         self._idle.append(slot)
         worker.is_at_rest = True
         worker.place = -1
         try:
-            await self._engine.park(slot, until)
+            await self._engine.park(slot)
         finally:
             worker.is_at_rest = False
             if slot in self._idle:
                 self._idle.remove(slot)
 
-    def _adapt(self, chunk: Chunk) -> None:
-        """Give a thread several items at a time where each takes less than handing it over."""
-        if self._is_awaited:
-            return
-        if chunk.secs > _CHUNK_SECS / 2:
-            self._per_chunk = max(1, chunk.num_done // 2)
-        elif chunk.num_done >= self._per_chunk:
-            self._per_chunk = min(2 * self._per_chunk, self._concurrency)
-
     async def _complete(self, work: Work, own: Worker) -> None:
         if work.error is None and isinstance(work.result, Awaitable):
-            # what a plain function returns is awaited here, one for each task
-            self._per_chunk, self._is_awaited = 1, True
-            for chunk in self._chunks:
-                chunk.takes_more = False
+            self._per_chunk, self._is_awaited = 1, True  # what a plain function returns, too
             begun = self._engine.stopwatch()
             try:
                 work.result = await work.result
@@ -412,6 +333,12 @@ class Mapped(Buffered):
 
     def _fill(self) -> tuple[int, int]:
         return self._num_held, self._concurrency
+
+
+def _give_up(works: Sequence[Work]) -> None:
+    """What was made of them is not wanted any more."""
+    for work in works:
+        close_unrun(work.result)
 
 
 async def _recorded(span: Span, pending: Awaitable[Any]) -> Any:

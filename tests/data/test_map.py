@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -88,27 +88,6 @@ async def test_a_plain_function_runs_in_several_threads_at_once_and_none_stands_
         assert threading.get_ident() not in threads
 
 
-async def test_a_thread_that_was_given_one_item_gives_it_out_before_it_begins_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("_map._CHUNK_SECS", "_map._STEAL_SECS"):
-        monkeypatch.setattr(f"asynchooks.data.{name}", 10)
-    may_end = {1: threading.Event(), 2: threading.Event()}
-
-    def work(item: int) -> int:
-        assert item == 0 or may_end[item].wait(3)
-        return item
-
-    async with map_concurrent(work, range(3), 2) as stage:
-        assert await anext(stage) == 0
-        await settle()
-        assert stage.statistics().sources[0].num_items == 3, "there is another one"
-        may_end[1].set()
-        assert await anext(stage) == 1
-        may_end[2].set()
-        assert await anext(stage) == 2
-
-
 async def double(item: int, by: int) -> int:
     await anyio.lowlevel.checkpoint()
     return by * item
@@ -179,54 +158,16 @@ def test_bad_arguments_say_what_to_give() -> None:
         map_concurrent(len, [[1]], 2, unclear)
 
 
-SLOW_EVERY = 40
-"""Every so many items comes one whose call lasts until the item before it was given out."""
+async def test_quick_calls_before_a_slow_one_keep_all_results_in_order() -> None:
+    def work(item: int) -> int:
+        if item % 40 == 0:
+            time.sleep(0.002)
+        return item
 
-
-class Given:
-    """What the consumer has got, for calls that wait for it."""
-
-    def __init__(self, num_items: int) -> None:
-        self.gates = [threading.Event() for _ in range(num_items)]
-
-    def call(self, item: int) -> tuple[int, bool]:
-        """The item, and whether the one before it was given out in time."""
-        return item, item % SLOW_EVERY > 0 or item == 0 or self.gates[item - 1].wait(2)
-
-    def items(self, waits: bool) -> Iterator[int]:
-        yield from range(len(self.gates))
-        if waits:
-            self.gates[-1].wait(10)
-
-
-@pytest.mark.parametrize("concurrency", [2, 8, 40])
-@pytest.mark.parametrize("ordered", [True, False])
-async def test_a_result_is_given_out_though_its_thread_has_gone_on_to_a_slow_item(
-    ordered: bool, concurrency: int
-) -> None:
-    given = Given(800)
-    late, got = [], []
-    async with (
-        nothing_left(),
-        map_concurrent(given.call, range(800), concurrency, ordered) as stage,
-    ):
-        async for item, is_in_time in stage:
-            given.gates[item].set()
-            got.append(item)
-            late += [] if is_in_time else [item]
-    assert late == []
-    assert (got if ordered else sorted(got)) == list(range(800))
-
-
-@pytest.mark.parametrize("waits", [True, False])
-async def test_a_result_is_given_out_though_no_further_item_comes(waits: bool) -> None:
-    for num_items in range(41, 801, SLOW_EVERY):
-        given, late = Given(num_items), []
-        async with map_concurrent(given.call, given.items(waits), 8) as stage:
-            async for item, is_in_time in stage:
-                given.gates[item].set()
-                late += [] if is_in_time else [item]
-        assert late == []
+    for ordered in (True, False):
+        async with nothing_left():
+            got = await read_all(map_concurrent(work, range(800), 8, ordered))
+        assert (got if ordered else sorted(got)) == list(range(800))
 
 
 @pytest.mark.parametrize("is_async", [True, False])
