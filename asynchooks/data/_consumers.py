@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .._engine.current import current_engine
 from .._engine.sync import Lock
@@ -82,18 +82,25 @@ class Consumers:
     def __init__(self, stage: Stage[Any]) -> None:
         self.stage = stage
         self.members: list[Consumer] = []
-        self.wait_times: list[WaitTime] = []
         self.has_warned = False  # that there is no position
         self._reader: Buffered | None = None  # from the first take on
         self._opening = Lock("the opening of a pipeline")
         self._has_given = False  # an item, to any consumer
         self._ended_in: object = None  # the training that has met the end
         self._rewind_to: Mapping[str, Any] | None = None  # where the next take is to go on
+        # of its consumers together, by session; hooks that are called by hand have none
+        self._wait_secs: WeakKeyDictionary[object, float] = WeakKeyDictionary()
         # places that are not to come once more when the input goes back
         self._left_out: set[int] = set()
         self._vouched = -1  # the last place whose run is known to have gone well
         self.num_epochs_ended: int | None = None
         """Passes whose end FeedHooks have reported; None before the first item of a training."""
+
+    def waited(self, stop: SessionStop | None, secs: float = 0.0) -> float:
+        """Seconds that the consumers of a session have waited, with these."""
+        key = stop or self
+        total = self._wait_secs[key] = self._wait_secs.get(key, 0.0) + secs
+        return total
 
     def join(self, run: CurrentRun, loop: weakref.ref[Any] | None = None) -> Consumer:
         """A new consumer, which keeps the pipeline open until it leaves."""
@@ -103,8 +110,6 @@ class Consumers:
 
     async def leave(self, consumer: Consumer) -> None:
         self.members.remove(consumer)
-        for each in self.wait_times:
-            each.keep(consumer)
         if not self._is_kept_for_others(consumer):
             await self.close_unused()
 
@@ -281,7 +286,6 @@ class Consumer:
     ) -> None:
         self.run = run
         self.loop = loop  # the iterator that gives its items to a loop; None for a hook
-        self.wait_secs = 0.0
         self._consumers = consumers
         self._taken: Taken | None = None
         # of a run whose step is made, and behind which model and input went back meanwhile
@@ -299,7 +303,7 @@ class Consumer:
                     await handle.before_item(self.stage, end)
                 self._taken = await self._consumers.take(end)
             finally:
-                self.wait_secs += engine.stopwatch() - asked
+                self._consumers.waited(self.run.stop, engine.stopwatch() - asked)
         return self._taken.item
 
     @property
@@ -388,29 +392,3 @@ class Consumer:
         self.give_back()
         if self in self._consumers.members:
             await self._consumers.leave(self)
-
-
-class WaitTime:
-    """Seconds that the consumers of one session wait, with those that leave before it is closed."""
-
-    def __init__(self, consumers: Consumers, stop: SessionStop | None) -> None:
-        self._consumers = consumers
-        self._stop = stop
-        self._secs_of_left = 0.0
-        consumers.wait_times.append(self)
-
-    @property
-    def secs(self) -> float:
-        present = (
-            each.wait_secs for each in self._consumers.members if each.run.stop is self._stop
-        )
-        return self._secs_of_left + math.fsum(present)
-
-    def keep(self, consumer: Consumer) -> None:
-        """A consumer leaves."""
-        if consumer.run.stop is self._stop:
-            self._secs_of_left += consumer.wait_secs
-
-    def close(self) -> None:
-        if self in self._consumers.wait_times:
-            self._consumers.wait_times.remove(self)

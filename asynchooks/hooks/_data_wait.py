@@ -7,7 +7,7 @@ from typing import Any
 from .._engine.current import now
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues, worker_of
 from .._log import show
-from ..data._consumers import WaitTime, consumers_of_last_stage
+from ..data._consumers import consumers_of_last_stage
 from ..data._stage import Stage
 from ._summaries import SummaryWriter, TimedOutputHook
 
@@ -54,35 +54,24 @@ class DataWaitHook(TimedOutputHook):
         super().__init__(
             output_dir, summary_writer, every_n_secs=every_n_secs, every_n_steps=every_n_steps
         )
-        self._wait_time: WaitTime | None = None  # of this session, while it is open
+        self._stop: Any = None  # of this session
         self._last: tuple[float, float] | None = None  # the time, and the seconds waited until then
 
     async def begin(self) -> None:
-        self._stop_watching()  # of a session that did not call `end`
-        self._wait_time = WaitTime(self._consumers, SessionHooks.of(self).stop)
-        self._last = None
+        self._stop, self._last = SessionHooks.of(self).stop, None
         self._timer.reset()  # the step may begin at 0 again
         await super().begin()
         self._output.claim("data_wait")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value
-        if self._wait_time is None or not self._timer.should_trigger_for_step(step):
+        if not self._timer.should_trigger_for_step(step):
             return
         self._timer.update_last_triggered_step(step)
-        at, waited = now(), self._wait_time.secs
+        at, waited = now(), self._consumers.waited(self._stop)
         if self._last is not None and at > self._last[0]:
             share = (waited - self._last[1]) / (at - self._last[0])
             self._output.add_scalar("data_wait", share, step)
             text, worker = "data wait: %.1f %% of the time", worker_of(run_context)
             show(self, text, 100 * share, step=step, worker=worker)
         self._last = (at, waited)
-
-    def _stop_watching(self) -> None:
-        wait_time, self._wait_time = self._wait_time, None
-        if wait_time is not None:
-            wait_time.close()
-
-    async def _finish(self) -> None:
-        self._stop_watching()
-        await super()._finish()

@@ -21,7 +21,7 @@ from .._hook import (
     begin_graph,
 )
 from .._stopping.coordinator import Coordinator
-from ..data._consumers import Consumers, WaitTime, consumers_of_last_stage
+from ..data._consumers import Consumers, consumers_of_last_stage
 from ..metrics._live import number_of
 from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
 from ._interval import Interval
@@ -63,22 +63,17 @@ class _DataWaitReading(Reading):
 
     def __init__(self, consumers: Consumers) -> None:
         self._consumers = consumers
-        self._wait_time: WaitTime | None = None
+        self._stop: Any = None
         self._last = 0.0
 
     def begin(self, session: SessionHooks) -> None:
-        self.close()  # of a session that was dropped
-        self._wait_time, self._last = WaitTime(self._consumers, session.stop), 0.0
+        self._stop = session.stop
+        self._last = self._consumers.waited(self._stop)
 
     def read(self, look: Look) -> float | None:
-        assert self._wait_time is not None
-        waited = self._wait_time.secs
+        waited = self._consumers.waited(self._stop)
         last, self._last = self._last, waited
         return min(1.0, max(0.0, waited - last) / look.secs) if look.secs > 0 else None
-
-    def close(self) -> None:
-        if self._wait_time is not None:
-            self._wait_time.close()
 
 
 class ValueReader:
@@ -248,8 +243,6 @@ class ValueReader:
 
     def close(self) -> None:
         """The session has ended, or was dropped."""
-        for wait in self._data_waits:
-            wait.close()
         leaving, self._leave = self._leave, []
         for leave in leaving:
             leave()
