@@ -6,23 +6,60 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
+from .._engine.stop import Stop
 from .._engine.sync import Lock
 from .._errors import InputError, InputStateError
 from .._hook import SessionRunContext
+from .._step.global_step import GlobalStep
 from .._stopping.session_stop import SessionStop
 from ._position import Position
 from ._prefetch import Buffered, Prefetch, Taken
 from ._sources import stage_of
 from ._stage import Phase, Stage, epoch_of, take_all
-from ._training_end import TrainingEnd
 
 logger = logging.getLogger("asynchooks")
+
+
+class TrainingEnd(Stop):
+    """What ends a consumer's wait: a stop, or the limit, which another worker may reach."""
+
+    def __init__(self, stop: Stop, step: GlobalStep) -> None:
+        self.stop = stop
+        self._step = step
+        self._forget: dict[Slot, Callable[[], None]] = {}
+
+    @property
+    def is_set(self) -> bool:  # type: ignore[override]
+        return self.stop.is_set or self._step.is_at_limit
+
+    @property
+    def step(self) -> GlobalStep:
+        """The step of the session that takes."""
+        return self._step
+
+    @property
+    def training(self) -> object:
+        """The training that ends, for comparison with others."""
+        return self._step.gate
+
+    def add(self, slot: Slot) -> None:
+        self.stop.add(slot)
+        limit = math.inf if self._step.limit is None else self._step.limit
+        self._forget[slot] = self._step.gate.watch(slot, limit)
+        if self.is_set:
+            slot.wake(STOPPED)
+
+    def discard(self, slot: Slot) -> None:
+        self.stop.discard(slot)
+        self._forget.pop(slot)()
 
 
 class CurrentRun:

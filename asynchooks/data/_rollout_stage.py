@@ -1,4 +1,4 @@
-"""Rollouts: the tasks, batches and position of `rollouts`.
+"""rollouts: a function of each item, of several at a time, in batches whose age is bounded.
 
 Which call may begin, and which results make a batch, `Ages` decides. Which items are finished, its
 `Position` knows: that counts the items of the source, of which a batch is made.
@@ -12,10 +12,12 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from inspect import isasyncgenfunction
 from typing import Any
 
+from .. import _check as check
 from .._engine.base import TIMED_OUT, Slot
-from .._engine.recording import Kind, Recorder
+from .._engine.recording import Kind
 from .._engine.stop import Stop
 from .._engine.threads import close_unrun
 from .._errors import is_input_end, is_stop, note_once, shown
@@ -24,11 +26,12 @@ from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
 from ._ages import Ages, Call, PublishedVersion
 from ._cancelled_once import CancelledOnce
+from ._consumers import TrainingEnd
 from ._position import Position
 from ._prefetch import Buffered, Taken, Task
 from ._rollout import Rollout, RolloutStage, RolloutStatistics, WhenStale
-from ._stage import Mark, Pair, Phase, Stage, State, no_epoch, saved_count, state_of
-from ._training_end import TrainingEnd
+from ._sources import Source, stage_of
+from ._stage import Mark, Pair, Phase, Stage, State, T, no_epoch, saved_count, state_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -40,6 +43,100 @@ _PATIENCE_SECS = 5.0
 """How long the learner waits for a version to be published before the log says so."""
 _MANY_REFUSED = 32
 """After how many batches' worth of refused results in a row the log says so."""
+
+
+def rollouts(
+    fn: Callable[[T], Awaitable[Any]],
+    source: Source[T],
+    batch_size: int,
+    *,
+    concurrency: int,
+    max_staleness: int,
+    when_stale: WhenStale = WhenStale.WAIT,
+    version: GlobalStep | None = None,
+    accept: Callable[[Any], bool] | None = None,
+    restart: Restart | None = None,
+    max_failures: int = 0,
+) -> RolloutStage:
+    """Batches of what an async function makes of each item, none of them too old.
+
+    For a learner that trains on what its own weights generate. When a call begins, the stage
+    writes down the version of the weights; when its result leaves in a batch, the staleness of
+    that: how many steps of the learner lie between those weights and the ones that the batch is
+    to train. A batch is put together when the learner asks for one, of the oldest results that
+    are ready, in the order of their items. A call is not begun if it could come too late even if
+    all that is under way came in order.
+
+    It is the last stage: behind another one its batches would be older than promised. Calls begin
+    when the learner asks for the first batch. Under `FeedHook` or `session.batches` it has a
+    position: items that were trained on, refused, dropped or given up as failed are finished, and
+    after a restore all others begin again, in their order, under the restored weights. Batch size,
+    concurrency and bound may differ then.
+
+    Args:
+        fn: async; takes an item and returns a result, as a rule a group of samples. It is
+            cancelled once: what it awaits to clean up goes on, for 30 s at most. See `shielded`
+            for a resource of each call.
+        source: see `asynchooks.data`.
+        batch_size: results in a batch, >= 1; the last batch may be smaller.
+        concurrency: items held, under way and ready ones together, >= `batch_size`. About
+            concurrency / batch_size is the mean staleness of a learner that is kept busy.
+        max_staleness: steps, >= 0. 0 is the synchronous loop, batch for batch. Where several
+            batches make one step, or the version is published every so many steps, it is at least
+            their number less one: with less the learner would wait for ever.
+        when_stale: what is done about results that would be older: see `WhenStale`.
+        version: the step that the weights in use have reached, published by the program when they
+            have arrived where `fn` uses them, not before. None: `fn` uses the weights that the
+            session trains, whose global step this is; without a session, one task reads the stage,
+            and each batch is trained on before it asks for the next.
+        accept: says of a result whether it is of use. One that is not is counted, and the next
+            item takes its place.
+        restart: how often, and after which pauses, a failed call is made again, with the weights
+            of then. None: not at all.
+        max_failures: how many items in a row may fail for good, >= 0; unlike in `map`, where all
+            count, a call that succeeds begins the count again. Of each a warning names the item
+            and the error; the next error ends training.
+
+    Raises:
+        TypeError, ValueError: an argument is not what it should be.
+        Exception: out of the iteration: what `fn` or `accept` raised, with a note that names the
+            item. What a task group in `fn` raised leaves without its group if it is alone in it.
+        TypeError: out of the iteration: `fn` returned nothing to await.
+
+    Example:
+        async def answer(prompt):
+            return prompt * 2  # ask the model, judge its answer
+
+        async with rollouts(answer, range(8), 4, concurrency=8, max_staleness=1) as groups:
+            async for group in groups:
+                assert [each.result for each in group] == [each.item * 2 for each in group]
+    """
+    check.async_function("fn", fn, "an async function that takes an item")
+    if isasyncgenfunction(fn) or isasyncgenfunction(type(fn).__call__):
+        raise TypeError(
+            f"fn is {shown(fn)}, an async generator; give an async function that returns one "
+            "result of an item, such as a list of samples, in place of yielding them"
+        )
+    batch_size = check.integer("batch_size", batch_size, least=1)
+    concurrency = check.integer(
+        "concurrency", concurrency, least=batch_size,
+        expected=f"an integer >= batch_size, which is {batch_size}: a batch must fit into it",
+    )  # fmt: skip
+    max_staleness = check.integer("max_staleness", max_staleness, least=0)
+    check.instance(
+        "when_stale", when_stale, WhenStale, "WhenStale.WAIT, WhenStale.ACCEPT or WhenStale.DROP"
+    )
+    if version is not None:
+        check.instance("version", version, GlobalStep, "a GlobalStep that the learner publishes")
+    if accept is not None:
+        check.function("accept", accept, "a function that takes a result and returns a bool")
+    if restart is not None:
+        check.instance("restart", restart, Restart, "Restart(max_attempts=...)")
+    max_failures = check.integer("max_failures", max_failures, least=0)
+    return Rollouts(
+        stage_of(source), fn, batch_size, concurrency, max_staleness, when_stale, version, accept,
+        restart, max_failures,
+    )  # fmt: skip
 
 
 class Rollouts(Buffered, RolloutStage):
@@ -91,7 +188,6 @@ class Rollouts(Buffered, RolloutStage):
         self._num_calls = 0  # under way, also those that are cancelled and clean up
         self._counts = Counter[str]() if state is None else _counts_in(state)
         self._staleness = Counter[int]()
-        self._misused: TypeError | None = None
         self._training_end: Stop | None = None  # of the session that asked last
         self._num_refused_in_a_row = 0
         self._is_timed = False  # the wait for room ends by itself, to say that the learner starves
@@ -203,44 +299,26 @@ class Rollouts(Buffered, RolloutStage):
     async def _make(self, call: Call, task: Task) -> None:
         """Call the function, again after a failure that allows it, and settle the item."""
         while True:
+            error: Exception | None = None
             try:
-                result, is_of_use = await self._attempt(call, task)
-            except Exception as raised:
-                error = _alone(raised)
-                if self._is_over or not call.is_held:
-                    self._note_clean_up(call, task, error)
-                    return
-                if is_stop(raised) and self._is_training_over:
-                    self._ages.withdraw(call)  # a wait of its own ended by the stop
-                    return
-                if raised is self._misused:
-                    self._name(call, error)
-                    self._fail(error)
-                    return
-                if not await self._may_try_again(call, error):
-                    return
+                is_of_use = await self._attempt(call, task)
             except BaseException as raised:
-                if self._engine.failure_in(raised) is None:
-                    raise
-                self._name(call, raised)
-                if not is_a(raised, "asyncio", "CancelledError"):  # an exit, say
-                    raise
-                # of something that it awaited, which was cancelled
-                error = RuntimeError(f"rollouts called what raised {raised!r}")
-                error.__cause__ = raised
-                if self._is_over or not call.is_held:
-                    return
-                if not await self._may_try_again(call, error):
-                    return
-            else:
+                error = self._failure_of(call, raised)
+            if self._is_over or not call.is_held:  # it is not wanted any more
+                if error is not None and task.is_unwanted and self._is_of_clean_up(error):
+                    logger.warning(
+                        "The call for item %d of %r was cancelled, and ended by an error: %r",
+                        call.place, self, error,
+                    )  # fmt: skip
+                return
+            if error is None:
                 break
+            if not await self._may_try_again(call, error):
+                return
             self._ages.withdraw(call)  # what comes now is younger
             self._stamp(call)
-        if self._is_over or not call.is_held:  # it did not mind its cancellation
-            return
         self._num_failures = 0  # they count in a row
         if is_of_use:
-            call.result = result
             self._ages.set_ready(call)
             self._num_refused_in_a_row = 0
         else:
@@ -248,55 +326,56 @@ class Rollouts(Buffered, RolloutStage):
             self._give_up(call, "refused")
             self._count_refused()
 
-    @property
-    def _is_training_over(self) -> bool:
-        return self._training_end is not None and self._training_end.is_set
-
-    def _attempt(self, call: Call, task: Task) -> Awaitable[tuple[Any, bool]]:
-        """`_result_of`, recorded if the stage is."""
-        if self._recorder is None:
-            return self._result_of(call, task)
-        return self._recorded_attempt(self._recorder, call, task)
-
-    async def _recorded_attempt(
-        self, recorder: Recorder, call: Call, task: Task
-    ) -> tuple[Any, bool]:
-        name = getattr(self._fn, "__name__", self.kind)
-        ident = self._first_ident + call.place
-        span = recorder.task_span(self._engine, Kind.CALL, name, ident)
+    async def _attempt(self, call: Call, task: Task) -> bool:
+        """Call the function; returns whether the result is of use."""
+        engine, recorder, span = self._engine, self._recorder, None
+        if recorder is not None:
+            name, ident = getattr(self._fn, "__name__", self.kind), self._first_ident + call.place
+            span = recorder.task_span(engine, Kind.CALL, name, ident)
+        begun = engine.stopwatch()
         try:  # a context manager would cost a plan of many calls a twentieth of its time
-            result = await self._result_of(call, task)
+            pending = self._fn(call.item)
+            if not isinstance(pending, Awaitable):
+                text = (
+                    f"fn returned {shown(pending)}, which cannot be awaited; give an async function"
+                )
+                return self._misuse(call, text)
+            call.result = await CancelledOnce(pending, engine, partial(self._shield, call, task))
+            accept = self._accept_result
+            answer: Any = accept is None or accept(call.result)
         except BaseException as error:
-            span.end(error)
+            if span is not None:
+                span.end(error)
             raise
-        span.end()
-        return result
-
-    async def _result_of(self, call: Call, task: Task) -> tuple[Any, bool]:
-        """(What the function returned, whether it is of use)."""
-        pending = self._fn(call.item)
-        if not isinstance(pending, Awaitable):
-            raise self._misuse(
-                f"fn returned {shown(pending)}, which cannot be awaited; give an async function"
-            )
-        on_cancelled = partial(self._shield, call, task)
-        begun = self._engine.stopwatch()
-        try:
-            result = await CancelledOnce(pending, self._engine, on_cancelled)
         finally:
-            self._clocks.add_call(self._engine.stopwatch() - begun)
-        if self._accept_result is None:
-            return result, True
-        answer: Any = self._accept_result(result)
+            self._clocks.add_call(engine.stopwatch() - begun)
+        if span is not None:
+            span.end()
         if isinstance(answer, Awaitable):
             close_unrun(answer)
-            raise self._misuse("accept is async; give a function that returns a bool")
-        return result, bool(answer)
+            return self._misuse(call, "accept is async; give a function that returns a bool")
+        return bool(answer)
 
-    def _misuse(self, text: str) -> TypeError:
+    def _misuse(self, call: Call, text: str) -> bool:
         """An error that every item would meet: it ends training at once."""
-        self._misused = TypeError(text)
-        return self._misused
+        error = TypeError(text)
+        self._name(call, error)
+        self._fail(error)
+        return False
+
+    def _failure_of(self, call: Call, raised: BaseException) -> Exception:
+        """What a call has failed with; raises what is no failure of one call."""
+        if isinstance(raised, Exception):
+            return _alone(raised)
+        if self._engine.failure_in(raised) is None:
+            raise raised
+        self._name(call, raised)
+        if not is_a(raised, "asyncio", "CancelledError"):  # an exit, say
+            raise raised
+        # of something that it awaited, which was cancelled
+        error = RuntimeError(f"rollouts called what raised {raised!r}")
+        error.__cause__ = raised
+        return error
 
     def _shield(self, call: Call, task: Task) -> None:
         """Its cancellation is delivered: what it awaits from now on is not cancelled."""
@@ -316,6 +395,9 @@ class Rollouts(Buffered, RolloutStage):
 
     async def _may_try_again(self, call: Call, error: Exception) -> bool:
         """Whether a failed call is made again, after a pause; else the item is settled."""
+        if is_stop(error) and self._training_end is not None and self._training_end.is_set:
+            self._ages.withdraw(call)  # a wait of its own ended by the stop
+            return False
         restart = self._restart
         call.num_failures += 1
         if restart is not None and call.num_failures <= restart.max_attempts:
@@ -335,14 +417,6 @@ class Rollouts(Buffered, RolloutStage):
 
     def _name(self, call: Call, error: BaseException) -> None:
         note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
-
-    def _note_clean_up(self, call: Call, task: Task, error: Exception) -> None:
-        """A call that is not wanted any more has ended by an error, perhaps of its clean-up."""
-        if task.is_unwanted and self._is_of_clean_up(error):
-            logger.warning(
-                "The call for item %d of %r was cancelled, and ended by an error: %r",
-                call.place, self, error,
-            )  # fmt: skip
 
     def _give_up(self, call: Call, why: str) -> None:
         """The item is finished, and is not trained on."""

@@ -26,8 +26,7 @@ from .._hook import (
 from .._running.hook_state import SharedState
 from ..backends._creator import close_raw
 from ..backends._raw_session import raw_session_of
-from ..data._consumers import Consumer, CurrentRun, consumers_of
-from ..data._training_end import TrainingEnd
+from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
 from ._input_position import saved_position
 from ._metrics import text_of
 

@@ -18,8 +18,7 @@ from asynchooks import DataWaitHook, FeedHook, GlobalStep, InputPositionHook, St
 from asynchooks._engine.stop import Stop
 from asynchooks._running.hook_state import load_hooks, save_hooks
 from asynchooks.data import Stage, batch, prefetch, shuffle, take
-from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, consumers_of
-from asynchooks.data._training_end import TrainingEnd
+from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, TrainingEnd, consumers_of
 
 from ..hooks.inputs import FromFunction, gated
 from ..support.helpers import settle
