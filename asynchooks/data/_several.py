@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, overload
 
 from .. import _check as check
-from .._errors import InputStructureError
+from .._errors import InputStateError, InputStructureError
 from ._shuffle import BLOCK, uniforms
 from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Stage, State, T, no_epoch, saved_count, state_of
@@ -61,11 +61,7 @@ def zip(*sources: Source[Any], strict: bool = False) -> Stage[tuple[Any, ...]]: 
     return Zip(_stages_of("zip", "zip(a, b)", sources), strict)
 
 
-@overload
-def chain(*sources: Source[T]) -> Stage[T]: ...
-@overload
-def chain(*sources: Source[Any]) -> Stage[Any]: ...
-def chain(*sources: Source[Any]) -> Stage[Any]:
+def chain(*sources: Source[T]) -> Stage[T]:
     """All items of the first source, then those of the second, and so on.
 
     It opens all sources at its beginning, so that a `prefetch` of a later one already reads ahead.
@@ -128,7 +124,13 @@ def _stages_of(kind: str, call: str, sources: Iterable[Any]) -> list[Stage[Any]]
 
 
 class Several(Stage[Any]):
-    """A mark has those of all its sources below, each behind the last item that it gave."""
+    """Chooses the source of the next item, until all have ended.
+
+    A mark has those of all sources below, each behind the last item that it gave.
+    """
+
+    _reads_on = False
+    """Whether all that is read at once may be of one source."""
 
     def _begin_sources(self, state: State | None, epoch: Epoch) -> None:
         num = len(self._sources)
@@ -139,12 +141,15 @@ class Several(Stage[Any]):
             each._begin(states[place], epoch)
 
     def _set(self, state: State | None) -> None:
+        state = self._at_first() if state is None else state
         self._marks: list[Mark] = [each._origin() for each in self._sources]
-        self._go_to(self._at_first() if state is None else state)
+        self._turn = saved_count(state["next"])
+        self._ended = [saved_count(each) for each in state["ended"]]  # sources
+        # read once more: a source with a position of its own has to meet the end of its pass
+        self._to_end = [each for each in self._ended if self._sources[each]._keeps_position()]
 
-    @abstractmethod
-    def _go_to(self, state: State) -> None:
-        """Go on where its own part of a state says."""
+    def _at_first(self) -> dict[str, Any]:
+        return {"next": 0, "ended": []}
 
     def _origin(self) -> Mark:
         if self._loaded is not None:
@@ -157,51 +162,48 @@ class Several(Stage[Any]):
     def _epoch_of(self, data: Any, below: list[Mark]) -> int:
         raise no_epoch(self)
 
-    def _marked(self, place: int, pairs: Sequence[Pair], data: dict[str, Any]) -> Sequence[Pair]:
-        """Items of one source, marked."""
-        marked: list[Pair] = []
-        for item, mark in pairs:
-            self._marks[place] = mark
-            marked.append((item, (self, data, list(self._marks))))
-        return marked
+    async def _pull(self, limit: int) -> Sequence[Pair]:
+        while self._to_end:
+            source = self._sources[self._to_end[-1]]
+            if await source._read(1):
+                raise InputStateError(
+                    f"{source!r} had ended at the saved position, and gives another item; give the "
+                    "source that it was saved of"
+                )
+            self._to_end.pop()
+        while len(self._ended) < len(self._sources):
+            place = self._chosen()
+            found = await self._sources[place]._read(limit if self._reads_on else 1)
+            self._turn += 1  # behind the read: one that is cancelled has chosen nothing
+            if not found:
+                self._ended.append(place)
+                continue
+            data, pairs = {"next": self._turn, "ended": list(self._ended)}, list[Pair]()
+            for item, self._marks[place] in found:
+                pairs.append((item, (self, data, list(self._marks))))
+            return pairs
+        return ()
+
+    @abstractmethod
+    def _chosen(self) -> int:
+        """Which source gives the next item; not one of those that have ended."""
 
 
 class Interleave(Several):
     kind = "interleave"
 
-    def _go_to(self, state: State) -> None:
-        self._next = saved_count(state["next"]) % len(self._sources)
-        self._has_ended = [False] * len(self._sources)
-
-    def _at_first(self) -> dict[str, Any]:
-        return {"next": 0}
-
-    async def _pull(self, limit: int) -> Sequence[Pair]:
-        while not all(self._has_ended):
-            place = self._next
-            pairs = () if self._has_ended[place] else await self._sources[place]._read(1)
-            self._has_ended[place] = not pairs
-            self._next = (place + 1) % len(self._sources)
-            if pairs:
-                return self._marked(place, pairs, {"next": self._next})
-        return ()
+    def _chosen(self) -> int:
+        while (place := self._turn % len(self._sources)) in self._ended:
+            self._turn += 1
+        return place
 
 
 class Chain(Several):
     kind = "chain"
+    _reads_on = True
 
-    def _go_to(self, state: State) -> None:
-        self._at = saved_count(state["at"])
-
-    def _at_first(self) -> dict[str, Any]:
-        return {"at": 0}
-
-    async def _pull(self, limit: int) -> Sequence[Pair]:
-        while self._at < len(self._sources):
-            if pairs := await self._sources[self._at]._read(limit):
-                return self._marked(self._at, pairs, {"at": self._at})
-            self._at += 1
-        return ()
+    def _chosen(self) -> int:
+        return len(self._ended)
 
 
 class Mix(Several):
@@ -212,32 +214,17 @@ class Mix(Several):
         self._weights = weights
         self._seed = seed
 
-    def _go_to(self, state: State) -> None:
-        self._num_drawn = saved_count(state["drawn"])
+    def _set(self, state: State | None) -> None:
+        super()._set(state)
         self._uniforms: list[float] = []
-        self._ended = [saved_count(each) for each in state["ended"]]
-
-    def _at_first(self) -> dict[str, Any]:
-        return {"drawn": 0, "ended": []}
-
-    async def _pull(self, limit: int) -> Sequence[Pair]:
-        while len(self._ended) < len(self._sources):
-            place = self._chosen()
-            pairs = await self._sources[place]._read(1)
-            self._num_drawn += 1  # behind the read: one that is cancelled has chosen nothing
-            if pairs:
-                data = {"drawn": self._num_drawn, "ended": list(self._ended)}
-                return self._marked(place, pairs, data)
-            self._ended.append(place)
-        return ()
 
     def _chosen(self) -> int:
-        """Which source is the next one; by the number of the draw, and what has ended by then."""
-        if not self._uniforms or self._num_drawn % BLOCK == 0:
-            self._uniforms = uniforms(self._seed, self._epoch, self._num_drawn)
+        """By the number of the draw, and what has ended by then."""
+        if not self._uniforms or self._turn % BLOCK == 0:
+            self._uniforms = uniforms(self._seed, self._epoch, self._turn)
         left = [each for each in range(len(self._sources)) if each not in self._ended]
         sums = list(accumulate(self._weights[each] for each in left))
-        drawn = self._uniforms[self._num_drawn % BLOCK] * sums[-1]
+        drawn = self._uniforms[self._turn % BLOCK] * sums[-1]
         return left[bisect(sums, drawn, hi=len(left) - 1)]
 
 
@@ -248,21 +235,25 @@ class Zip(Several):
         super().__init__(*sources)
         self._strict = strict
 
-    def _go_to(self, state: State) -> None:
+    def _set(self, state: State | None) -> None:
+        super()._set(state)
         self._row: list[Pair] = []  # of the next tuple; here, so that a cancellation loses none
+
+    def _chosen(self) -> int:
+        return len(self._row)
 
     async def _pull(self, limit: int) -> Sequence[Pair]:
         row = self._row
         while len(row) < len(self._sources):
-            pairs = await self._sources[len(row)]._read(1)
+            pairs = await self._sources[self._chosen()]._read(1)
             if not pairs:
                 if self._strict:
                     await self._check_all_ended(len(row))
                 return ()
             row += pairs
         self._row = []
-        items, self._marks = tuple([item for item, _ in row]), [mark for _, mark in row]
-        return ((items, (self, {}, self._marks)),)
+        mark = self, self._at_first(), [mark for _, mark in row]
+        return ((tuple([item for item, _ in row]), mark),)
 
     async def _check_all_ended(self, ended: int) -> None:
         for place, each in enumerate(self._sources):

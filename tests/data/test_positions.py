@@ -118,6 +118,8 @@ async def test_passes_that_take_cuts_of_a_source_that_is_made_anew_have_a_positi
 async def test_a_source_that_has_given_nothing_in_a_pass_keeps_its_number(kind: str) -> None:
     make = SAME_AGAIN[kind]
     await _check_every_restore(lambda: repeat(interleave([make(2), make(3)])))
+    await _check_every_restore(lambda: repeat(data.chain(make(2), make(3))))
+    await _check_every_restore(lambda: repeat(data.mix([make(2), make(3)], seed=1)))
 
 
 class Connection(AsyncEpochs):
