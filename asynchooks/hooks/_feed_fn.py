@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from .. import _check
 from .._engine.threads import is_async
@@ -17,6 +17,7 @@ from .._hook import (
 )
 from .._running.hook_state import PositionState, as_saved
 from ..backends._raw_session import raw_session_of
+from ..data._source_stage import has_methods
 
 Feeds = Mapping[Any, Any] | None
 
@@ -47,7 +48,8 @@ class FeedFnHook(SessionRunHook):
 
     def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
         self.feed_fn = _check.function("feed_fn", feed_fn, "a function that returns a feed_dict")
-        self._stateful = feed_fn if isinstance(feed_fn, _HasState) else None
+        has_state = has_methods(feed_fn, "state_dict", "load_state_dict")
+        self._stateful: Any = feed_fn if has_state else None
         self._is_coroutine = is_async(feed_fn) and self._stateful is None
         self._state_before: dict[str, Any] | None = None  # the present run, or one that failed
         self._run: SessionRunContext | None = None  # that one
@@ -64,7 +66,7 @@ class FeedFnHook(SessionRunHook):
             return self._state_before
         return {} if self._stateful is None else self._position(self._stateful)
 
-    def _position(self, stateful: _HasState) -> dict[str, Any]:
+    def _position(self, stateful: Any) -> dict[str, Any]:
         state = stateful.state_dict()
         is_one = isinstance(state, Mapping)  # else a save refuses it, and says so
         return PositionState(state, place=type(self.feed_fn).__qualname__) if is_one else state
@@ -123,10 +125,3 @@ class FeedFnHook(SessionRunHook):
         if self._state_before is None and self._stateful is not None:
             self._state_before = copy.deepcopy(self._position(self._stateful))
         return self.feed_fn()
-
-
-@runtime_checkable
-class _HasState(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
