@@ -287,8 +287,9 @@ class Stage(ABC, AsyncOnly, Generic[T]):
 
     def _wait_for(self, what: int) -> float:
         """From now on it waits for its source, its calls or its consumer; returns the time."""
-        now = self._engine.stopwatch()
-        self._clocks.wait_for(what, now)
+        now, clocks = self._engine.stopwatch(), self._clocks
+        clocks.secs[clocks.waits_for] += now - clocks.since
+        clocks.waits_for, clocks.since = what, now
         return now
 
     async def _read_into(self, pairs: list[Pair], size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,26 +132,20 @@ class Clocks:
     num_bytes: int = -1  # below 0: no item had a size
     num_failures: int = 0
     waits_for: int = CLOSED
-    _since: float = 0.0
-    _secs: list[float] = field(default_factory=lambda: [0.0] * 4)
-    _calls: dict[int, int] = field(default_factory=dict)  # how many took how long
-
-    def wait_for(self, what: int, now: float) -> None:
-        """From now on it waits for something else."""
-        self._secs[self.waits_for] += now - self._since
-        self.waits_for, self._since = what, now
+    since: float = 0.0
+    secs: list[float] = field(default_factory=lambda: [0.0] * 4)
+    _calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # by how long
 
     def shares(self, now: float) -> tuple[float, float, float, float]:
         """Seconds for which it was open, and the shares in which it waited."""
-        secs = list(self._secs)
-        secs[self.waits_for] += max(0.0, now - self._since)
+        secs = list(self.secs)
+        secs[self.waits_for] += max(0.0, now - self.since)
         total = sum(secs[:CLOSED])
         source, calls, consumer = (each / total if total else 0.0 for each in secs[:CLOSED])
         return total, source, calls, consumer
 
     def add_call(self, secs: float) -> None:
-        step = round(_STEPS * math.log(max(secs, _LEAST_SECS)))
-        self._calls[step] = self._calls.get(step, 0) + 1
+        self._calls[int(_STEPS * math.log(secs / _LEAST_SECS)) if secs > _LEAST_SECS else 0] += 1
 
     def quantile(self, part: float) -> float:
         """Seconds within which such a part of the calls ended; NaN where there were none."""
@@ -159,7 +154,7 @@ class Clocks:
         for step, count in calls:
             if left <= 0:
                 break
-            found = math.exp(step / _STEPS)
+            found = _LEAST_SECS * math.exp((step + 0.5) / _STEPS) if step else 0.0
             left -= count
         return found
 
