@@ -104,7 +104,8 @@ def mix(sources: Iterable[Any], *, seed: int, weights: Sequence[float] | None = 
     """
     stages = _stages_of("mix", "mix([a, b], seed=1)", sources)
     seed = check.integer("seed", seed)
-    weights = [1.0] * len(stages) if weights is None else list(weights)
+    given: Any = [1.0] * len(stages) if weights is None else weights
+    weights = list(check.instance("weights", given, Iterable, "a list of numbers > 0"))
     if len(weights) != len(stages):
         raise ValueError(
             f"weights is {weights}, and there are {len(stages)} sources; give one for each"
@@ -178,8 +179,10 @@ class Several(Stage[Any]):
             if not found:
                 self._ended.append(place)
                 continue
-            data, pairs = {"next": self._turn, "ended": list(self._ended)}, list[Pair]()
-            for item, self._marks[place] in found:
+            data = {"next": self._turn, "ended": list(self._ended)}
+            pairs: list[Pair] = []
+            for item, mark in found:
+                self._marks[place] = mark
                 pairs.append((item, (self, data, list(self._marks))))
             return pairs
         return ()

@@ -189,6 +189,11 @@ async def test_workers_with_feed_hooks_share_them() -> None:
             "there are 1 sources; give one",
         ),
         (
+            lambda: untyped.mix([[1]], seed=1, weights=2),
+            TypeError,
+            "^weights is 2; give a list of numbers > 0",
+        ),
+        (
             lambda: untyped.mix([[1]], seed=1, weights=[0]),
             ValueError,
             r"^weights\[0\] is 0; give a finite",
