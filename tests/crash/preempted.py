@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import signal
@@ -124,14 +123,3 @@ async def unread(pipe: Connection) -> None:
     async with MonitoredSession([hook], FunctionSessionCreator(dict)):
         pipe.send(("stuck",))
         print("x" * 1_000_000, flush=True)
-
-
-@on_backend
-async def with_faulthandler(pipe: Connection, path: Path) -> None:
-    """A handler that is not one of Python's: stacks of all threads at SIGUSR1."""
-    with path.open("w") as file:
-        faulthandler.register(signal.SIGUSR1, file=file)
-        async with MonitoredSession([PreemptionHook()], FunctionSessionCreator(dict)):
-            pass
-        signal.raise_signal(signal.SIGUSR1)
-        pipe.send(("alive",))

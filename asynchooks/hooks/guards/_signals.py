@@ -1,50 +1,144 @@
-"""What a guard that heeds signals needs of asyncio's event loop; on trio there is nothing to do."""
+"""Signals of the process: one handler for all hooks that heed some, and what event loops need."""
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
-import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from ..._engine.base import Engine
+from ..._log import fields
+
+logger = logging.getLogger("asynchooks")
 
 
-def wake_on_signals(engine: Engine) -> Callable[[], None]:
-    """Let a signal that any thread of the process gets wake the loop; returns what ends that.
+Take = Callable[[signal.Signals], bool]
+"""Called with a signal that came, in a handler: no locks and no log. Whether it is dealt with."""
 
-    Without it the loop may sleep on until its next timer, and Python's handler waits for that.
-    Only in the main thread. A loop that signals wake already, or that cannot watch a socket
-    (Windows' proactor, which looks at signals by itself), is left alone.
+
+class _Handler:
+    """The one handler of the process; where no hook takes a signal, it does what it did before.
+
+    Only the main thread can set handlers. A handler that was put over this one meanwhile stays.
     """
-    loop = engine.event_loop
-    if loop is None:
-        return lambda: None
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
 
-    def stop() -> None:
-        with suppress(NotImplementedError, RuntimeError):  # RuntimeError: the loop is closed
-            loop.remove_reader(ours)
-        current = signal.set_wakeup_fd(-1)
-        if current != theirs.fileno():  # replaced meanwhile
-            signal.set_wakeup_fd(current)
-        ours.close()
-        theirs.close()
+    def __init__(self) -> None:
+        # of each hook; replaced as a whole, as a signal may come anywhere
+        self._takes: dict[Take, list[signal.Signals]] = {}
+        self._found: dict[signal.Signals, Any] = {}
+        self._stop_waking: Callable[[], object] = bool
+        self._of_thread = threading.local()  # the signals that it blocked before it forked
 
+    def add(self, take: Take, signals: list[signal.Signals], engine: Engine) -> None:
+        """Have `take` called at these signals from now on; in the main thread."""
+        if not self._takes:
+            self._stop_waking = wake_on_signals(engine)
+        self._takes = {**self._takes, take: signals}
+        for each in signals:
+            found = signal.getsignal(each)
+            if found is None:
+                logger.warning(
+                    "%s has a handler that is not Python's, and could not be put back: it stays",
+                    each.name,
+                    extra=fields("PreemptionHook"),
+                )
+            elif found != self._handle:
+                self._found[each] = found  # first, as the signal may come at once
+                signal.signal(each, self._handle)
+
+    def remove(self, *takes: Take) -> None:
+        """Put back what no other hook needs; may be called again, and should be in the main thread.
+
+        In another one the handlers stay, and do what those did that they replaced.
+        """
+        self._takes = {take: of for take, of in self._takes.items() if take not in takes}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for each in self._found.keys() - set().union(*self._takes.values()):
+            if signal.getsignal(each) == self._handle:  # else another one was put over it
+                signal.signal(each, self._found[each])
+            del self._found[each]
+        if not self._takes:
+            self._stop_waking()
+            self._stop_waking = bool
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread, between any two of its instructions."""
+        received = signal.Signals(number)
+        answers = [take(received) for take, of in self._takes.items() if received in of]
+        if any(answers):
+            return
+        found = self._found.get(received, signal.SIG_DFL)
+        if callable(found):
+            found(number, frame)
+        elif found is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def block(self) -> None:
+        """Before a fork: a signal that the child got before its handlers are back would be lost.
+
+        Python drops what has come to a child by then: 300 of 300 that were sent at once.
+        """
+        self._of_thread.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._found)
+
+    def unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.blocked)
+
+    def put_back_in_child(self) -> None:
+        """After a fork: no session goes on in the child, so signals do there what they did."""
+        if self._takes:
+            self._stop_waking = bool  # it would look at the parent's event loop,
+            self.remove(*self._takes)
+            signal.set_wakeup_fd(-1)  # which a signal would wake
+        self.unblock()
+
+
+HANDLER = _Handler()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=HANDLER.block,
+        after_in_parent=HANDLER.unblock,
+        after_in_child=HANDLER.put_back_in_child,
+    )
+
+
+def checked_signals(signals: Iterable[object]) -> list[signal.Signals]:
+    """They as signals that a program can handle, each once."""
+    if isinstance(signals, (int, str)) or not isinstance(signals, Iterable):
+        raise TypeError(f"signals is {signals!r}; give several: [signal.SIGTERM]")
+    return list(dict.fromkeys(map(_checked, signals)))
+
+
+def _checked(number: object) -> signal.Signals:
     try:
-        loop.add_reader(ours, ours.recv, 4096)
-    except NotImplementedError:
-        stop()
-        return lambda: None
-    found = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    if found != -1:  # uvloop, or asyncio after add_signal_handler
-        signal.set_wakeup_fd(found)
-        stop()
-        return lambda: None
-    return stop
+        checked = signal.Signals(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"signals holds {number!r}; give signals, such as signal.SIGTERM") from None
+    if checked.name in ("SIGKILL", "SIGSTOP"):
+        raise ValueError(f"signals holds {checked.name}, which no program can handle; leave it out")
+    return checked
+
+
+def wake_on_signals(engine: Engine) -> Callable[[], object]:
+    """Let a signal wake asyncio's loop at once; returns what ends that.
+
+    Else a signal that comes while the loop falls asleep, or to another thread, is seen at the next
+    timer only, as Python's handlers wait for the main thread. asyncio's loop watches for signals
+    while it has a handler of any: SIGURG serves for that, which nothing else uses. trio and uvloop
+    always watch, and Windows' loop does by itself.
+    """
+    loop, unused = engine.event_loop, getattr(signal, "SIGURG", None)
+    present = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(present)
+    if loop is None or unused is None or present != -1:
+        return bool
+    loop.add_signal_handler(unused, bool)
+    return lambda: loop.remove_signal_handler(unused)
 
 
 def expect_exit(engine: Engine, error: BaseException) -> BaseException:
@@ -56,17 +150,14 @@ def expect_exit(engine: Engine, error: BaseException) -> BaseException:
     loop = engine.event_loop
     if loop is None:
         return error
-    report = loop.get_exception_handler()
+    report = loop.get_exception_handler() or type(loop).default_exception_handler
 
     def handle(loop: Any, context: dict[str, Any]) -> None:
         found = context.get("exception")
-        if isinstance(found, BaseExceptionGroup):
-            found = error if found.split(lambda each: each is error)[1] is None else found
-        if found is error:
-            return
-        if report is None:
-            loop.default_exception_handler(context)
-        else:
+        is_exit = found is error or (
+            isinstance(found, BaseExceptionGroup) and found.split(lambda e: e is error)[1] is None
+        )
+        if not is_exit:
             report(loop, context)
 
     loop.set_exception_handler(handle)

@@ -89,7 +89,7 @@ async def test_the_signal_leaves_after_the_end_of_all_hooks(
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warnings == [
         f"{number.name}: training stops, and its hooks end, within 25 s. Another "
-        "signal, after 1 s, ends the process at once"
+        "signal, after 1 s, does what it did without the hook"
     ]
 
 
@@ -225,6 +225,35 @@ async def test_a_users_own_handler_is_put_back_and_gets_the_next_signal() -> Non
         sigterm()
         assert seen == [signal.SIGTERM]
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+async def test_a_users_own_handler_gets_a_second_signal_after_the_window() -> None:
+    seen: list[int] = []
+    with handlers_are_kept():
+        signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        with pytest.raises(SystemExit):
+            async with session_with(PreemptionHook(same_signal_secs=0)) as session:
+                sigterm()
+                assert seen == []
+                sigterm()
+                assert seen == [signal.SIGTERM]
+                await train(session)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+async def test_a_handler_that_was_put_over_the_hooks_stays() -> None:
+    seen: list[int] = []
+
+    def over(number: int, frame: Any) -> None:
+        seen.append(number)
+
+    with handlers_are_kept():
+        async with session_with():
+            signal.signal(signal.SIGTERM, over)
+        assert signal.getsignal(signal.SIGTERM) is over
+        sigterm()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert seen == [signal.SIGTERM]
 
 
 def test_the_event_loops_own_handler_of_ctrl_c_is_put_back() -> None:
