@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from .hooks import LoggingTensorHook as LoggingTensorHook
     from .hooks import LoopLag as LoopLag
     from .hooks import LoopLagHook as LoopLagHook
+    from .hooks import Metric as Metric
     from .hooks import MetricsHook as MetricsHook
     from .hooks import NanTensorHook as NanTensorHook
     from .hooks import OnStall as OnStall
@@ -216,6 +217,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "LoggingTensorHook",
     "LoopLag",
     "LoopLagHook",
+    "Metric",
     "MetricError",
     "MetricsHook",
     "Mode",

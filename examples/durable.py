@@ -80,20 +80,20 @@ async def main(directory: str, last_step: int) -> None:
         return {"accuracy": value}
 
     evaluation = ah.EvaluationHook(evaluate, every_n_steps=100, mode=ah.Evaluate.EXCLUSIVE)
-    accuracy = evaluation.metric("accuracy")
+    accuracy = evaluation.metric("accuracy", mode="max")
     hooks = [
         ah.PreemptionHook(deadline_secs=20),
         ah.StopAtStepHook(last_step=last_step),
         ah.NanTensorHook("loss"),
         ah.FeedFnHook(Batches(train_x, train_y, seed=1)),
         evaluation,
-        ah.EarlyStoppingHook(accuracy, patience=10, mode=ah.Mode.MAX, restore_best=True),
+        ah.EarlyStoppingHook(accuracy, patience=10, restore_best=True),
         ah.CheckpointSaverHook(
             directory,
             save_steps=100,
             saver=ah.StateDictSaver(weights=model.weights),
             background=True,
-            retention=ah.Retention(max_to_keep=3, keep_best=1, mode=ah.Mode.MAX),
+            retention=ah.Retention(max_to_keep=3, keep_best=1),
             metric=accuracy,
         ),
     ]

@@ -90,8 +90,8 @@ async def main(directory: str, last_step: int) -> None:
     source = prefetch(batches, NUM_WORKERS)
 
     evaluation = ah.EvaluationHook(training.evaluate, every_n_steps=EVERY)
-    accuracy = evaluation.metric("accuracy")
-    stopping = ah.EarlyStoppingHook(accuracy, patience=8, mode=ah.Mode.MAX, restore_best=True)
+    accuracy = evaluation.metric("accuracy", mode="max")
+    stopping = ah.EarlyStoppingHook(accuracy, patience=8, restore_best=True)
     saving = ah.CheckpointSaverHook(
         directory,
         save_steps=200,
@@ -102,7 +102,7 @@ async def main(directory: str, last_step: int) -> None:
             generator=Generator(),
         ),
         background=True,
-        retention=ah.Retention(max_to_keep=2, keep_best=1, mode=ah.Mode.MAX),
+        retention=ah.Retention(max_to_keep=2, keep_best=1),
         metric=accuracy,
     )
     creator = ah.SharedSessionCreator(training.step, NUM_WORKERS)

@@ -59,64 +59,33 @@ def ask_for_mode(what: str, advice: str) -> Mode:
     return Mode.MIN
 
 
-_SMALLER = re.compile(
-    "loss|logloss|error|err|perplexity|ppl|mse|rmse|mae|mape|nll|bce|crossentropy|cost|wer|cer|fid"
-    "|brier|regret"
-)
-_LARGER = re.compile(
-    "accuracy|acc|auc|auroc|auprc|rocauc|f1|fscore|fbeta|reward|score|precision|recall|return|r2"
-    "|bleu|rouge|meteor|iou|miou|dice|ap|ndcg|mrr|psnr|ssim|kappa|mcc|specificity|sensitivity"
-)
-_NEGATING = re.compile(
-    "neg|negative|negated|minus|inverse|inverted|inv|not|non|no|without|delta|diff|difference"
-    "|change"
-)
-_NEUTRAL = re.compile(
-    "mean|avg|average|median|total|sum|rate|per|macro|micro|weighted|top|epoch|step|batch|token"
-    "|sample|train|training|val|valid|validation|dev|test|eval|evaluation|ema|smoothed|fn|[a-z]"
-)
-"""What may stand behind the word that says it: `reward_mean`, `f1_macro`, `loss_1`."""
-_SUBTRACTED = re.compile(r"\W*[0-9.]*\s*[-\u2212\u2013/]|1_")
-"""How `1-accuracy`, `100 - acc` and `-loss` begin."""
+_SAYS = {
+    Mode.MIN: re.compile(
+        r"(loss|error|err|perplexity|ppl|mse|rmse|mae|nll|bce|crossentropy|cost|wer|fid)\d*"
+    ),
+    Mode.MAX: re.compile(
+        r"(accuracy|acc|auc|ap|map|f1|r2|reward|return|score|precision|recall|bleu|rouge|iou"
+        r"|dice)\d*"
+    ),
+}
+_BEHIND = re.compile("mean|avg|macro|micro|rate")
+"""What may stand behind the word that says it: `reward_mean`, `f1_macro`, `error_rate`."""
+_TURNING = re.compile("neg|negative|minus|inverse|not|diff|delta")
 
 
 def mode_of(name: str) -> Mode | None:
-    """The mode that a metric's name says; None where it says none, or where two words disagree.
+    """The mode that a metric's name says plainly, as its last word.
 
-    Of `eval/accuracy` the last part counts, and in it the last word that is not neutral must be a
-    word for a loss or for a score.
+    Of `eval/accuracy` the last part counts. None where it says none, where two words disagree, and
+    where it begins as `1 - accuracy` and `-loss` do.
     """
-    if _SUBTRACTED.match(name):
+    last = name.removesuffix(":0").rpartition("/")[2]
+    if any(re.match(r"[-\d]", each) for each in (name, last)):
         return None
-    last = re.sub(r":\d+$", "", name).rpartition("/")[2]  # of a tensor `loss:0`
-    if _SUBTRACTED.match(last):
-        return None
-    words = _words(last)
-    if not any(map(_mode_of_word, words)):  # perhaps valLoss
-        words = _words(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last))
-    while words and _is_neutral(words[-1]):
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last).lower()  # valLoss
+    words = re.findall(r"[a-z]+\d*", text.replace("cross_entropy", "crossentropy"))
+    while words and _BEHIND.fullmatch(words[-1]):
         words.pop()
-    modes = {_mode_of_word(word) for word in words} - {None}
-    is_plain = len(modes) == 1 and _mode_of_word(words[-1]) is not None
-    return modes.pop() if is_plain and not any(map(_NEGATING.fullmatch, words)) else None
-
-
-def _words(text: str) -> list[str]:
-    text = re.sub(r"cross[\W_]*entropy", "crossentropy", text.lower())
-    return re.findall(r"[a-z]+[0-9]*|[0-9]+", text)
-
-
-def _is_neutral(word: str) -> bool:
-    plain = word.rstrip("0123456789")
-    return _mode_of_word(word) is None and (not plain or bool(_NEUTRAL.fullmatch(plain)))
-
-
-def _mode_of_word(word: str) -> Mode | None:
-    """Of one word, also in the plural and with a number: `losses`, `acc5`."""
-    plain = word.rstrip("0123456789")
-    for each in (word, plain, plain.removesuffix("s"), plain.removesuffix("es")):
-        if _SMALLER.fullmatch(each):
-            return Mode.MIN
-        if _LARGER.fullmatch(each):
-            return Mode.MAX
-    return None
+    said = {mode for mode, says in _SAYS.items() if any(map(says.fullmatch, words))}
+    is_last = len(said) == 1 and any(says.fullmatch(words[-1]) for says in _SAYS.values())
+    return said.pop() if is_last and not any(map(_TURNING.fullmatch, words)) else None

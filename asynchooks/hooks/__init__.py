@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ._history import HistoryHook as HistoryHook
     from ._input_position import InputPositionHook as InputPositionHook
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
+    from ._metrics import Metric as Metric
     from ._metrics_hook import MetricsHook as MetricsHook
     from ._step_counter import StepCounterHook as StepCounterHook
     from ._stop_at_step import StopAtStepHook as StopAtStepHook
@@ -50,6 +51,7 @@ _PLACES = {
     "LoggingTensorHook": "_logging_tensor",
     "LoopLag": "guards._loop_lag",
     "LoopLagHook": "guards._loop_lag",
+    "Metric": "_metrics",
     "MetricsHook": "_metrics_hook",
     "NanTensorHook": "guards._nan_tensor",
     "OnStall": "guards._stall",

@@ -23,7 +23,7 @@ from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
 from ..checkpoints import Checkpoint, Mode
-from ._metrics import MetricReader
+from ._metrics import Metric
 from .checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
@@ -37,13 +37,14 @@ class EarlyStoppingHook(SessionRunHook):
     training that had stopped stops again as soon as it is resumed, unless `patience` is greater.
 
     Args:
-        metric: fetches of one number; `evaluation.metric("accuracy")`; or a function that returns
-            a number, or None when there is nothing to look at.
+        metric: fetches of one number; `evaluation.metric("accuracy")`; a function that returns a
+            number, or None when there is nothing to look at; or a `Metric` of these.
         patience: looks in a row without improvement before the stop, >= 1.
         min_delta: how much a value must exceed the best one to be better, >= 0.
-        mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is, or their texts. None takes
-            it from the name of the metric, or of the function, where that is plain, as `val_loss`
-            or `accuracy` are; otherwise a warning asks for it, and smaller is better.
+        mode: short for the metric's own, `Metric(..., mode=...)`: `Mode.MIN` if smaller is better,
+            `Mode.MAX` if larger is, or their texts. If neither says it, the name does where that is
+            plain, as `val_loss` or `accuracy` are; otherwise a warning asks for it, and smaller is
+            better.
         restore_best: whether a training that this hook has stopped ends, when no worker trains any
             more, with the model of the best checkpoint. A CheckpointSaverHook of the session must
             have the same `metric`, and `retention=Retention(keep_best=1)`, and on a graph
@@ -51,10 +52,12 @@ class EarlyStoppingHook(SessionRunHook):
             are then those of that checkpoint.
 
     Raises:
-        ValueError, TypeError: an argument is out of its range, or of another type.
+        ValueError, TypeError: an argument is out of its range, or of another type, or `mode` is
+            not the metric's own.
         RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook, or with
             several, or the EvaluationHook of the metric is not in the session.
-        ValueError: when opening: that CheckpointSaverHook has another mode.
+        ValueError: when opening: a CheckpointSaverHook keeps the best by the same metric, in the
+            other mode.
         MetricError: out of `run`: the metric is NaN, or no number.
 
     Source: the idea and the arguments are those of Keras's `EarlyStopping`.
@@ -65,7 +68,7 @@ class EarlyStoppingHook(SessionRunHook):
 
     uses_default_graph = False
     _fetches_are = "the metric"
-    _shown = (("metric", "_metric"), ("patience", "_patience"), ("mode", "_mode"))
+    _shown = (("metric", "_metric.source"), ("patience", "_patience"), ("mode", "_mode"))
 
     def __init__(
         self,
@@ -76,24 +79,21 @@ class EarlyStoppingHook(SessionRunHook):
         mode: Mode | str | None = None,
         restore_best: bool = False,
     ) -> None:
-        if metric is None:
-            raise TypeError('metric is None; give fetches, such as "loss", or a function')
-        self._metric = metric
+        self._metric = Metric.of(metric, mode, "EarlyStoppingHook")
         looks = "an integer number of looks >= 1"
         self._patience = _check.integer("patience", patience, least=1, expected=looks)
         self._min_delta = _check.number(
             "min_delta", min_delta, least=0, finite=False, expected="a number >= 0"
         )
-        advice = "Give EarlyStoppingHook mode=Mode.MIN if smaller is better, else mode=Mode.MAX"
-        self._mode = MetricReader(metric).mode(mode, advice)
+        self._mode = self._metric.mode
         self._restores_best = restore_best
-        self.uses_default_graph = callable(metric)  # which is the user's
+        self.uses_default_graph = self._metric.args is None  # perhaps the user's function
         self._saver: CheckpointSaverHook | None = None
         self._stop_of_session: SessionStop | None = None  # those of its session; None by hand
         self._forget()
 
     def _forget(self) -> None:
-        self._reader = MetricReader(self._metric)
+        self._last_taken: int | None = None  # the step of the last evaluation that was looked at
         self._best: float | None = None
         self._best_step: int | None = None
         self._num_worse = 0
@@ -118,41 +118,30 @@ class EarlyStoppingHook(SessionRunHook):
 
     def _find_saver(self, hooks: Sequence[Any]) -> None:
         """Find what this hook needs among the session's hooks, each of which has begun."""
-        self._reader.check_is_taken(hooks, "EarlyStoppingHook")
+        self._metric.check_is_taken(hooks, "EarlyStoppingHook")
+        found = {id(each): each for each in hooks if isinstance(each, CheckpointSaverHook)}
+        savers = [(each.best_by, each) for each in found.values() if each.best_by is not None]
+        same = [(by, each) for by, each in savers if by.is_same(self._metric)]
+        for by, saver in same:
+            if by.mode is not self._mode:
+                raise ValueError(
+                    f"{self!r} and {saver!r} decide by one metric, {self._metric.shown}, the one "
+                    f"in {self._mode}, the other in {by.mode}; say it once, and give both the same "
+                    f'metric: Metric({self._metric.shown}, mode="{self._mode.value}")'
+                )
         if current_stand_in() is not None or not self._restores_best:
             return  # a plan saves nothing that could be restored
-        found = {id(each): each for each in hooks if isinstance(each, CheckpointSaverHook)}
-        savers = [each for each in found.values() if each.best_mode is not None]
-        same = [each for each in savers if each.has_metric(self._reader)]
-        metric = self._reader.shown
-        if not savers:
+        if len(same) != 1:
+            others = ", ".join(sorted(by.shown for by, _ in savers)) or "none"
             raise RuntimeError(
-                "EarlyStoppingHook(restore_best=True) finds no checkpoint to restore: give the "
-                "session a CheckpointSaverHook(..., retention=Retention(keep_best=1), "
-                f"metric={metric}), on a graph with background=True"
+                f"EarlyStoppingHook(restore_best=True) got {len(same)} CheckpointSaverHooks that "
+                f"keep the best by {self._metric.shown}, of those that keep it by: {others}; "
+                "expected one, whose checkpoint it restores. Give the session one "
+                f"CheckpointSaverHook(..., metric={self._metric.shown}, "
+                "retention=Retention(keep_best=1)), on a graph with background=True (of functions, "
+                "give both hooks the same object)"
             )
-        if not same:
-            others = ", ".join(sorted(each.metric_shown for each in savers))
-            raise RuntimeError(
-                f"EarlyStoppingHook(restore_best=True) decides by the metric {metric}, and the "
-                f"session's CheckpointSaverHook keeps the best by {others}: it would restore "
-                f"another model; give both the same metric (of functions, the same object)"
-            )
-        modes = [each for each in same if each.best_mode is self._mode]
-        if not modes:
-            raise ValueError(
-                f"EarlyStoppingHook(mode={self._mode}, restore_best=True) got a "
-                f"CheckpointSaverHook that keeps the best by {same[0].best_mode}, expected "
-                f"{self._mode}: it would restore another model; give both the same mode: "
-                f"Retention(keep_best=1, mode={self._mode})"
-            )
-        if len(modes) > 1:
-            raise RuntimeError(
-                f"EarlyStoppingHook(restore_best=True) got {len(modes)} CheckpointSaverHooks that "
-                f"keep the best by {metric}, expected one, as they may have saved other steps: "
-                "leave keep_best out of the others' retention"
-            )
-        self._saver = modes[0]
+        self._saver = same[0][1]
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         if self._num_worse >= self._patience:  # the restored training has stopped already
@@ -160,10 +149,10 @@ class EarlyStoppingHook(SessionRunHook):
             coord.request_stop(reason=reason, all_workers=True)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        return self._reader.args
+        return self._metric.args
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self._reader.args is not None:
+        if self._metric.args is not None:
             self._look(run_context, run_values.results)
         else:
 
@@ -181,12 +170,16 @@ class EarlyStoppingHook(SessionRunHook):
             saver.checkpointer.restore_best_at_end(self._take_best)
 
     def _look(self, run_context: SessionRunContext, results: Any) -> None:
-        is_of_run = self._reader.args is not None
+        is_of_run = self._metric.args is not None
         step = run_context.step if is_of_run else run_context.global_step.value
-        taken = self._reader.read(results, step)
+        taken = self._metric.read(results, step)
         if taken is None:
             return
         step, value = taken
+        if self._metric.result is not None:  # each evaluation is looked at once
+            if step == self._last_taken:
+                return
+            self._last_taken = step
         best = self._best
         if best is None or self._mode.is_better(value, best, by=self._min_delta):
             self._best, self._best_step, self._num_worse = value, step, 0
@@ -230,9 +223,9 @@ class EarlyStoppingHook(SessionRunHook):
             "best": self._best,
             "best_step": self._best_step,
             "num_worse": self._num_worse,
-            "metric": self._reader.state_dict(),
+            "metric": {"last_taken": self._last_taken},
         }
-        return HookState(state, **self._reader.identity)
+        return HookState(state, **self._metric.identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         best, step = state["best"], state["best_step"]
@@ -241,4 +234,5 @@ class EarlyStoppingHook(SessionRunHook):
             step = _check.integer("the saved best_step", step, least=0)
         self._best, self._best_step = best, step
         self._num_worse = _check.integer("the saved num_worse", state["num_worse"], least=0)
-        self._reader.load_state_dict(state["metric"])
+        last = state["metric"]["last_taken"]
+        self._last_taken = None if last is None else _check.integer("last_taken", last, least=0)

@@ -21,8 +21,9 @@ from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
 from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
+from ..checkpoints import Mode
 from ..metrics._live import to_float
-from ._metrics import Metric, Results
+from ._metrics import Metric, Result, Results
 from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
@@ -178,13 +179,18 @@ class EvaluationHook(TimedOutputHook):
         """The step at which the evaluation that gave `latest` began."""
         return self._results.latest_step
 
-    def metric(self, key: str) -> Metric:
+    def metric(self, key: str, mode: Mode | str | None = None) -> Metric:
         """One of the results, for `EarlyStoppingHook` or `CheckpointSaverHook` to decide by.
 
         Called, it returns the newest value, None before the first; MetricError if evaluations give
         no result of that name.
+
+        Args:
+            key: its name among the results.
+            mode: whether smaller or larger is better, where the name does not say it; a `Mode`, or
+                "min" or "max".
         """
-        return Metric(self._results, key, self)
+        return Metric(Result(self._results, key, self), mode)
 
     def state_dict(self) -> dict[str, Any]:
         """When the last evaluation began, and the newest results; not those that still run."""

@@ -77,33 +77,26 @@ class Results:
         self._are_of_this_session = latest is not None
 
 
-class Metric:
-    """One of the results of the evaluations of `owner`, a hook: `EvaluationHook.metric`.
+class Result:
+    """One of the results of the evaluations of `owner`, a hook.
 
     All its methods raise MetricError where the evaluations give no result called `key`.
     """
 
     def __init__(self, results: Results, key: str, owner: Any) -> None:
-        self._results = results
-        self._key = key
-        self.owner = owner
-
-    @property
-    def key(self) -> str:
-        """Its name among the results."""
-        return self._key
+        self._results, self.key, self.owner = results, key, owner
 
     @property
     def name(self) -> str:
         """Its tag in TensorBoard, `<name of the evaluations>/<key>`."""
-        return f"{self._results.name}/{self._key}"
+        return f"{self._results.name}/{self.key}"
 
     def follow(self, take: Callable[[int, float], None]) -> Callable[[], None]:
         """Call `take` with the step and the value of each result; returns what ends that."""
         results = self._results
 
         def on_results(step: int, numbers: Mapping[str, float]) -> None:
-            take(step, results.of(self._key, numbers, step))
+            take(step, results.of(self.key, numbers, step))
 
         def leave() -> None:
             results.followers = tuple(each for each in results.followers if each is not on_results)
@@ -113,7 +106,7 @@ class Metric:
 
     def newest(self) -> tuple[int, float] | None:
         """The step that was evaluated last, and the value; None if none was."""
-        return self._results.newest(self._key)
+        return self._results.newest(self.key)
 
     def at(self, step: int) -> float | None:
         """The value at this step of the present session; None if another one was evaluated last."""
@@ -129,143 +122,168 @@ class Metric:
                 f"never be taken; add it: MonitoredSession([{name.lower()}, ...])"
             )
 
-    def of(self, results: Mapping[str, float]) -> float | None:
-        """The value in results of one evaluation, perhaps NaN; None if it gave none."""
-        return results.get(self._key)
-
-    def __call__(self) -> float | None:
-        """The last value; None if there is none yet."""
-        newest = self.newest()
-        return None if newest is None else newest[1]
-
     def __repr__(self) -> str:
-        return f"{self.owner!r}.metric({self._key!r})"
+        return f"{self.owner!r}.metric({self.key!r})"
 
 
-class MetricReader:
-    """How one hook reads the metric that its user gave.
+class Metric:
+    """A number by which hooks decide, and whether smaller or larger is better.
 
-    All its methods raise MetricError where the metric is missing, or not a number.
+    You make it, or `EvaluationHook.metric` does, and give it to an `EarlyStoppingHook`, to a
+    `CheckpointSaverHook` that keeps the best, or to both: so the direction is told once. Where the
+    name of the output, of the result or of the function says it plainly, as `val_loss` and
+    `accuracy` do, it need not be told, and these hooks take the name or the function as it is.
 
     Args:
-        metric: fetches of one number, a `Metric`, or a function that returns a number or None.
+        source: fetches of one number, such as "loss"; or a function that returns a number, or None
+            where there is none.
+        mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is, or their texts. None takes
+            it from the name; if that says nothing, the first hook that has to know logs a warning,
+            and smaller is better.
+
+    Raises:
+        TypeError, ValueError: `source` is None, or `mode` no mode.
+        MetricError: when called: the evaluations give no such result.
+
+    Example:
+        returns = Metric("episode_return", mode="max")
+        keeping = Retention(keep_best=1)
+        hooks = [
+            EarlyStoppingHook(returns, patience=10, restore_best=True),
+            CheckpointSaverHook(
+                "best", save_steps=1, saver=saver, metric=returns, retention=keeping
+            ),
+        ]
     """
 
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
-        self.evaluation = metric if isinstance(metric, Metric) else None
-        self.args = None if callable(metric) else SessionRunArgs(metric)
-        self._last_taken: int | None = None
+    def __init__(self, source: Any, mode: Mode | str | None = None) -> None:
+        if source is None:
+            raise TypeError('metric is None; give fetches, such as "loss", or a function')
+        self.source = source
+        self.result = source if isinstance(source, Result) else None
+        self.args = None if callable(source) or self.result else SessionRunArgs(source)
+        self.told = checked_mode(mode)
+        name = _name_of(source)
+        self._mode = self.told or (None if name is None else mode_of(name))
+
+    @classmethod
+    def of(cls, given: Any, mode: object, taker: str) -> Metric:
+        """The metric that was given to a hook, with the mode that was given beside it.
+
+        Raises:
+            ValueError: each has a mode, and not the same one; `taker` begins the message.
+        """
+        metric, told = given if isinstance(given, cls) else cls(given), checked_mode(mode)
+        if told is None:
+            return metric
+        if metric.told not in (None, told):
+            raise ValueError(
+                f"{taker} got mode={told}, and {metric!r}, which says {metric.told}; say it once, "
+                "on the metric"
+            )
+        return cls(metric.source, told)
 
     @property
-    def is_function(self) -> bool:
-        """Whether the user's function gives it; else the run or the evaluation of a step does."""
-        return self.evaluation is None and self.args is None
+    def mode(self) -> Mode:
+        """Which is better; where nothing says it, the first look asks for it in the log."""
+        if self._mode is None:
+            advice = (
+                'Say it on the metric: Metric(..., mode="max"), evaluation.metric(..., mode="max")'
+            )
+            self._mode = ask_for_mode(f"The name of the metric {self.shown}", advice)
+        return self._mode
 
     @property
     def shown(self) -> str:
         """It, for messages."""
-        return named(self._metric)
+        return named(self.source)
 
     @property
-    def output(self) -> str | None:
-        """The name of the one output that it is; None if it is none."""
-        return self._metric if isinstance(self._metric, str) else None
+    def name(self) -> str | None:
+        """The tag of an evaluation's result, or the name of the output; None if it has none."""
+        return _name_of(self.source) if self.result is None else self.result.name
 
-    def mode(self, given: object, advice: str) -> Mode:
-        """The mode that was given, or else the one that the metric's name says.
+    @property
+    def identity(self) -> dict[str, str]:
+        """What tells the state of a hook that decides by it from others; see `HookState`."""
+        if self.args is None and self.result is None:  # a function, which may be renamed
+            return {"place": getattr(self.source, "__qualname__", "")}
+        return {"name": text_of(self.source)}
 
-        Where it says none, a warning asks for it; `advice` is what to do.
-
-        Raises:
-            TypeError, ValueError: what was given is no mode.
-        """
-        mode, name = checked_mode(given), _name_of(self._metric)
-        if mode is None and name is not None:
-            mode = mode_of(name)
-        if mode is None:
-            mode = ask_for_mode(f"The name of the metric {self.shown}", advice)
-        return mode
-
-    def is_same(self, other: MetricReader) -> bool:
-        """Whether both read the same metric: one result, one fetch or one function."""
-        mine, its = self._metric, other._metric
-        if isinstance(mine, Metric) and isinstance(its, Metric):
-            return mine.owner is its.owner and mine.key == its.key
+    def is_same(self, other: Metric) -> bool:
+        """Whether both are of the same number: one result, one fetch or one function."""
+        mine, its = self.source, other.source
+        if self.result is not None and other.result is not None:
+            return self.result.owner is other.result.owner and mine.key == its.key
         if self.args is None or other.args is None:
-            return mine is its or (self.is_function and other.is_function and bool(mine == its))
-        names = [_name_of(each) for each in (mine, its)]
-        return mine is its or (None not in names and _tensor(names[0]) == _tensor(names[1]))
+            return mine is its or (self.args is other.args and bool(mine == its))
+        return mine is its or text_of(mine) == text_of(its) != ""
 
     def check_is_taken(self, hooks: Iterable[Any], reader: str) -> None:
         """Raise RuntimeError if none of a session's hooks takes it: `reader` would never decide."""
-        if self.evaluation is not None:
-            self.evaluation.check_is_taken(hooks, f"{reader} decides by")
+        if self.result is not None:
+            self.result.check_is_taken(hooks, f"{reader} decides by")
 
     def read(self, results: Any, step: int) -> tuple[int, float] | None:
-        """The step and the number that were not read before, None if there is none.
-
-        Each value of a `Metric` is read once.
+        """The newest number and its step; None if there is none.
 
         Args:
             results: what the last run gave for `args`, if it was asked for them.
             step: the global step now.
 
         Raises:
-            MetricError: it is NaN, too.
+            MetricError: it is missing, NaN, or not a number.
         """
-        if self.evaluation is not None:
-            newest = self.evaluation.newest()
-            if newest is None or newest[0] == self._last_taken:
-                return None
-            self._last_taken = newest[0]
-            return newest[0], as_number(newest[1], self._metric)
-        value = self._metric() if self.args is None else results
+        if self.args is not None:
+            value: Any = results
+        elif self.result is None:
+            value = self.source()
+        else:
+            step, value = self.result.newest() or (step, None)
         if value is None and self.args is None:
             return None
-        return step, as_number(value, self._metric)
+        number = self.number(value)
+        if math.isnan(number):
+            raise MetricError(
+                f"the metric {self.shown} is NaN, which is neither better nor worse than any "
+                "other; what was saved stays as it is"
+            )
+        return step, number
 
-    def number(self, results: Any) -> float:
-        """The number, perhaps NaN, that a run gave for `args`."""
-        return to_number(named(self._metric), results)
+    def number(self, value: Any) -> float:
+        """The value as a number, perhaps NaN; MetricError if it is none."""
+        return to_number(self.shown, value)
 
     def at(self, step: int) -> float | None:
         """What an evaluation of this step gave, or the function gives now, perhaps NaN; or None."""
-        value = self._metric() if self.is_function else None
-        if self.evaluation is not None:
-            value = self.evaluation.at(step)
-        return None if value is None else to_number(named(self._metric), value)
+        if self.args is not None:
+            return None
+        value = self.source() if self.result is None else self.result.at(step)
+        return None if value is None else self.number(value)
 
-    @property
-    def identity(self) -> dict[str, str]:
-        """What tells the state of a hook that decides by it from others; see `HookState`."""
-        if self.evaluation is not None:
-            return {"name": self.evaluation.name}
-        if self.args is None:  # a function, which may be renamed
-            return {"place": getattr(self._metric, "__qualname__", "")}
-        return {"name": text_of(self._metric)}
+    def __call__(self) -> Any:
+        """The newest value; None if there is none yet, and of fetches, which only runs have."""
+        if self.args is not None:
+            return None
+        if self.result is None:
+            return self.source()
+        newest = self.result.newest()
+        return None if newest is None else newest[1]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"last_taken": self._last_taken}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        step = state["last_taken"]
-        step = None if step is None else _check.integer("the saved last_taken", step, least=0)
-        self._last_taken = step
+    def __repr__(self) -> str:
+        told = "" if self.told is None else f", mode={self.told}"
+        if self.result is not None:
+            return f"{self.result!r}"[:-1] + f"{told})"
+        return f"Metric({self.shown}{told})"
 
 
-def _name_of(metric: Any) -> str | None:
+def _name_of(source: Any) -> str | None:
     """The name of a result, an output, a tensor or a function; None if it has none."""
-    if isinstance(metric, Metric):
-        return metric.key
-    attribute = "__name__" if callable(metric) else "name"
-    name = metric if isinstance(metric, str) else getattr(metric, attribute, None)
+    if isinstance(source, Result):
+        return source.key
+    attribute = "__name__" if callable(source) else "name"
+    name = source if isinstance(source, str) else getattr(source, attribute, None)
     return name if isinstance(name, str) else None
-
-
-def _tensor(name: str | None) -> str:
-    """The name by which TensorFlow knows a fetch, where `loss` means `loss:0`."""
-    return "" if name is None else name.removesuffix(":0")
 
 
 def named(fetches: Any) -> str:
@@ -282,14 +300,3 @@ def text_of(fetches: Any) -> str:
         return ", ".join(text_of(each) for each in fetches)
     name = fetches if isinstance(fetches, str) else getattr(fetches, "name", None)
     return name.removesuffix(":0") if isinstance(name, str) else ""
-
-
-def as_number(value: Any, metric: Any) -> float:
-    """The value as a float; MetricError if it is NaN, or not a number."""
-    number = to_number(named(metric), value)
-    if math.isnan(number):
-        raise MetricError(
-            f"the metric {named(metric)} is NaN, which is neither better nor worse than any other; "
-            "what was saved stays as it is"
-        )
-    return number

@@ -26,7 +26,7 @@ from ..metrics._live import number_of
 from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
 from ._interval import Interval
 from ._logging_tensor import _as_graph_element
-from ._metrics import Metric
+from ._metrics import Metric, Result
 
 Wanted = Any
 """What a user asks for: a name, a tensor, `mean`, `histogram`, a statistic, a metric of an
@@ -93,7 +93,7 @@ class ValueReader:
         self._means: list[_MeanOverRuns] = []
         self._readings: list[tuple[str, Reading]] = []
         self._data_waits: list[_DataWaitReading] = []  # among the readings
-        self._metrics: list[tuple[str, Metric]] = []
+        self._metrics: list[tuple[str, Result]] = []
         self._functions: list[tuple[str, Callable[[], Any]]] = []
         self._leave: list[Callable[[], None]] = []  # ends that evaluations are followed
         self._look: tuple[float, int] = (0.0, 0)
@@ -120,6 +120,8 @@ class ValueReader:
         elif isinstance(each, Reading):
             self._readings.append((name, each))
         elif isinstance(each, Metric):
+            self._add(name, each.source)
+        elif isinstance(each, Result):
             self._metrics.append((name, each))
         elif callable(each):
             if is_async(each):
@@ -231,7 +233,7 @@ class ValueReader:
         `read` gives the newest ones.
         """
 
-        def follow_one(name: str, metric: Metric) -> Callable[[], None]:
+        def follow_one(name: str, metric: Result) -> Callable[[], None]:
             return metric.follow(lambda step, value: take(step, {name: value}))
 
         self._leave = [follow_one(name, metric) for name, metric in self._metrics]

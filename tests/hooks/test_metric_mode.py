@@ -17,6 +17,7 @@ from asynchooks import (
     Evaluate,
     EvaluationHook,
     FunctionSessionCreator,
+    Metric,
     Mode,
     MonitoredSession,
     Retention,
@@ -25,21 +26,22 @@ from asynchooks import (
 from asynchooks.checkpoints import CheckpointDirectory
 
 SMALLER = (
-    "loss", "val_loss", "eval/loss", "valLoss", "loss:0", "loss_1:0", "train/total_loss", "losses",
+    "loss", "val_loss", "eval/loss", "valLoss", "loss:0", "loss_1:0", "train/total_loss",
     "loss_mean", "error", "error_rate", "mean_squared_error", "mse", "rmse", "mae", "perplexity",
     "val perplexity", "nll", "cross_entropy", "log_loss", "accuracy/loss", "cost",
 )  # fmt: skip
 LARGER = (
     "accuracy", "acc", "valid_acc", "eval/accuracy", "top5_accuracy", "top-1-accuracy", "acc@1",
-    "auc", "roc_auc", "f1", "F1", "f1_macro", "val_f1", "reward", "episode_reward_mean", "rewards",
+    "auc", "roc_auc", "f1", "F1", "f1_macro", "val_f1", "reward", "episode_reward_mean",
     "score", "precision", "recall", "return", "r2", "R2", "r2_score", "bleu", "bleu4", "mAP",
-    "loss/accuracy", "IoU",
+    "loss/accuracy", "iou",
 )  # fmt: skip
 ASK = (
     "value", "metric", "x", "", "count", "learning_rate", "grad_norm", "1-accuracy", "1 - acc",
     "eval/1-accuracy", "1/accuracy", "100-acc", "1_accuracy", "-loss", "neg_mean_squared_error",
     "negative_loss", "one_minus_accuracy", "inverse_loss", "accuracy_loss", "loss_accuracy",
-    "error_score", "accuracy_drop", "loss_scale", "loss/scale", "inaccuracy", "lossless", "entropy",
+    "error_score", "accuracy_drop", "rewards", "loss_scale", "loss/scale", "inaccuracy", "lossless",
+    "entropy",
 )  # fmt: skip
 GIVEN: list[tuple[Any, Mode]] = [
     ("min", Mode.MIN), ("max", Mode.MAX), (Mode.MIN, Mode.MIN), (Mode.MAX, Mode.MAX)
@@ -91,8 +93,11 @@ def test_where_the_name_does_not_say_which_is_better_it_is_asked_for(
     assert mode_of_stopping(kind(name)) == "Mode.MIN"
     saver_hook(tmp_path, kind(name))
     stopping, saving = asked(caplog)
-    assert "the smaller one is taken for the better one. Give EarlyStoppingHook mode=" in stopping
-    assert "Give Retention(keep_best=1, mode=...)" in saving
+    assert stopping == saving
+    assert (
+        "the smaller one is taken for the better one. Say it on the metric: Metric(..., mode="
+        in (stopping)
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -130,6 +135,37 @@ def test_what_is_given_goes_before_the_name_also_as_text(given: Any, mode: Mode)
         assert mode_of_stopping(metric, mode=given) == str(mode)
     assert Retention(mode=given) == Retention(mode=mode)
     assert Retention(mode=given).mode is mode
+
+
+@pytest.mark.parametrize("kind", [str, evaluation_of, function_of])
+def test_a_metric_says_it_once_for_all_hooks(
+    kind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metric = Metric(kind("value"), "max") if kind is not evaluation_of else with_mode("value")
+    assert mode_of_stopping(metric) == "Mode.MAX"
+    assert mode_of_stopping(metric, mode="max") == "Mode.MAX"
+    saver_hook(tmp_path, metric)
+    saver_hook(tmp_path, metric, mode=Mode.MAX)
+    assert asked(caplog) == []
+    unsaid = Metric(kind("value")) if kind is not evaluation_of else evaluation_of("value")
+    mode_of_stopping(unsaid)
+    saver_hook(tmp_path, unsaid)
+    assert len(asked(caplog)) == 1
+
+
+def with_mode(key: str) -> Metric:
+    evaluation = EvaluationHook(lambda session, step: {key: 1.0}, every_n_steps=1)
+    return evaluation.metric(key, mode="max")
+
+
+def test_a_mode_beside_a_metric_that_says_the_other_one_is_refused(tmp_path: Path) -> None:
+    said = (
+        r"got mode=Mode.MIN, and Metric\('value', mode=Mode.MAX\), which says Mode.MAX; say it once"
+    )
+    with pytest.raises(ValueError, match=f"^EarlyStoppingHook {said}"):
+        EarlyStoppingHook(Metric("value", "max"), 3, mode="min")
+    with pytest.raises(ValueError, match=rf"^Retention\(.*\) {said}"):
+        saver_hook(tmp_path, Metric("value", "max"), mode="min")
 
 
 @pytest.mark.parametrize(

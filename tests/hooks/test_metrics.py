@@ -17,13 +17,12 @@ from asynchooks import (
     Evaluate,
     EvaluationHook,
     FunctionSessionCreator,
+    Metric,
     MetricError,
     MonitoredSession,
     PreemptionError,
-    SessionRunArgs,
 )
 from asynchooks._engine.base import Engine
-from asynchooks.hooks._metrics import Metric, MetricReader, Results, as_number
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, counting_step, settle
@@ -34,75 +33,29 @@ from .virtual_time import on_trampoline, quarter_step
 pytestmark = pytest.mark.anyio
 
 
-def test_fetches_are_read_from_the_results_of_each_run() -> None:
-    reader = MetricReader("loss")
-    assert reader.args == SessionRunArgs("loss")
-    assert reader.read(0.5, 3) == (3, 0.5)
-    assert reader.read(0.5, 3) == (3, 0.5)  # a run that moves no step is a look, too
-    with pytest.raises(MetricError, match="the metric 'loss' is None; give one number"):
-        reader.read(None, 4)
-
-
-def test_a_function_is_called_for_each_look_and_none_is_no_look() -> None:
-    values = iter([None, 2, None, 1])
-    reader = MetricReader(lambda: next(values))
-    assert reader.args is None
-    assert [reader.read("ignored", step) for step in range(4)] == [None, (1, 2.0), None, (3, 1.0)]
-
-
-def test_a_value_of_a_metric_is_seen_once_at_the_step_at_which_it_was_taken() -> None:
-    results = Results("eval")
-    metric = Metric(results, "loss", "the hook")
-    one, other = MetricReader(metric), MetricReader(metric)
-    assert one.args is None
-    assert metric() is None
-    assert one.read(None, 1) is None
-    results.add(1, {"loss": 0.5})
-    assert metric() == 0.5
-    assert [one.read(None, 2), one.read(None, 2), one.read(None, 9)] == [(1, 0.5), None, None]
-    assert other.read(None, 3) == (1, 0.5)
-    results.add(4, {"loss": 0.5})
-    assert one.read(None, 9) == (4, 0.5)
-
-
-def test_a_value_belongs_to_the_step_that_was_evaluated_and_to_no_other() -> None:
-    results = Results("eval")
-    reader = MetricReader(Metric(results, "loss", "the hook"))
-    assert reader.at(4) is None
-    results.add(4, {"loss": 0.5})
-    assert [reader.at(step) for step in (3, 4, 4, 5)] == [None, 0.5, 0.5, None]
-    results.begin_session()  # a session that may come to the same step with other weights
-    assert reader.at(4) is None
-    assert MetricReader("loss").at(4) is None
-
-
-def test_a_result_that_no_evaluation_gave_is_an_error_at_any_step() -> None:
-    results = Results("eval")
-    results.add(5, {"accuracy": 0.9})
-    metric = Metric(results, "acuracy", "the hook")
-    for step in (5, 6):
-        with pytest.raises(MetricError, match="gave no 'acuracy' at step 5, but 'accuracy'"):
-            metric.at(step)
-
-
 def test_a_metric_says_of_which_evaluations_it_is() -> None:
     evaluation = EvaluationHook(evaluate, every_n_steps=5, name="test")
-    expected = "EvaluationHook(evaluate=evaluate, every_n_steps=5, name='test').metric('loss')"
-    assert repr(evaluation.metric("loss")) == expected
+    expected = "EvaluationHook(evaluate=evaluate, every_n_steps=5, name='test').metric('loss'"
+    assert repr(evaluation.metric("loss")) == f"{expected})"
+    assert repr(evaluation.metric("loss", "max")) == f"{expected}, mode=Mode.MAX)"
+    assert repr(Metric("loss")) == "Metric('loss')"
+    assert repr(Metric("loss", "max")) == "Metric('loss', mode=Mode.MAX)"
+
+
+def test_a_call_gives_the_newest_value_and_of_fetches_none() -> None:
+    assert Metric(lambda: 2.0)() == 2.0
+    assert Metric("loss")() is None
+
+
+def test_a_metric_of_nothing_or_without_a_mode_is_refused() -> None:
+    with pytest.raises(TypeError, match='metric is None; give fetches, such as "loss"'):
+        Metric(None)
+    with pytest.raises(ValueError, match="mode is 'best'; give Mode.MIN or Mode.MAX"):
+        Metric("loss", "best")
 
 
 def evaluate(session: Any, step: int) -> dict[str, float]:
     return {"loss": 0.5}
-
-
-def test_a_reader_goes_on_where_its_state_was_taken() -> None:
-    results = Results("eval")
-    metric = Metric(results, "loss", "the hook")
-    results.add(7, {"loss": 0.5})
-    reader, resumed = MetricReader(metric), MetricReader(metric)
-    assert reader.read(None, 8) == (7, 0.5)
-    resumed.load_state_dict(reader.state_dict())
-    assert resumed.read(None, 8) is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +73,7 @@ def test_a_reader_goes_on_where_its_state_was_taken() -> None:
     ids=repr,
 )
 def test_numbers_pass(value: Any, number: float) -> None:
-    assert as_number(value, "loss") == number
+    assert Metric("loss").number(value) == number
 
 
 NOT_NUMBERS = [
@@ -141,20 +94,9 @@ NOT_NUMBERS = [
     ids=lambda each: repr(each)[:30],
 )
 def test_what_is_no_number_is_an_error_that_describes_it_in_a_line(value: Any, said: str) -> None:
-    with pytest.raises(MetricError, match=f"the metric 'loss' {said}"):
-        as_number(value, "loss")
-    with pytest.raises(MetricError, match=f"the metric 'loss:0' {said}"):
-        as_number(value, SimpleNamespace(name="loss:0"))
-
-
-@given(steps=st.lists(st.integers(0, 20)))
-def test_the_newest_by_step_stays_whatever_the_order(steps: list[int]) -> None:
-    results = Results("eval")
-    for place, step in enumerate(steps):
-        results.add(step, {"place": place})
-        newest = max(steps[: place + 1])
-        assert results.latest_step == newest
-        assert results.latest == {"place": max(i for i in range(place + 1) if steps[i] == newest)}
+    for fetches, name in (("loss", "loss"), (SimpleNamespace(name="loss:0"), "loss:0")):
+        with pytest.raises(MetricError, match=f"the metric {name!r} {said}"):
+            Metric(fetches).read(value, 3)
 
 
 async def test_an_evaluation_that_is_overtaken_is_not_the_newest() -> None:
@@ -173,11 +115,11 @@ async def test_an_evaluation_that_is_overtaken_is_not_the_newest() -> None:
 async def test_a_metric_is_the_newest_value_with_its_step() -> None:
     hook = EvaluationHook(Notes(), every_n_steps=2, name="test")
     step, other = hook.metric("step"), hook.metric("loss")
-    assert (step(), step.newest(), hook.latest, hook.latest_step) == (None,) * 4
+    assert (step(), hook.latest, hook.latest_step) == (None,) * 3
     async with MonitoredSession([hook], counting_creator()) as session:
         await run_to(session, 2)
         await settle()
-        assert (step(), step.newest()) == (2.0, (2, 2.0))
+        assert (step(), hook.latest_step) == (2.0, 2)
         await run_to(session, 4)
     assert step() == 4.0
     with pytest.raises(MetricError, match="'test' gave no 'loss' at step 4, but 'step'; ask"):

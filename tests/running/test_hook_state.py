@@ -287,8 +287,6 @@ CRAFTED = [
         (step_counter, {"timer": {**TIMER, "secs_since_last": each}})
         for each in (*NO_NUMBERS, -1, 1e400, math.nan, 10**400)
     ),
-    (a_saver, {"timer": TIMER, "metric": {"last_taken": "3"}}),
-    (a_saver, {"timer": TIMER, "metric": 3}),
     (a_saver, {"metric": None}),
     (a_saver, {}),
 ]  # fmt: skip

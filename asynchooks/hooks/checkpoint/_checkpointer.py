@@ -36,7 +36,7 @@ from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
 from ...checkpoints import Checkpoint
 from ...checkpoints._place import RankFiles
-from .._metrics import MetricReader
+from .._metrics import Metric
 from ._background import BackgroundWriter
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
@@ -101,7 +101,7 @@ class Checkpointer(ModelSaver):
     listeners: Listeners
     hooks: Sequence[Any]  # all of the session, whose states are saved with the model
     timer: SecondOrStepTimer
-    metric: MetricReader | None
+    metric: Metric | None
     path: str  # of the checkpoints, up to their steps, for messages
     is_background: bool  # whether to write while training continues
     savers: list[Checkpointer]  # those of the same model that are open

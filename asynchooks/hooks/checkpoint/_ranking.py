@@ -9,7 +9,7 @@ from typing import Any
 from ..._hook import SessionRunContext
 from ..._log import fields
 from ...backends._raw_session import RawSession
-from .._metrics import MetricReader
+from .._metrics import Metric
 
 logger = logging.getLogger("asynchooks")
 
@@ -21,7 +21,7 @@ class Ranking:
         metric: None where checkpoints have none.
     """
 
-    def __init__(self, metric: MetricReader | None) -> None:
+    def __init__(self, metric: Metric | None) -> None:
         self._metric = metric
         self._restored: dict[int, float | None] = {}  # by its step, which is the only key
         # where the raw session does not keep outputs of all workers' runs, the results of the own
@@ -61,20 +61,20 @@ class Ranking:
         metric = self._metric
         if metric is None:
             return None
-        value, name = metric.at(step), metric.output
-        if name is not None and self._keeps_outputs:
+        value, name = metric.at(step), metric.source
+        if isinstance(name, str) and self._keeps_outputs:
             kept = raw.kept_outputs(step)
             value = metric.number(kept[name]) if name in kept else None
         elif self._own is not None and self._own[0] == (raw.global_step.epoch, step):
             is_known = raw.global_step.gate.is_made_alone(step)
             value = metric.number(self._own[1]) if is_known else None
-        if value is None and not metric.is_function:
+        if value is None and (metric.args is not None or metric.result is not None):
             return self._restored.get(step)
         return self.checked(value, step)
 
     def evaluated_at(self, step: int) -> float | None:
         """The metric of an evaluation of this step; None if that was not evaluated last."""
-        if self._metric is None or self._metric.evaluation is None:
+        if self._metric is None or self._metric.result is None:
             return None
         return self.checked(self._metric.at(step), step)
 

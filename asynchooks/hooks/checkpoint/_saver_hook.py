@@ -25,13 +25,12 @@ from ..._running.hook_state import TimerState
 from ..._stopping.coordinator import Coordinator
 from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
-from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
-from ...checkpoints._mode import checked_mode
+from ...checkpoints import CheckpointDirectory, CheckpointStore, Retention, check_saver
 from ...checkpoints._place import ADDED_BYTES, CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import object_store_of
 from .._evaluation import EvaluationHook
-from .._metrics import Metric, MetricReader
+from .._metrics import Metric
 from . import _format
 from ._background import WhenBusy
 from ._checkpointer import Checkpointer
@@ -96,16 +95,17 @@ class CheckpointSaverHook(SessionRunHook):
             `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
             checkpoint has the metric of the run or the evaluation of its own step, whichever worker
             ran it. It has none if that is not known, and none, with a warning, if that is NaN. (On
-            a graph it is known for runs of this worker that overlap with no other.) If
-            `retention.mode` is None, the metric's name should say which one is better, as "loss"
-            does; otherwise a warning asks for the mode. With `keep_best`, the model is saved
-            immediately, whatever the intervals, after an exclusive evaluation that beats the best
-            ones kept. A concurrent evaluation ranks the checkpoint of the step at which it began;
-            if that was not saved or is gone, a warning is logged.
+            a graph it is known for runs of this worker that overlap with no other.) A
+            `Metric(..., mode=...)` says which one is better, as do `retention.mode`, or a plain
+            name such as "loss"; otherwise a warning asks for it. With `keep_best`, the model is
+            saved immediately, whatever the intervals, after an exclusive evaluation that beats the
+            best ones kept. A concurrent evaluation ranks the checkpoint of the step at which it
+            began; if that was not saved or is gone, a warning is logged.
 
     Raises:
-        ValueError: both saver and scaffold are given, or both or neither of the intervals; a name
-            in the directory, or the basename, is too long.
+        ValueError: both saver and scaffold are given, or both or neither of the intervals; metric
+            and retention disagree about the mode; a name in the directory, or the basename, is too
+            long.
         TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing;
             `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
@@ -176,38 +176,19 @@ class CheckpointSaverHook(SessionRunHook):
         self._save_graph_def = save_graph_def
         self._is_background = background
         self._when_busy = when_busy
-        self._metric = None if metric is None else MetricReader(metric)
         self._retention = retention
+        mode = None if retention is None else retention.mode
+        self._metric = None if metric is None else Metric.of(metric, mode, repr(retention))
+        self.best_by: Metric | None = None
+        """The metric by which the best checkpoints are kept; None if they are not."""
         if retention is not None and retention.keep_best and self._metric is not None:
-            advice = f"Give Retention(keep_best={retention.keep_best}, mode=...)"
-            self._retention = replace(retention, mode=self._metric.mode(retention.mode, advice))
+            self.best_by = self._metric
+            self._retention = replace(retention, mode=self._metric.mode)
         self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
         self._begun: list[Any] = []  # the hooks of the session
         self._refusals: list[BaseException] = []  # of sessions whose on_error is yet to come
         logger.info("Create CheckpointSaverHook.", extra=fields(self))
-
-    @property
-    def _evaluation(self) -> Metric | None:
-        """The metric of evaluations that decides which checkpoints are the best."""
-        return self._metric.evaluation if self._metric is not None and self.best_mode else None
-
-    @property
-    def best_mode(self) -> Mode | None:
-        """The mode by which the best checkpoints are kept; None if they are not."""
-        retention = self._retention
-        if retention is None or not retention.keep_best:
-            return None
-        return checked_mode(retention.mode)
-
-    def has_metric(self, other: MetricReader) -> bool:
-        """Whether checkpoints have this metric."""
-        return self._metric is not None and self._metric.is_same(other)
-
-    @property
-    def metric_shown(self) -> str:
-        """The metric, for messages."""
-        return "nothing" if self._metric is None else self._metric.shown
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -240,14 +221,14 @@ class CheckpointSaverHook(SessionRunHook):
         await self._open.open()
         await self._listeners.begin(shared.stop)
 
-    def _check_metric(self, metric: MetricReader, shared: SessionHooks) -> None:
+    def _check_metric(self, metric: Metric, shared: SessionHooks) -> None:
         metric.check_is_taken([*shared.hooks, *shared.begun], "CheckpointSaverHook")
-        if self._evaluation is not None:
-            self._evaluation.owner.followers.append(self._set_metric)
+        if self.best_by is not None and self.best_by.result is not None:
+            self.best_by.result.owner.followers.append(partial(self._set_metric, metric.source.key))
 
-    async def _set_metric(self, step: int, results: Mapping[str, float]) -> None:
+    async def _set_metric(self, key: str, step: int, results: Mapping[str, float]) -> None:
         """A concurrent evaluation has ended: its step may have been saved meanwhile."""
-        value = None if self._evaluation is None else self._evaluation.of(results)
+        value = results.get(key)
         value = self.checkpointer.ranking.checked(value, step)
         if value is None or not await self.checkpointer.set_metric(step, value):
             return
@@ -337,7 +318,7 @@ class CheckpointSaverHook(SessionRunHook):
         if is_due and checkpointer.is_immediate:
             await self._save_in_run(run_context, is_due=True)
             run_context.finish_with(checkpointer.save_hooks_late, phase=FinishPhase.SAVE)
-        elif is_due or self._evaluation is not None:
+        elif is_due or (self.best_by is not None and self.best_by.result is not None):
             # an evaluation between the steps ends after every after_run
             run_context.finish_with(
                 lambda: self._save_in_run(run_context, is_due=is_due), phase=FinishPhase.SAVE
@@ -355,14 +336,11 @@ class CheckpointSaverHook(SessionRunHook):
         timer = self._timer.state_dict()
         if self._open is not None and self._open.due_step is not None:  # it is being saved
             timer = {"last_step": self._open.due_step, "secs_since_last": 0.0}
-        metric = None if self._metric is None else self._metric.state_dict()
         place = f"{self._directory}/{self._basename}"
-        return TimerState({"timer": timer, "metric": metric}, place=place)
+        return TimerState({"timer": timer}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
-        if self._metric is not None and state["metric"] is not None:
-            self._metric.load_state_dict(state["metric"])
 
     async def before_end(self, session: Any) -> None:
         self.checkpointer.states.keep_for_end()
