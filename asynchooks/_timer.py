@@ -117,20 +117,26 @@ class SecondOrStepTimer:
 
 
 def timer_of(**intervals: float | None) -> SecondOrStepTimer:
-    """The timer of a hook's two arguments, which errors name: first its seconds, then its steps."""
-    _check_interval(**intervals)
-    secs, steps = intervals.values()
-    return SecondOrStepTimer(every_secs=secs, every_steps=steps)  # type: ignore[arg-type]
+    """The timer of a hook's arguments, of which one must be given; errors name them.
+
+    Their names end in "secs" where they are seconds, and are steps else.
+    """
+    name, interval = _check_interval(**intervals)
+    if name.endswith("secs"):
+        return SecondOrStepTimer(every_secs=interval)
+    return SecondOrStepTimer(every_steps=interval)  # type: ignore[arg-type]  # a whole number
 
 
-def _check_interval(**intervals: float | None) -> None:
-    (secs_name, secs), (steps_name, steps) = intervals.items()
-    if (secs is None) == (steps is None):
-        raise ValueError(
-            f"got {steps_name}={steps!r} and {secs_name}={secs!r}; give exactly one of them (and "
-            "None for the other)"
-        )
-    name, given = (steps_name, steps) if secs is None else (secs_name, secs)
-    interval = _check.number(name, given, least=0, finite=False, expected="a number >= 0")
-    if secs is None and interval != math.inf and interval % 1:
-        raise ValueError(f"{name} is {given!r}; give a whole number >= 0")
+def _check_interval(**intervals: float | None) -> tuple[str, float]:
+    """The name of the one that is given, and its value."""
+    given = {name: each for name, each in intervals.items() if each is not None}
+    if len(given) != 1:
+        names = [*given] or [*intervals][-2:]  # where a hook has two spellings, TensorFlow's
+        of_steps_first = sorted(names, key=lambda name: name.endswith("secs"))
+        got = " and ".join(f"{name}={intervals[name]!r}" for name in of_steps_first)
+        raise ValueError(f"got {got}; give exactly one of them (and None for the other)")
+    [(name, interval)] = given.items()
+    number = _check.number(name, interval, least=0, finite=False, expected="a number >= 0")
+    if not name.endswith("secs") and number != math.inf and number % 1:
+        raise ValueError(f"{name} is {interval!r}; give a whole number >= 0")
+    return name, interval

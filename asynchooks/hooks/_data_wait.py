@@ -9,9 +9,11 @@ from .._hook import SessionHooks, SessionRunContext, SessionRunValues, worker_of
 from .._log import show
 from ..data._consumers import consumers_of_last_stage
 from ..data._stage import Stage
+from ._interval import names_options
 from ._summaries import SummaryWriter, TimedOutputHook
 
 
+@names_options
 class DataWaitHook(TimedOutputHook):
     """Logs the share of the time that a session waits for its input, under the tag `data_wait`.
 

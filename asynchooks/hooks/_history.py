@@ -18,6 +18,7 @@ from .._errors import shown
 from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from ..metrics._names import apart_from
+from ._interval import names_options
 from ._values import KeepsValues, Wanted
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _MANY_POINTS = 200
 """more than so many are drawn pale, with their running mean above them."""
 
 
+@names_options
 class HistoryHook(KeepsValues):
     """Keeps metrics in memory, a row for each step: for pandas, plots and notebooks.
 

@@ -8,6 +8,7 @@ from typing import Any
 from .._hook import SessionRunContext, SessionRunValues, worker_of
 from .._log import fields, show
 from .._stopping.coordinator import Coordinator
+from ._interval import names_options
 from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
@@ -15,6 +16,7 @@ logger = logging.getLogger("asynchooks")
 _MAX_WARNINGS = 5
 
 
+@names_options
 class StepCounterHook(TimedOutputHook):
     """Logs how many global steps pass per second, under the tag `<global step's name>/sec`.
 

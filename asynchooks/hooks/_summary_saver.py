@@ -10,9 +10,11 @@ from .._hook import SessionRunArgs, SessionRunContext, SessionRunValues, begin_g
 from .._stopping.coordinator import Coordinator
 from ..metrics._event_files import scalar_summary
 from ..metrics._live import to_float
+from ._interval import names_options
 from ._summaries import EventWriter, TimedOutputHook
 
 
+@names_options
 class SummarySaverHook(TimedOutputHook):
     """Writes summaries at the first run, then every n steps or seconds.
 
@@ -20,8 +22,9 @@ class SummarySaverHook(TimedOutputHook):
     have gone back. Without a writer or a directory none is written.
 
     Args:
-        save_steps: steps between two summaries, >= 0.
-        save_secs: seconds between two summaries, >= 0; exactly one of the two is given.
+        save_steps: steps between two summaries, >= 0; also called `every_n_steps`.
+        save_secs: seconds between two summaries, >= 0; also called `every_n_secs`. Exactly one of
+            the two is given.
         output_dir: directory for an event file, if no writer is given; hooks of a process share it.
         summary_writer: a writer such as `tf.compat.v1.summary.FileWriter`; it stays open.
         scaffold: a Scaffold, whose `summary_op` is used.
@@ -52,13 +55,23 @@ class SummarySaverHook(TimedOutputHook):
         summary_writer: EventWriter | None = None,
         scaffold: Any = None,
         summary_op: Any = None,
+        *,
+        every_n_steps: int | None = None,
+        every_n_secs: float | None = None,
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise ValueError(
                 f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one "
                 "(merge_all() returns None where the graph has no summaries)"
             )
-        super().__init__(output_dir, summary_writer, save_secs=save_secs, save_steps=save_steps)
+        super().__init__(
+            output_dir,
+            summary_writer,
+            every_n_steps=every_n_steps,
+            every_n_secs=every_n_secs,
+            save_steps=save_steps,
+            save_secs=save_secs,
+        )
         self._output.starts_sessions = True
         self._scaffold = scaffold
         self._asked: Sequence[Any] = ()  # in the present run

@@ -19,6 +19,7 @@ from .._log import fields
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
+from ..hooks._interval import names_options
 from ..metrics._event_files import errors_of_writing, tensorflows_writer
 
 logger = logging.getLogger("asynchooks")
@@ -29,6 +30,7 @@ _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""
 
 
+@names_options
 class ProfilerHook(SessionRunHook):
     """Traces a run every n steps or seconds, never the first, into `timeline-<step>.json`.
 
@@ -36,8 +38,9 @@ class ProfilerHook(SessionRunHook):
     `step_<step>`. A traced run is slower than others.
 
     Args:
-        save_steps: steps between two traces, >= 0.
-        save_secs: seconds between two traces, >= 0; exactly one of the two is given.
+        save_steps: steps between two traces, >= 0; also called `every_n_steps`.
+        save_secs: seconds between two traces, >= 0; also called `every_n_secs`. Exactly one of the
+            two is given.
         output_dir: directory for the files; "" is the current one.
         show_dataflow: whether the trace connects producers and consumers of tensors.
         show_memory: whether the trace shows sizes and lifetimes of tensors.
@@ -68,8 +71,16 @@ class ProfilerHook(SessionRunHook):
         output_dir: str = "",
         show_dataflow: bool = True,
         show_memory: bool = False,
+        *,
+        every_n_steps: int | None = None,
+        every_n_secs: float | None = None,
     ) -> None:
-        self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
+        self._timer = timer_of(
+            every_n_steps=every_n_steps,
+            every_n_secs=every_n_secs,
+            save_steps=save_steps,
+            save_secs=save_secs,
+        )
         self._given = os.fspath(output_dir)
         self._place = _check.place("output_dir", output_dir)
         self._directory = self._given

@@ -30,6 +30,7 @@ from ...checkpoints._place import ADDED_BYTES, CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import object_store_of
 from .._evaluation import EvaluationHook
+from .._interval import names_options
 from .._metrics import Metric
 from . import _format
 from ._background import WhenBusy
@@ -41,6 +42,7 @@ from ._unsaved import warn_of_unsaved
 logger = logging.getLogger("asynchooks")
 
 
+@names_options
 class CheckpointSaverHook(SessionRunHook):
     """Saves checkpoints when a session is created, every n steps or seconds, and at the end.
 
@@ -75,8 +77,9 @@ class CheckpointSaverHook(SessionRunHook):
             one belongs to the working directory of now. On a step function also an object store:
             an address such as "s3://bucket/run", an object of obstore, or an `ObjectStore`, with
             the same guarantees.
-        save_secs: seconds between two saves, >= 0.
-        save_steps: steps between two saves, >= 0; exactly one of the two is given.
+        save_secs: seconds between two saves, >= 0; also called `every_n_secs`.
+        save_steps: steps between two saves, >= 0; also called `every_n_steps`. Exactly one of the
+            two is given.
         saver: on a graph a `tf.compat.v1.train.Saver`; on a step function any object with
             `save(path)` and `restore(path)`, such as `StateDictSaver(model=model)`. One that has
             no `snapshot()` pauses training while it writes, even with `background`.
@@ -146,6 +149,8 @@ class CheckpointSaverHook(SessionRunHook):
         listeners: Iterable[Any] | None = None,
         save_graph_def: bool = True,
         *,
+        every_n_steps: int | None = None,
+        every_n_secs: float | None = None,
         background: bool = False,
         when_busy: WhenBusy = WhenBusy.WAIT,
         retention: Retention | None = None,
@@ -159,8 +164,13 @@ class CheckpointSaverHook(SessionRunHook):
             _check.instance("retention", retention, Retention, expected)
         if retention is not None and retention.keep_best and metric is None:
             raise TypeError(f'{retention!r} needs a metric; give metric="loss", or a function')
-        self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
-        self._saves_by_steps = save_steps is not None
+        self._timer = timer_of(
+            every_n_steps=every_n_steps,
+            every_n_secs=every_n_secs,
+            save_steps=save_steps,
+            save_secs=save_secs,
+        )
+        self._saves_by_steps = save_secs is None and every_n_secs is None
         self._store = object_store_of(checkpoint_dir)
         if self._store is None:
             self._given = _check.path("checkpoint_dir", checkpoint_dir)

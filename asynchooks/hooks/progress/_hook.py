@@ -20,6 +20,7 @@ from ..._hook import (
 )
 from ..._stopping.coordinator import Coordinator
 from .._evaluation import EvaluationHook
+from .._interval import names_options
 from .._values import ValueReader, Wanted
 from ._display import DISPLAYS, Display
 from ._rows import Outcome, Row
@@ -31,6 +32,7 @@ _MAX_VALUES = 4
 """Metrics that are shown where the user chose none."""
 
 
+@names_options
 class ProgressHook(SessionRunHook):
     """Shows how far training is: steps, rate, time left, and values.
 
