@@ -25,7 +25,7 @@ from ..backends._raw_session import RawSession
 from ._portal import GRACE_SECS, HookPortal, end_side_tasks
 
 
-class HookDriver:
+class LoopDriver:
     """Hooks of one training after the other; all methods block.
 
     Args:
@@ -49,48 +49,58 @@ class HookDriver:
         self._is_in_step = False
 
     @property
-    def is_open(self) -> bool:
+    def _is_open(self) -> bool:
         """Whether a training is under way."""
         return self._coord is not None
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether a step has begun and not ended."""
-        return self._is_in_step
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether a hook or a side task has asked for a stop, or the last step is made."""
-        return self.is_open and (self._stop.is_set or self._step.is_at_limit)
-
     def begin(self, session: TrainerSession) -> None:
         """Call begin and after_create_session; a training before it that failed ends now."""
-        if self.is_open:
+        if self._is_open:
             lost = f"the fit before this one failed, which {self._trainer} reports to no callback"
             self.fail(RuntimeError(lost))
         self._guarded(self._begin, session)
+        self._pass_stop_on()
 
-    def before_step(self) -> bool:
-        """Call before_run; returns whether there is a step, which a hook's input may have ended."""
+    def before_step(self, *, is_late: bool = False) -> bool:
+        """Call before_run, unless training is to stop; returns whether there is to be a step.
+
+        Args:
+            is_late: whether the step is made also if a stop was asked for since the last one.
+        """
+        if self._pass_stop_on() and not is_late:
+            return False
         try:
             self._guarded(self._before)
-        except StopTraining:
+        except StopTraining:  # a hook's input may have ended
             self._stop.set()
+            self._pass_stop_on()
             return False
         self._is_in_step = True
         return True
 
     def after_step(self, outputs: Mapping[str, Any]) -> None:
-        """Call after_run, with what the step has given, by name."""
-        self._is_in_step = False
-        try:
-            self._guarded(self._after, dict(outputs))
-        except StopTraining:  # a stop ended the wait of a hook
-            self._stop.set()
+        """Call after_run, with what the step has given, by name; not if no step has begun.
+
+        Another callback may have left it out, and a library may say twice that one has ended.
+        """
+        if self._is_in_step:
+            self._is_in_step = False
+            try:
+                self._guarded(self._after, dict(outputs))
+            except StopTraining:  # a stop ended the wait of a hook
+                self._stop.set()
+        self._pass_stop_on()
+
+    def _pass_stop_on(self) -> bool:
+        """Have the library stop if a hook or a side task has asked for it, or the limit is here."""
+        stops = self._is_open and (self._stop.is_set or self._step.is_at_limit)
+        if stops:
+            self._session.request_stop()
+        return stops
 
     def end(self) -> None:
         """Call before_end, end and after_close; does nothing where no training is under way."""
-        if self.is_open:
+        if self._is_open:
             self._guarded(self._end)
         self._portal.close()
 
@@ -104,7 +114,7 @@ class HookDriver:
 
     def state(self) -> str:
         """What the hooks' `state_dict` give now, as text; after a training, as of its last step."""
-        if not self.is_open:
+        if not self._is_open:
             return (self._saved or self._at_end or b"{}").decode()
         saved: bytes = self._portal.call(self._save)
         return saved.decode()
@@ -228,7 +238,7 @@ class HookDriver:
 class TrainingBlock:
     """The `with` block of an adapter around a training: an error out of it ends the hooks."""
 
-    _driver: HookDriver
+    _driver: LoopDriver
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ from ignite.engine import Engine, Events
 
 from .._check import instance
 from .._hook import AnyHook
-from ._driver import HookDriver, TrainerSession, TrainingBlock
+from ._driver import LoopDriver, TrainerSession, TrainingBlock
 
 
 class IgniteHooks(TrainingBlock):
@@ -37,7 +37,7 @@ class IgniteHooks(TrainingBlock):
     """
 
     def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
-        self._driver = HookDriver(hooks, portal, "Ignite")
+        self._driver = LoopDriver(hooks, portal, "Ignite")
 
     def attach(self, engine: Any) -> None:
         """Have the hooks called by an engine; handlers that are added later are called later.
@@ -61,22 +61,15 @@ class IgniteHooks(TrainingBlock):
         self._num_made = engine.state.iteration  # which counts one that has only begun, too
         session = TrainerSession(lambda: self._num_made, engine.terminate, "Ignite", engine=engine)
         self._driver.begin(session)
-        if self._driver.should_stop:
-            engine.terminate()
 
     def _before(self, engine: Engine) -> None:
-        if self._driver.should_stop or not self._driver.before_step():
-            engine.terminate()
+        self._driver.before_step()
 
     def _after(self, engine: Engine) -> None:
-        if not self._driver.is_in_step:
-            return
         self._num_made = engine.state.iteration
         output = engine.state.output
         given = dict(output) if isinstance(output, Mapping) else {"output": output}
         self._driver.after_step({**engine.state.metrics, **given})
-        if self._driver.should_stop:
-            engine.terminate()
 
     def _end(self, engine: Engine) -> None:
         self._driver.end()

@@ -9,7 +9,7 @@ from typing import Any
 from anyio.from_thread import BlockingPortal
 
 from .._hook import AnyHook
-from ._driver import HookDriver, TrainerSession
+from ._driver import LoopDriver, TrainerSession
 
 if "lightning.pytorch" in sys.modules:  # the same library has two names
     from lightning.pytorch.callbacks import Callback
@@ -18,6 +18,9 @@ else:
         from pytorch_lightning.callbacks import Callback
     except ImportError:
         from lightning.pytorch.callbacks import Callback
+
+_LEAVE_OUT = -1
+"""Lightning then leaves out a batch, and the rest of the epoch."""
 
 
 class LightningHooks(Callback):  # type: ignore[misc]
@@ -44,39 +47,33 @@ class LightningHooks(Callback):  # type: ignore[misc]
 
     def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
         super().__init__()
-        self._driver = HookDriver(hooks, portal, "Lightning")
+        self._driver = LoopDriver(hooks, portal, "Lightning")
         self._loads_states = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def request_stop() -> None:
+            trainer.should_stop = True
+
         self._driver.begin(
             TrainerSession(
                 lambda: int(trainer.global_step),
-                lambda: _stop(trainer),
+                request_stop,
                 "Lightning",
                 trainer=trainer,
                 model=pl_module,
             )
         )
-        if self._driver.should_stop:
-            _stop(trainer)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> int | None:
-        if not self._driver.should_stop and self._driver.before_step():
-            return None
-        _stop(trainer)
-        return -1  # Lightning leaves out this batch, and the rest of the epoch
+        return None if self._driver.before_step() else _LEAVE_OUT
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not self._driver.is_in_step:  # a callback after this one has left out the batch
-            return
         given = dict(outputs) if isinstance(outputs, Mapping) else {"loss": outputs}
         self._driver.after_step({**trainer.callback_metrics, **given})
-        if self._driver.should_stop:
-            _stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._driver.end()
@@ -94,7 +91,3 @@ class LightningHooks(Callback):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._loads_states:
             self._driver.resume_from(state_dict["hooks"])
-
-
-def _stop(trainer: Any) -> None:
-    trainer.should_stop = True

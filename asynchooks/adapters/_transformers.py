@@ -9,8 +9,9 @@ from anyio.from_thread import BlockingPortal
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from .._errors import FetchError, add_note
 from .._hook import AnyHook
-from ._driver import HookDriver, TrainerSession, TrainingBlock
+from ._driver import LoopDriver, TrainerSession, TrainingBlock
 
 _STATE = "TrainerHooks"
 
@@ -44,12 +45,11 @@ class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ig
     """
 
     def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
-        self._driver = HookDriver(hooks, portal, "the Trainer")
+        self._driver = LoopDriver(hooks, portal, "the Trainer")
         self._logs: dict[str, Any] = {}
-        self._control: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._logs, self._control = {}, control
+        self._logs = {}
         saved = (state.stateful_callbacks or {}).get(_STATE)
         num_callbacks = len(saved) if isinstance(saved, list) else 1  # a list of those of one type
         if num_callbacks > 1:
@@ -61,10 +61,14 @@ class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ig
             attributes = saved.get("attributes") if isinstance(saved, dict) else None
             found = attributes.get("hooks") if isinstance(attributes, dict) else saved
             self._driver.resume_from(found)
+
+        def request_stop() -> None:
+            control.should_training_stop = True
+
         self._driver.begin(
             TrainerSession(
                 lambda: int(state.global_step),
-                lambda: _stop(control),
+                request_stop,
                 "the Trainer",
                 model=kwargs.get("model"),
                 optimizer=kwargs.get("optimizer"),
@@ -73,41 +77,41 @@ class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ig
         )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._complete(control)
-        if self._driver.should_stop or not self._driver.before_step():
-            _stop(control)
+        self._complete()
+        self._driver.before_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not control.should_log:  # else the logs of this step come next
-            self._complete(control)
+            self._complete()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self._logs |= logs or {}
-        self._complete(control)
+        self._complete()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._complete(control)
+        self._complete()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._complete(control)
+        self._complete()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._complete(control)
+        self._complete()
         self._driver.end()
         if state.stateful_callbacks is not None:  # for `save_state`, which asks no callback
             state.stateful_callbacks[_STATE] = self.state()
 
-    def _complete(self, control: Any) -> None:
-        """Call after_run of the step, if that has ended."""
-        if self._driver.is_in_step:
+    def _complete(self) -> None:
+        """Call after_run of the step, if one has begun."""
+        try:
             self._driver.after_step(self._logs)
-        if self._driver.should_stop:
-            _stop(control)
+        except FetchError as error:
+            add_note(
+                error,
+                "hooks get what the Trainer has logged so far: give TrainingArguments("
+                "logging_steps=1), or logging_first_step=True",
+            )
+            raise
 
     def state(self) -> dict[str, Any]:
         """For the Trainer, which saves it with each checkpoint."""
         return {"args": {}, "attributes": {"hooks": self._driver.state()}}
-
-
-def _stop(control: Any) -> None:
-    control.should_training_stop = True

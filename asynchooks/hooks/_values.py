@@ -21,6 +21,7 @@ from .._hook import (
     begin_graph,
 )
 from .._stopping.coordinator import Coordinator
+from ..backends._raw_session import RawSession
 from ..data._consumers import Consumers, consumers_of_last_stage
 from ..metrics._live import number_of
 from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
@@ -360,6 +361,8 @@ class KeepsValues(SessionRunHook):
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._step = session.global_step
+        # another library's loop says of no step that it is the last one, and has all outputs anyway
+        self._is_of_trainer = isinstance(session, RawSession) and session.begins_training
         step = self._step.value
         self._forget_after(step)
         self._last_step, self._read_step, self._last_results = -1, -1, None
@@ -416,7 +419,8 @@ class KeepsValues(SessionRunHook):
 
     def _plan(self, step: int, *, is_first: bool = False) -> None:
         """Decide what the next run is asked for; the first one is asked for all."""
-        values, interval, limit = self._values, self._interval, self._step.limit
+        values, interval = self._values, self._interval
+        limit = 0 if self._is_of_trainer else self._step.limit
         end = self._last_runs_from = math.inf if limit is None else limit - _LAST_RUNS
         self._is_planned = is_first or interval.is_due(step + 1)
         self._asks_for_all = self._is_planned or step >= end

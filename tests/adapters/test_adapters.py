@@ -16,7 +16,10 @@ from asynchooks import (
     DamagedCheckpointError,
     FeedFnHook,
     FetchError,
+    FinalOpsHook,
+    HistoryHook,
     NanTensorHook,
+    PreemptionHook,
     SessionRunContext,
     SessionRunHook,
     StepCounterHook,
@@ -347,3 +350,160 @@ def test_a_second_callback_in_one_trainer_is_refused(tmp_path: Path) -> None:
     training.more_callbacks = [TrainerHooks([])]
     with pytest.raises(ValueError, match="2 TrainerHooks.*give all hooks to one"):
         training.fit([Notes("loss")])
+
+
+def asks_the_library(library: str, step: int, error: BaseException | None) -> Any:
+    """A callback that stops training as users of the library do, or raises, after a step."""
+    if library == "pytorch_lightning":
+        import pytorch_lightning
+
+        base: Any = pytorch_lightning.Callback
+
+        class Callback(base):  # type: ignore[misc]
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                if trainer.global_step == step:
+                    if error is not None:
+                        raise error
+                    trainer.should_stop = True
+
+        return Callback()
+    import transformers
+
+    base = transformers.TrainerCallback
+
+    class Stops(base):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == step:
+                if error is not None:
+                    raise error
+                control.should_training_stop = True
+
+    return Stops()
+
+
+WITH_CALLBACKS = ["pytorch_lightning", "transformers"]
+
+
+@pytest.mark.parametrize("library", WITH_CALLBACKS)
+def test_a_stop_of_the_library_ends_the_hooks_once_after_its_last_step(
+    library: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(library)
+    training, notes = LIBRARIES[library](tmp_path), Notes()
+    training.more_callbacks = [asks_the_library(library, 3, None)]
+    training.fit([notes])
+    assert notes.steps == [1, 2, 3]
+    assert notes.log.count("end") == 1
+    assert notes.log[-1] == "end"
+    assert notes.errors == []
+
+
+@pytest.mark.parametrize("library", WITH_CALLBACKS)
+@pytest.mark.parametrize("error", [BrokenError("theirs"), KeyboardInterrupt()], ids=type)
+def test_an_error_of_another_callback_reaches_the_hooks_which_can_be_used_again(
+    library: str, error: BaseException, tmp_path: Path
+) -> None:
+    pytest.importorskip(library)
+    training, notes = LIBRARIES[library](tmp_path), Notes()
+    training.more_callbacks = [asks_the_library(library, 3, error)]
+    with pytest.raises((type(error), SystemExit)):  # Lightning exits at a KeyboardInterrupt
+        training.fit([notes])
+    assert notes.errors == [error]
+    assert "end" not in notes.log
+    training.more_callbacks = ()
+    notes.steps.clear()
+    training.fit([notes], epochs=1)
+    assert notes.steps == list(range(1, STEPS + 1))
+    assert notes.log[-1] == "end"
+
+
+def test_the_last_step_of_a_training_is_among_the_values(training: Any) -> None:
+    """Whatever ends it; a trainer says of no step beforehand that it is the last one."""
+    history, final = HistoryHook(training.fetch, every_n_steps=5), FinalOpsHook(training.fetch)
+    training.fit([history, final])
+    assert [row["step"] for row in history.rows] == [1, 5, 10, 2 * STEPS]
+    assert float(final.final_ops_values) == history.rows[-1][training.fetch]
+    training.fit([history, StopAtStepHook(last_step=3)])
+    assert history.rows[-1]["step"] == 3
+
+
+def test_a_trainer_that_trains_for_no_epoch_leaves_the_hooks_in_order(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    notes = Notes()
+    InTransformers(tmp_path).fit([notes], epochs=0)
+    assert notes.log == ["begin", "after_create_session 0", "end"]
+
+
+@pytest.mark.parametrize("library", WITH_CALLBACKS)
+def test_a_trainer_may_be_used_after_its_end(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    training, notes = LIBRARIES[library](tmp_path), Notes()
+    training.fit([notes], epochs=1)
+    log, trainer = [*notes.log], training.trainer
+    if library == "transformers":
+        trainer.predict(trainer.train_dataset)
+        assert notes.log == log
+        trainer.train()
+    else:
+        trainer.predict(trainer.lightning_module, training.loader)
+        assert notes.log == log
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(trainer.lightning_module, training.loader)
+    assert len(notes.steps) == 2 * STEPS
+    assert notes.log.count("end") == 2
+
+
+def test_ignites_engine_may_be_interrupted_and_go_on() -> None:
+    engines = pytest.importorskip("ignite.engine")
+    from asynchooks.adapters import IgniteHooks
+
+    engine, notes = engines.Engine(lambda engine, batch: float(batch)), Notes("output")
+    IgniteHooks([notes]).attach(engine)
+    events = engines.Events
+    engine.add_event_handler(events.ITERATION_COMPLETED(once=3), lambda: engine.interrupt())
+    engine.run(range(5))
+    assert (notes.steps, notes.log.count("end")) == ([1, 2, 3], 0)
+    engine.run(range(5))
+    assert (notes.steps, notes.log.count("end")) == ([1, 2, 3, 4, 5], 1)
+    engine.run(range(5), max_epochs=2)
+    assert notes.steps[5:] == [6, 7, 8, 9, 10]
+
+
+def test_a_hook_that_asks_for_what_transformers_has_not_logged_yet_hears_what_to_do(
+    tmp_path: Path,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from asynchooks.adapters import TrainerHooks
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), logging_steps=5, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    rows = [{"x": float(x)} for x in range(9)]
+
+    class Module(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Any) -> Any:
+            return {"loss": (self.weight * x).mean()}
+
+    with TrainerHooks([Notes()]) as callback:
+        trainer = transformers.Trainer(
+            Module(), arguments, train_dataset=rows, callbacks=[callback]
+        )
+        with pytest.raises(FetchError) as caught:
+            trainer.train()
+    assert "give TrainingArguments(logging_steps=1)" in "".join(caught.value.__notes__)
+
+
+def test_a_host_stops_a_training_of_another_library_by_preempt(training: Any) -> None:
+    hook, notes = PreemptionHook(signals=()), Notes(training.fetch)
+
+    def preempt(*_: Any) -> None:
+        hook.preempt("the host ends")
+
+    training.module.register_forward_hook(preempt)
+    training.fit([hook, notes], epochs=500)
+    assert training.steps < 500 * STEPS
+    assert notes.log[-1] == "end"

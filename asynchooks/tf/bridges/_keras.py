@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from ..._hook import AnyHook
-from ...adapters._driver import HookDriver, TrainerSession, TrainingBlock
+from ...adapters._driver import LoopDriver, TrainerSession, TrainingBlock
 from ...adapters._portal import BlockingPortal
 
 
@@ -40,7 +40,7 @@ class HooksCallback(TrainingBlock, keras.callbacks.Callback):  # type: ignore[mi
 
     def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
         super().__init__()
-        self._driver = HookDriver(hooks, portal, "Keras")
+        self._driver = LoopDriver(hooks, portal, "Keras")
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
@@ -55,14 +55,11 @@ class HooksCallback(TrainingBlock, keras.callbacks.Callback):  # type: ignore[mi
         )
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if not self._driver.before_step():
-            self.model.stop_training = True
-            raise StopIteration  # Keras ends the epoch without this batch
+        if not self._driver.before_step(is_late=True):
+            raise StopIteration  # Keras ends the epoch without this batch, and warns
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._driver.after_step(logs or {})
-        if self._driver.should_stop:
-            self.model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
         self._driver.end()
