@@ -444,7 +444,8 @@ class Checkpointer(ModelSaver):
 
     async def set_metric(self, step: int, metric: float) -> bool:
         """Set the metric of a saved step; returns whether a metric among the best is lost."""
-        is_past = self._looked_at >= step  # else the run will save it with its metric
+        # else the run will save it with its metric, or the end, whose evaluation comes before it
+        is_past = self._looked_at >= step and not self._ends_at(step)
         while not self.is_closed:
             await self.writer.wait_idle()  # it may be the one that is being written
             async with self._lock:
@@ -454,6 +455,11 @@ class Checkpointer(ModelSaver):
                 found = await self._run_blocking(set_metric, "asynchooks-metric")
                 return not found and is_past and await self._would_stay(metric)
         return False
+
+    def _ends_at(self, step: int) -> bool:
+        """Whether training has ended at this step, which is saved when evaluations have ended."""
+        is_ending = self.states.at_end is not None and self._session is not None
+        return is_ending and self._session.global_step.value == step
 
     async def reject(self) -> str | None:
         """Move the checkpoints of a bad model aside; returns the path of the newest left."""

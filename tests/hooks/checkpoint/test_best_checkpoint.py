@@ -223,7 +223,7 @@ async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_
 
 @pytest.mark.parametrize("order", [1, -1])
 async def test_what_is_evaluated_at_the_end_beside_training_ranks_the_final_checkpoint(
-    tmp_path: Path, order: int
+    tmp_path: Path, order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = BesideRig(tmp_path, 5, 5, at_end=True)
     async with anyio.create_task_group() as group, rig.session(order) as session:
@@ -231,6 +231,7 @@ async def test_what_is_evaluated_at_the_end_beside_training_ranks_the_final_chec
         rig.gated.let(5)
         group.start_soon(rig.gated.let_when_begun, 7)
     assert metrics_of(tmp_path) == {5: 5.0, 7: 3.0}
+    assert "is not among the best" not in caplog.text
 
 
 @pytest.mark.parametrize(("every", "save_steps"), [(5, 3), (5, 5)])
