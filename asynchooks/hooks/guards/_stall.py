@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -24,9 +23,6 @@ from ._thread import GuardThread
 
 logger = logging.getLogger("asynchooks")
 
-_HEAD_START, _SHORTEST_SECS, _LONGEST_SECS = 0.1, 0.25, 1.0
-"""The thread waits longer before it concludes that the loop is held: a share of `secs`, clamped."""
-
 
 class OnStall(Enum):
     """What a stall leads to, apart from the stacks in the log.
@@ -45,10 +41,9 @@ class StallHook(SessionRunHook):
     """Logs the stacks of all tasks and threads when no run has ended for a time, and stops.
 
     The time starts when the raw session was created, and again with each `after_run` of this hook:
-    a run that fails does not count. It is measured on the engine's clock, without polling. A
-    daemon thread watches in real time as well, for a step or hook that holds the event loop
-    itself; it waits a tenth longer (a quarter to one second) before it concludes that. Each stall
-    is logged once, at level ERROR of the logger "asynchooks".
+    a run that fails does not count. It is measured on the engine's clock, without polling, by a
+    daemon thread, so that a step or hook that holds the event loop itself is seen, too. Each stall
+    is logged once, at level ERROR of the logger "asynchooks"; the stacks show what holds the loop.
 
     The stop ends every wait of asynchooks, in all workers that share the model, and a StallError
     leaves the block of this one. A step that hangs in a thread is abandoned after the grace period
@@ -97,11 +92,10 @@ class StallHook(SessionRunHook):
         watch = _Watch(
             engine, coord, session.global_step, self._secs, self._on_stall, grace_secs, engine.now()
         )
-        coord.start_soon(watch.keep, name="StallHook")
-        if not engine.is_virtual:  # a thread cannot measure simulated time
-            # not in the side task: it has not run yet, and the first step may hold the event loop
-            look, secs = watch.look_from_outside, watch.outer_secs
-            watch.thread = GuardThread(look, secs, "asynchooks-stall")
+        if engine.is_virtual:  # a thread cannot measure simulated time
+            coord.start_soon(watch.keep, name="StallHook")
+        else:
+            watch.thread = GuardThread(watch.look, self._secs, "asynchooks-stall")
         self._watch, self._now = watch, engine.now
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -113,6 +107,10 @@ class StallHook(SessionRunHook):
     async def on_error(self, session: Any, exception: BaseException) -> None:
         self._close()
 
+    def on_drop(self) -> None:
+        if self._watch is not None and self._watch.thread is not None:
+            self._watch.thread.let_go()
+
     def _close(self) -> None:
         if self._watch is not None:
             self._watch.close()
@@ -120,7 +118,7 @@ class StallHook(SessionRunHook):
 
 @dataclass(eq=False, repr=False)
 class _Watch:
-    """Watches one raw session, by a side task and by a thread. The hook closes it."""
+    """Watches one raw session, from a thread, or in virtual time by a side task."""
 
     engine: Engine
     coord: Coordinator
@@ -130,72 +128,51 @@ class _Watch:
     grace_secs: float  # after the stop, for a step that hangs in a thread
     last: float  # when the last run ended
     reported: float | None = None  # the last stall that was reported, by its `last`
-    stopped_at: float = 0.0
     error: StallError | None = None  # with which the session was stopped
+    stopped_at: float = 0.0
     is_closed: bool = False
     thread: GuardThread | None = None
-
-    def __post_init__(self) -> None:
-        self.lock = threading.Lock()  # guards `reported`, `stopped_at` and `error`: one report each
-        self.slot = Slot(self.engine, "the end of a run, or a stall")
-
-    @property
-    def outer_secs(self) -> float:
-        """After how long the thread concludes that the event loop is held."""
-        return self.secs + min(max(_HEAD_START * self.secs, _SHORTEST_SECS), _LONGEST_SECS)
 
     def close(self) -> None:
         """Report no more stalls; may be called again, and from any thread."""
         self.is_closed = True
-        self.slot.wake()  # the side task makes a new one only before it reads the flag
         if self.thread is not None:
             self.thread.close()
 
     async def keep(self) -> None:
-        """The side task: look at each moment at which there may be a stall."""
-        try:
-            until = self.last + self.secs
-            while not self.is_closed:
-                with EndsAtStop(self.slot, None):
-                    if await self.engine.park(self.slot, until) is not TIMED_OUT:
-                        break
-                self.slot = Slot(self.engine, self.slot.what)
-                until = self._look(self.secs)
-        finally:
-            if self.error is None:  # else the thread still has to abandon a step
-                self.close()
+        """Look at each moment at which there may be a stall, up to a stop."""
+        pause: float | None = self.secs
+        while pause is not None:
+            slot = Slot(self.engine, "the end of a run, or a stall")
+            with EndsAtStop(slot, None):
+                if await self.engine.park(slot, self.engine.now() + pause) is not TIMED_OUT:
+                    return
+            pause = self.look()
 
-    def look_from_outside(self) -> float | None:
-        """In the thread: look, then abandon a step that hangs; returns the next pause."""
-        until = self.last if self.error is not None else self._look(self.outer_secs, in_thread=True)
-        now = self.engine.now()
-        if self.error is None:
-            return max(0.0, until - now)
-        if now < self.stopped_at + self.grace_secs:
-            return self.stopped_at + self.grace_secs - now
-        message = str(self.error)
-        self.coord.lost_step.report(lambda: StallError(message))
-        return None
-
-    def _look(self, secs: float, *, in_thread: bool = False) -> float:
-        """Report a stall of that length, if there is a new one; returns when to look again.
+    def look(self) -> float | None:
+        """Report a new stall, then abandon a step that hangs; returns the pause until then.
 
         A run that ends after this has its own time, so the next stall is `secs` away at least.
         """
         now, last = self.engine.now(), self.last
-        if now < last + secs:
-            return last + secs
-        with self.lock:  # the task, or the thread, finds what the other one has reported
-            if last != self.reported and not self.is_closed:
-                self.reported = last
-                self._report(now, last, in_thread)
-        return now + secs
+        if self.error is not None:
+            left = self.stopped_at + self.grace_secs - now
+            if left > 0:
+                return left
+            message = str(self.error)
+            self.coord.lost_step.report(lambda: StallError(message))
+            return None
+        if self.is_closed or self.coord.should_stop():
+            return None
+        if now < last + self.secs:
+            return last + self.secs - now
+        if last != self.reported:
+            self.reported = last
+            self._report(now, last)
+        return self.secs if self.error is None else self.grace_secs
 
-    def _report(self, now: float, last: float, in_thread: bool) -> None:
-        since = (
-            f"has ended for {now - last:.4g} s, since global step {self.step.value}"
-            f"{', and the event loop is held' if in_thread else ''}"
-        )
+    def _report(self, now: float, last: float) -> None:
+        since = f"has ended for {now - last:.4g} s, since global step {self.step.value}"
         what = f"no run of this session {since}"
         stacks = report(self.engine.running_tasks)
         extra = fields("StallHook", step=self.step.last_known, reason=what)

@@ -249,7 +249,6 @@ async def test_a_foreign_wait_of_the_body(caplog: pytest.LogCaptureFixture) -> N
     (dump,) = dumps(caplog)
     assert "in waits_for_good\n    await anyio.sleep_forever()" in dump
     assert "await session.or_stop(waits_for_good)" in dump
-    assert "the event loop is held" not in dump
 
 
 async def test_a_hook_that_waits_through_the_coordinator(caplog: pytest.LogCaptureFixture) -> None:
@@ -372,7 +371,7 @@ def holds_the_loop() -> dict[str, int]:
 
 async def test_a_step_that_holds_the_event_loop(caplog: pytest.LogCaptureFixture) -> None:
     creator = FunctionSessionCreator(holds_the_loop)
-    with pytest.raises(StallError, match="and the event loop is held"):
+    with pytest.raises(StallError, match="since global step 0"):
         async with MonitoredSession([StallHook(SECS)], creator, step_runner="inline") as session:
             while not session.should_stop():
                 await session.run([])

@@ -145,7 +145,7 @@ def test_of_a_session_that_was_not_closed(backend: str, options: dict[str, bool]
     async def forgets() -> None:
         await MonitoredSession(both(), counting_creator()).__aenter__()
         await anyio.lowlevel.checkpoint()
-        assert sorted(guard_threads()) == THREADS
+        assert "asynchooks-lag" in guard_threads()  # ends with its task, the other one at once
 
     with pytest.warns(ResourceWarning, match="dropped without being closed"):
         anyio.run(forgets, backend=backend, backend_options=options)
