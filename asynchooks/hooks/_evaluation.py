@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
-from typing import Any, SupportsFloat
+from typing import Any
 
 from .. import _check
 from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
 from .._engine.recording import Kind, begun_span, ended
 from .._engine.threads import is_async
-from .._errors import is_stop, passes_for_input_end, shown
+from .._errors import is_stop, passes_for_input_end
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues
 from .._log import fields, show
 from .._running.hook_state import HookState
@@ -22,7 +22,7 @@ from .._stopping.tasks import OnFailure
 from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
 from ..checkpoints import Mode
-from ..metrics._live import to_float
+from ..metrics._live import to_number
 from ._interval import names_options
 from ._metrics import Metric, Result, Results
 from ._summaries import SummaryWriter, TimedOutputHook
@@ -98,7 +98,8 @@ class EvaluationHook(TimedOutputHook):
     Raises:
         ValueError: both or neither interval are given, `max_at_once` is below 1, or `on_failure`
             is given for exclusive evaluations.
-        TypeError: an argument is of the wrong type; in an evaluation: its results are.
+        TypeError: an argument is of the wrong type; in an evaluation: its results are no mapping.
+        MetricError: in an evaluation: a result is not one number.
         RuntimeError: in an evaluation: it read an input to its end, and did not catch that.
         ImportError: in begin: output_dir needs TensorBoard, which is not installed.
 
@@ -331,36 +332,17 @@ class EvaluationHook(TimedOutputHook):
 
 
 def _as_numbers(source: str, results: object) -> dict[str, float]:
-    if not isinstance(results, Mapping):
-        raise TypeError(
-            f"{source} returned {shown(results)}; expected a mapping of names to numbers, such as "
-            '{"accuracy": 0.93}'
+    expected = 'a mapping of names to numbers, such as {"accuracy": 0.93}'
+    given: Mapping[Any, Any] = _check.instance(
+        f"what {source} returned", results, Mapping, expected
+    )
+    advice = " (of an array its mean, of a graph's tensor what session.run gives for it)"
+    return {
+        _check.metric_name(key, f"the name of a result of {source}"): to_number(
+            f"{key!r} of {source}", value, advice
         )
-    numbers = {}
-    for key, value in results.items():
-        if not isinstance(key, str):
-            raise TypeError(
-                f"{source} returned a result called {key!r}; expected a text, such as {str(key)!r}"
-            )
-        numbers[_check.metric_name(key, f"the name of a result of {source}")] = _as_number(
-            source, key, value
-        )
-    return numbers
-
-
-def _as_number(source: str, key: str, value: object) -> float:
-    error: Exception | None = None
-    # NumPy's texts have __float__, too; its arrays of one element would only warn
-    is_scalar = not isinstance(value, (str, bytes)) and getattr(value, "ndim", 0) == 0
-    if is_scalar and isinstance(value, SupportsFloat):
-        try:
-            return to_float(value)
-        except Exception as raised:  # a graph's variable has one that adds ops to the graph
-            error = raised
-    raise TypeError(
-        f"{source} returned {key!r}: {shown(value)} of type {type(value).__name__}; expected one "
-        "number (of an array its mean, of a graph's tensor what session.run gives for it)"
-    ) from error
+        for key, value in given.items()
+    }
 
 
 class _Concurrent:

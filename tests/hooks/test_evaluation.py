@@ -22,6 +22,7 @@ from asynchooks import (
     EvaluationHook,
     FinishPhase,
     FunctionSessionCreator,
+    MetricError,
     MonitoredSession,
     OnFailure,
     PreemptionError,
@@ -603,6 +604,7 @@ class Row(Tensor):
         (np.int64(3), 3.0),
         (np.array(0.5), 0.5),
         (Tensor(), 0.25),
+        (Row(), 0.25),
         (-math.inf, -math.inf),
     ],
 )
@@ -619,22 +621,30 @@ async def test_nan_is_a_result_none_is_none_and_the_order_of_any_mapping_is_kept
     assert list(await latest_of(results)) == list(results)
 
 
-NUMBER = "'value': .* expected one num"
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, "0.5", b"0.5", 1j, [0.5], np.array([0.5, 0.5]), np.str_("0.5"), 10**400,
+        np.array(None),
+    ],
+)  # fmt: skip
+async def test_a_result_that_is_no_number_is_an_error_of_the_hook(value: Any) -> None:
+    message = (
+        "the metric 'value' of evaluate of EvaluationHook 'eval' is .*; give one number .of an"
+    )
+    with pytest.raises(MetricError, match=message):
+        await latest_of({"value": value})
 
 
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        *(({"value": each}, NUMBER) for each in (
-            None, "0.5", b"0.5", 1j, [0.5], np.array([0.5]), np.array([0.5, 0.5]), np.str_("0.5"),
-            10**400, np.array(None), Row(),
-        )),
-        *((each, ".* a mapping of names") for each in (None, 0.5, [("loss", 0.5)], {"loss"})),
-        ({3: 0.5}, "a result called 3; expected a text, such as '3'"),
+        *((each, "give a mapping of names") for each in (None, 0.5, [("loss", 0.5)], {"loss"})),
+        ({3: 0.5}, "the name of a result of .* is 3; give a text"),
     ],
-)  # fmt: skip
+)
 async def test_what_is_no_result_is_an_error_of_the_hook(results: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=f"of EvaluationHook 'eval' returned {message}"):
+    with pytest.raises(TypeError, match=f"of EvaluationHook 'eval'.*{message}|{message}"):
         await latest_of(results)
 
 

@@ -133,9 +133,11 @@ def wake_on_signals(engine: Engine) -> Callable[[], object]:
     always watch, and Windows' loop does by itself.
     """
     loop, unused = engine.event_loop, getattr(signal, "SIGURG", None)
+    if loop is None or unused is None or signal.getsignal(unused) is not signal.SIG_DFL:
+        return bool
     present = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(present)
-    if loop is None or unused is None or present != -1:
+    if present != -1:
         return bool
     loop.add_signal_handler(unused, bool)
     return lambda: loop.remove_signal_handler(unused)
