@@ -7,10 +7,9 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from ... import _check
@@ -135,7 +134,6 @@ class _Watch:
         self._lags = lags
         self._step = step
         self._loop_thread = threading.get_ident()
-        self._loop_code = loop_code()
         # The thread sends a ping only while there is none, to the slot of that moment; the event
         # loop first replaces the slot, then removes the ping. So neither needs a lock.
         self._slot = Slot(engine, "a ping")
@@ -163,7 +161,7 @@ class _Watch:
             self._engine.wake(self._slot)
             return self._max_lag_secs / 2
         # also before the lag is too long: when it becomes so, the answer may come first
-        holder = holder_of(sys._current_frames().get(self._loop_thread), self._loop_code)
+        holder = holder_of(sys._current_frames().get(self._loop_thread))
         held = ping.secs_by_holder
         held[holder] = held.get(holder, 0.0) + now - ping.looked_at
         ping.looked_at = now
@@ -186,35 +184,30 @@ class _Watch:
         self.ping = None
 
 
-def loop_code() -> frozenset[CodeType]:
-    """In a task: the functions that the event loop calls its tasks through, and its callers."""
-    # they differ from loop to loop, and in a guest run they are the host's
-    outer: list[CodeType] = []
-    for frame, _ in walk(inspect.currentframe()):
-        if frame.f_code.co_flags & inspect.CO_COROUTINE:
-            outer = []
-        else:
-            outer.append(frame.f_code)
-    return frozenset(outer)
-
-
-def holder_of(frame: FrameType | None, loop: Set[CodeType]) -> tuple[str, str]:
+def holder_of(frame: FrameType | None) -> tuple[str, str]:
     """(`culprit`, `where`) of a `LoopLag`, on the stack of the event loop's thread.
+
+    What is outside of the outermost coroutine is the event loop and its callers.
 
     Args:
         frame: the innermost frame of that thread.
-        loop: what `loop_code` returned in a task of it.
     """
-    culprit = where = innermost = ""
-    for each, line in walk(frame):
-        if each.f_code in loop or culprit:
-            break
-        module, function = each.f_globals.get("__name__") or "", each.f_code.co_name
-        place = f"{PurePath(each.f_code.co_filename).name}:{line} in {function}"
-        innermost = innermost or place
+    frames = [
+        (
+            each,
+            f"{PurePath(each.f_code.co_filename).name}:{line} in {each.f_code.co_name}",
+        )
+        for each, line in walk(frame)
+    ]
+    num_of_task = len(frames)
+    while num_of_task and not frames[num_of_task - 1][0].f_code.co_flags & inspect.CO_COROUTINE:
+        num_of_task -= 1
+    where = ""
+    for each, place in frames[:num_of_task]:
+        module = each.f_globals.get("__name__") or ""
         if not where and module.partition(".")[0] not in _DRIVERS:
             where = place
-        culprit = holder_in(each)
-    if not culprit:
-        culprit = "code outside of a run" if where else LOOP_ITSELF
-    return culprit, where or innermost
+        if culprit := holder_in(each):
+            return culprit, where or frames[0][1]
+    innermost = frames[0][1] if frames else ""
+    return ("code outside of a run", where) if where else (LOOP_ITSELF, innermost)

@@ -25,7 +25,7 @@ from asynchooks import (
 )
 from asynchooks._engine.base import Engine
 from asynchooks.hooks.guards import _loop_lag
-from asynchooks.hooks.guards._loop_lag import LOOP_ITSELF, holder_of, loop_code
+from asynchooks.hooks.guards._loop_lag import LOOP_ITSELF, holder_of
 
 from ...support.helpers import counting_creator
 from ..preemptions import At
@@ -260,18 +260,18 @@ def test_a_lag_reads_as_a_sentence() -> None:
 
 
 async def test_a_loop_that_waits_is_held_by_no_code() -> None:
-    loop, loop_thread = loop_code(), threading.get_ident()
+    loop_thread = threading.get_ident()
 
     def last_holder() -> str:
         until = time.monotonic() + 10
         holder = ""
         while holder != LOOP_ITSELF and time.monotonic() < until:
             time.sleep(0.001)  # the loop may still be at starting this thread
-            holder, _ = holder_of(sys._current_frames()[loop_thread], loop)
+            holder, _ = holder_of(sys._current_frames()[loop_thread])
         return holder
 
     assert await anyio.to_thread.run_sync(last_holder) == LOOP_ITSELF
 
 
 def test_a_thread_that_has_ended_holds_nothing() -> None:
-    assert holder_of(None, set()) == (LOOP_ITSELF, "")
+    assert holder_of(None) == (LOOP_ITSELF, "")
