@@ -20,6 +20,7 @@ from asynchooks import (
     CheckpointSaverHook,
     FunctionSessionCreator,
     HistoryHook,
+    Metric,
     MetricError,
     MonitoredSession,
     SharedSessionCreator,
@@ -78,6 +79,12 @@ async def train(
 
 def steps(history: HistoryHook) -> list[int]:
     return [row["step"] for row in history.rows]
+
+
+async def test_a_metric_of_an_output_is_that_output() -> None:
+    history = HistoryHook([Metric("loss", mode="min")], every_n_steps=4)
+    await train(history, 4)
+    assert [(row["step"], row["loss"]) for row in history.rows] == [(1, 1.0), (4, 0.25)]
 
 
 async def test_rows_are_those_of_step_1_and_of_multiples() -> None:

@@ -20,6 +20,7 @@ from asynchooks.hooks.guards._thread import GuardThread
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ...support.helpers import counting_creator
+from ...support.threads import own_threads
 from ..preemptions import At
 from ..virtual_time import guard_threads
 
@@ -53,6 +54,19 @@ def test_closing_ends_the_thread_at_once_and_again_does_nothing() -> None:
     guard.close()
     guard.close()
     assert thread_named("never looks") is None
+
+
+def test_it_looks_at_once_where_it_is_told_to() -> None:
+    has_looked = threading.Event()
+
+    def look() -> None:
+        has_looked.set()
+
+    guard = GuardThread(look, 3600.0, "looks early")
+    guard.look_now()
+    assert has_looked.wait(10)
+    guard.close()
+    assert thread_named("looks early") is None
 
 
 def test_it_may_close_itself() -> None:
@@ -149,4 +163,6 @@ def test_of_a_session_that_was_not_closed(backend: str, options: dict[str, bool]
 
     with pytest.warns(ResourceWarning, match="dropped without being closed"):
         anyio.run(forgets, backend=backend, backend_options=options)
+    for thread in own_threads("asynchooks-stall"):
+        thread.join(10)  # it was told to end, and not waited for
     assert guard_threads() == []
