@@ -54,8 +54,10 @@ def ask_for_mode(what: str, advice: str) -> Mode:
     """Ask for the mode in the log, where nothing says it; until then smaller is better."""
     logger.warning(
         "%s does not say whether smaller or larger is better, and no mode was given: the smaller "
-        "one is taken for the better one. %s", what, advice,
-    )  # fmt: skip
+        "one is taken for the better one. %s",
+        what,
+        advice,
+    )
     return Mode.MIN
 
 

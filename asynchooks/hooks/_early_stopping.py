@@ -206,16 +206,22 @@ class EarlyStoppingHook(SessionRunHook):
                 "No checkpoint has a metric: the model stays as it is at step %d, and the best one "
                 "that was seen, %g of step %s, is not brought back. A checkpoint has the metric of "
                 "a run or an evaluation of its own step: save the steps that are looked at",
-                step, self._best, self._best_step, extra=fields(self, step=step),
-            )  # fmt: skip
+                step,
+                self._best,
+                self._best_step,
+                extra=fields(self, step=step),
+            )
             return
         if self._mode.is_better(self._best, checkpoint.metric):
             logger.warning(
                 "The model is that of step %d, with %g: the best one that was seen, %g of step "
                 "%s, is in no checkpoint. Save the steps that are looked at",
-                checkpoint.step, checkpoint.metric, self._best, self._best_step,
+                checkpoint.step,
+                checkpoint.metric,
+                self._best,
+                self._best_step,
                 extra=fields(self, step=step),
-            )  # fmt: skip
+            )
         self._best, self._best_step = checkpoint.metric, checkpoint.step
 
     def state_dict(self) -> dict[str, Any]:

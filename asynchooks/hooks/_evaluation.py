@@ -291,9 +291,12 @@ class EvaluationHook(TimedOutputHook):
             if not is_stop(error):
                 raise
             logger.info(
-                "%s at step %d was not finished: %s", self._name, step, error,
+                "%s at step %d was not finished: %s",
+                self._name,
+                step,
+                error,
                 extra=fields(self, step=step, worker=self._worker, reason=error),
-            )  # fmt: skip
+            )
             return
         finally:
             self.num_running -= 1
@@ -301,9 +304,16 @@ class EvaluationHook(TimedOutputHook):
         text = ", ".join(f"{key} = {value:g}" for key, value in numbers.items()) or "no results"
         secs = engine.now() - begun
         show(
-            self, "%s at step %d: %s (%.2f sec)", self._name, step, text, secs,
-            step=step, worker=self._worker, says_step=True,
-        )  # fmt: skip
+            self,
+            "%s at step %d: %s (%.2f sec)",
+            self._name,
+            step,
+            text,
+            secs,
+            step=step,
+            worker=self._worker,
+            says_step=True,
+        )
         for key, value in numbers.items():
             self._output.add_scalar(f"{self._name}/{key}", value, step)
         if not self._is_exclusive:

@@ -58,7 +58,8 @@ class GlobalStepWaiterHook(SessionRunHook):
             if reached < target:
                 logger.info(
                     "Waiting for global step %d before starting training. Current step is %d.",
-                    target, reached,
+                    target,
+                    reached,
                     extra=fields(self, step=reached, worker=worker_of(run_context)),
-                )  # fmt: skip
+                )
         self._has_started = True

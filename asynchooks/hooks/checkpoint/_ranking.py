@@ -86,7 +86,9 @@ class Ranking:
             self._has_said_nan = True
             logger.warning(
                 "The metric %s is NaN at step %d: the checkpoint of such a step has no metric, and "
-                "is none of the best", self._metric.shown, step,
+                "is none of the best",
+                self._metric.shown,
+                step,
                 extra=fields("CheckpointSaverHook", step=step),
-            )  # fmt: skip
+            )
         return None

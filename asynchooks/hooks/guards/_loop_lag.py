@@ -32,9 +32,16 @@ LOOP_ITSELF = "the event loop itself"
 
 # never the place that holds the loop: what drives all tasks, and what they wait by
 _DRIVERS = {
-    "anyio", "asynchooks", "asyncio", "outcome", "queue", "selectors", "sniffio", "threading",
+    "anyio",
+    "asynchooks",
+    "asyncio",
+    "outcome",
+    "queue",
+    "selectors",
+    "sniffio",
+    "threading",
     "trio",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,11 @@ class NanTensorHook(SessionRunHook):
             self._num_rollbacks += 1
             if left_out:
                 logger.warning(
-                    "Training goes on without what step %d was fed by %s.", step,
-                    ", ".join(map(repr, left_out)), extra=extra,
-                )  # fmt: skip
+                    "Training goes on without what step %d was fed by %s.",
+                    step,
+                    ", ".join(map(repr, left_out)),
+                    extra=extra,
+                )
             raise _RollbackError(
                 f"{loss_is_nan}: back to {good}, rollback {self._num_rollbacks} of "
                 f"{self._max_rollbacks}",
