@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._ranks import Ranks
-from ._savers import SaverOfParts, StateDict, StateDictSaver, misfit
+from ._savers import SaverOfParts, StateDictSaver, misfit
+from ._state_file import describe, is_tensor, name_of
 from ._state_kinds import kind_of
 
 _KINDS = "asynchooks.kinds"
@@ -48,22 +49,21 @@ class DistributedCheckpointSaver(SaverOfParts):
     def __init__(self, **objects: Any) -> None:
         import torch
 
-        kinds = (torch.nn.Module, torch.optim.Optimizer)
-        self._modules = {
-            name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)
-        }
-        if not self._modules:
+        modules: dict[str, Any] = {}
+        optimizers: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, each in objects.items():
+            is_module = isinstance(each, torch.nn.Module)
+            kind = optimizers if isinstance(each, torch.optim.Optimizer) else others
+            (modules if is_module else kind)[name] = each
+        if not modules:
             raise ValueError(
                 f"got {sorted(objects) or 'nothing'} and no torch.nn.Module among them; give one, "
                 "or use StateDictSaver"
             )
+        self._modules = modules
         self._optimizers = {
-            name: (self._module_of(name, each), each)
-            for name, each in objects.items()
-            if isinstance(each, torch.optim.Optimizer)
-        }
-        others: dict[str, StateDict | Mapping[Any, Any]] = {
-            name: each for name, each in objects.items() if not isinstance(each, kinds)
+            name: (self._module_of(name, each), each) for name, each in optimizers.items()
         }
         self._others = StateDictSaver(**others) if others else None
         self._loaders = [
@@ -90,8 +90,9 @@ class DistributedCheckpointSaver(SaverOfParts):
             TypeError: as of `StateDictSaver`.
             OSError: the disk's.
         """
-        state = self._with_kinds()
-        self._write(path, state, None if self._others is None else self._others.save)
+        self._write(
+            path, self._state_to_save(), None if self._others is None else self._others.save
+        )
 
     def snapshot(self) -> Callable[[str], None]:
         """Copy the state, and return what writes the copy; all ranks call both together.
@@ -99,7 +100,7 @@ class DistributedCheckpointSaver(SaverOfParts):
         The memory of a copy that was written is used again by the next one.
         """
         stager = self._stagers.pop() if self._stagers else _new_stager()
-        state: Any = stager.stage(self._with_kinds())
+        state: Any = stager.stage(self._state_to_save())
         write_others = None if self._others is None else self._others.snapshot()
 
         def write(path: str) -> None:
@@ -124,15 +125,14 @@ class DistributedCheckpointSaver(SaverOfParts):
         )
 
         self._check_loaders(path)
-        saved = _tensors_in(path)
+        saved = _saved_in(path)
         unused = {
-            name
+            name: {key.split(".")[2] for key in saved if key.startswith(f"{name}.{_UNUSED}.")}
             for name in self._optimizers
-            if any(key.startswith(f"{name}.{_UNUSED}.") for key in saved)
         }
-        faults = self._misfits_of_optimizers(path, saved)
+        faults = self._misfits_of_optimizers(path, saved, unused)
         if not faults:
-            state = self._state(unused)
+            state = self._state([name for name, groups in unused.items() if groups])
             faults = _misfits_of_tensors(saved, state)
         if faults:
             raise misfit(path, faults)
@@ -140,14 +140,16 @@ class DistributedCheckpointSaver(SaverOfParts):
         for name, module in self._modules.items():
             set_model_state_dict(module, state[name])
         for name, (module, optimizer) in self._optimizers.items():
-            if name not in unused:
+            if not unused[name]:
                 set_optimizer_state_dict(module, optimizer, state[name])
                 continue
             optimizer.state.clear()
             for group, read in zip(optimizer.param_groups, state[name][_UNUSED], strict=True):
                 group.update(read)
         if self._others is not None:
-            self._others.restore(self.ranks.own_or_first(path, ".safetensors"))
+            own = self.ranks.own(path)
+            is_further = not os.path.exists(f"{own}.safetensors")  # than those that saved it
+            self._others.restore(self.ranks.own(path, 0) if is_further else own)
 
     def _check_loaders(self, path: str) -> None:
         """CheckpointError where another number of ranks has saved what reads a part of the data."""
@@ -177,8 +179,11 @@ class DistributedCheckpointSaver(SaverOfParts):
         with _own_errors(f"{path!r} cannot be loaded"):
             dcp.load(state, storage_reader=dcp.FileSystemReader(path), **self._group)
 
-    def _state(self, unused: set[str]) -> dict[str, Any]:
-        """The state as DCP takes it; `unused` are the optimizers that are to have made no step."""
+    def _state(self, unused: Collection[str]) -> dict[str, Any]:
+        """The state as DCP takes it; `unused` are the optimizers that are to have made no step.
+
+        Torch would give them a state, of a step that was not made.
+        """
         from torch.distributed.checkpoint.state_dict import (
             get_model_state_dict,
             get_optimizer_state_dict,
@@ -186,43 +191,42 @@ class DistributedCheckpointSaver(SaverOfParts):
 
         state = {name: get_model_state_dict(each) for name, each in self._modules.items()}
         for name, (module, optimizer) in self._optimizers.items():
-            if name in unused:
+            if name in unused:  # what is left says how its groups are trained
                 groups = [dict(each) for each in optimizer.param_groups]
                 for each in groups:
-                    del each["params"]  # what is left says how the group is trained
+                    del each["params"]
                 state[name] = {_UNUSED: groups}
             else:
                 state[name] = get_optimizer_state_dict(module, optimizer)
         return state
 
-    def _with_kinds(self) -> dict[str, Any]:
-        """The state to be saved, with the kinds of the optimizers."""
+    def _state_to_save(self) -> dict[str, Any]:
+        """The state of now, with the kinds of the optimizers."""
         kinds = {name: kind_of(each) for name, (_, each) in self._optimizers.items()}
-        return {**self._state(self._unused()), _KINDS: kinds}
+        unused = [name for name, (_, each) in self._optimizers.items() if not each.state]
+        return {**self._state(unused), _KINDS: kinds}
 
-    def _misfits_of_optimizers(self, path: str, saved: Mapping[str, Any]) -> list[str]:
-        """A line for each optimizer that is not of the kind that it was."""
-        faults = []
-        # an earlier version saved none
-        state = {_KINDS: {name: "" for name in self._optimizers if f"{_KINDS}.{name}" in saved}}
-        if state[_KINDS]:
+    def _misfits_of_optimizers(
+        self, path: str, saved: Collection[str], unused: Mapping[str, Collection[str]]
+    ) -> list[str]:
+        """A line for each optimizer that is not of the kind that it was, or has other groups."""
+        # an earlier version saved no kinds
+        kinds = {name: "" for name in self._optimizers if f"{_KINDS}.{name}" in saved}
+        state = {_KINDS: kinds}
+        if kinds:
             self._load(path, state)
+        faults = []
         for name, (_, each) in self._optimizers.items():
             there, here = state[_KINDS].get(name), kind_of(each)
             if there and here and there != here:
                 faults.append(f"{name}: the checkpoint holds the state of {there}, here is {here}")
-            start = f"{name}.{_UNUSED}."
-            groups = {key.split(".")[2] for key in saved if key.startswith(start)}
-            if groups and len(groups) != len(each.param_groups):
+            num_groups = len(unused[name])
+            if num_groups not in (0, len(each.param_groups)):
                 faults.append(
-                    f"{name}: the checkpoint holds {len(groups)} groups of parameters, here are "
+                    f"{name}: the checkpoint holds {num_groups} groups of parameters, here are "
                     f"{len(each.param_groups)}"
                 )
         return faults
-
-    def _unused(self) -> set[str]:
-        """Optimizers without a state: torch would give them one, of a step that was not made."""
-        return {name for name, (_, each) in self._optimizers.items() if not each.state}
 
     def _module_of(self, name: str, optimizer: Any) -> Any:
         own = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -235,7 +239,7 @@ class DistributedCheckpointSaver(SaverOfParts):
         )
 
 
-def _tensors_in(path: str) -> dict[str, str | None]:
+def _saved_in(path: str) -> dict[str, str | None]:
     """What a checkpoint holds: types and shapes of tensors, None for anything else."""
     import torch.distributed.checkpoint as dcp
 
@@ -247,15 +251,16 @@ def _tensors_in(path: str) -> dict[str, str | None]:
         raise DamagedCheckpointError(
             f"{path!r} is no checkpoint of torch.distributed.checkpoint: {error!r}"
         ) from error
-    return {
-        name: _kind(each.size, each.properties.dtype) if hasattr(each, "size") else None
-        for name, each in saved.items()
-    }
+    kinds: dict[str, str | None] = dict.fromkeys(saved)
+    for name, each in saved.items():
+        if hasattr(each, "size"):
+            kinds[name] = f"{name_of(each.properties.dtype)} of shape {tuple(each.size)}"
+    return kinds
 
 
 def _misfits_of_tensors(saved: Mapping[str, str | None], state: dict[str, Any]) -> list[str]:
     """A line for each tensor whose name, shape or type is not that of the checkpoint."""
-    here = {name: _kind(each.shape, each.dtype) for name, each in _tensors(state, "")}
+    here = dict(_tensors(state, ""))
     there = {name: kind for name, kind in saved.items() if kind is not None}
     faults = []
     for name, kind in here.items():
@@ -281,17 +286,13 @@ def _own_errors(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what}: {'; '.join(map(repr, causes))}") from error
 
 
-def _kind(shape: Any, dtype: Any) -> str:
-    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
-
-
-def _tensors(state: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """All tensors in nested dicts, by the names of DCP."""
+def _tensors(state: Any, name: str) -> Iterator[tuple[str, str]]:
+    """All tensors in nested dicts, by the names of DCP, with their types and shapes."""
     if isinstance(state, Mapping):
         for key, each in state.items():
             yield from _tensors(each, f"{name}.{key}" if name else str(key))
-    elif hasattr(state, "shape") and hasattr(state, "dtype"):
-        yield name, state
+    elif is_tensor(state):
+        yield name, describe(state)
 
 
 def _new_stager() -> Any:

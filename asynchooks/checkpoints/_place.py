@@ -184,7 +184,7 @@ class CheckpointPlace:
         )
         files = extra or {}
         for name, content in files.items():
-            check_extra_name(name, draft.name)
+            _check_extra_name(name, draft.name)
             kinds = (bytes, bytearray, memoryview)
             _check.instance(f"the extra file {name!r}", content, kinds, "bytes")
         self._serial = draft.serial
@@ -313,7 +313,6 @@ class CheckpointPlace:
         Raises:
             DamagedCheckpointError: it is not what was written, or the checkpoint is gone.
         """
-        check_extra_name(name, os.path.basename(checkpoint.prefix))
         path = self._local(checkpoint).path
         return read_file(path, read_manifest(path), name)
 
@@ -510,7 +509,7 @@ def _checked_basename(basename: str) -> str:
     return basename
 
 
-def check_extra_name(name: str, prefix_name: str) -> None:
+def _check_extra_name(name: str, prefix_name: str) -> None:
     """A file's name beside the saver's files: no separators, not the saver's, not ours."""
     _check.instance("the name of an extra file", name, str, 'a string, as "hooks.json"')
     is_plain = bool(name) and os.path.basename(name) == name and not name.startswith(".")
