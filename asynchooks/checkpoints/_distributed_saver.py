@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._ranks import Ranks
-from ._savers import SaverOfParts, StateDictSaver, misfit
+from ._savers import StateDictSaver, misfit
 from ._state_file import describe, is_tensor, name_of
 from ._state_kinds import kind_of
 
@@ -18,7 +18,7 @@ _UNUSED = "unused"
 """The state of an optimizer that has made no step: how its groups are trained."""
 
 
-class DistributedCheckpointSaver(SaverOfParts):
+class DistributedCheckpointSaver:
     """Saves PyTorch modules and optimizers by `torch.distributed.checkpoint`.
 
     It is for modules that are sharded over ranks (FSDP, tensor parallel), which another number of
@@ -76,12 +76,6 @@ class DistributedCheckpointSaver(SaverOfParts):
         """Of the process group that there is now; one rank without one."""
         self._group: Any = {"process_group": self.ranks.group, "no_dist": self.ranks.size == 1}
         self._stagers: list[Any] = []  # whose memory no snapshot uses now
-
-    @property
-    def parts(self) -> frozenset[Hashable]:
-        optimizers = [each for _, each in self._optimizers.values()]
-        own = frozenset(id(each) for each in [*self._modules.values(), *optimizers])
-        return own if self._others is None else own | self._others.parts
 
     def save(self, path: str) -> None:
         """Write the state as it is now; all ranks call it together.

@@ -7,13 +7,11 @@ first use.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from .._errors import CheckpointError
 from .._later import is_a
-from ._random_states import RandomStates
 
 _SUFFIX = ".safetensors"
 _METHODS = ("state_dict", "load_state_dict")
@@ -93,16 +91,7 @@ class StateDict(Protocol):
     def load_state_dict(self, state_dict: Any) -> object: ...
 
 
-class SaverOfParts(ABC):
-    """Base of the savers that say what they save."""
-
-    @property
-    @abstractmethod
-    def parts(self) -> frozenset[Hashable]:
-        """The objects, each by its identity."""
-
-
-class StateDictSaver(SaverOfParts):
+class StateDictSaver:
     """Saves objects with `state_dict()` and mappings of arrays in one file.
 
     The file is `<path>.safetensors`, which other programs can read. Unlike TensorFlowSaver, it
@@ -156,16 +145,14 @@ class StateDictSaver(SaverOfParts):
                 )
         self._objects = objects
         self._spare: dict[str, Any] = {}  # arrays that no snapshot uses now
+        self._identity = frozenset((name, id(each)) for name, each in objects.items())
 
-    @property
-    def parts(self) -> frozenset[Hashable]:
-        found: set[Hashable] = set()
-        for each in self._objects.values():
-            if isinstance(each, StateDict):  # random states are those of the process
-                found.add(RandomStates if isinstance(each, RandomStates) else id(each))
-            else:
-                found |= parts_of_mapping(each)
-        return frozenset(found)
+    def __eq__(self, other: object) -> bool:
+        """Whether it saves the same objects by the same names."""
+        return isinstance(other, StateDictSaver) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
     def save(self, path: str) -> None:
         """Write the state as it is now; it must not change meanwhile.
@@ -297,30 +284,6 @@ def misfit(path: str, faults: Iterable[str]) -> CheckpointError:
         f"the state in {path!r} does not fit this program; nothing was changed. Build the model as "
         "it was when it was saved, or restore another checkpoint:\n  " + "\n  ".join(faults)
     )
-
-
-def parts_of(saver: object) -> frozenset[Hashable]:
-    """What a saver saves, each part by its identity: of one that is not ours, the saver itself.
-
-    Two savers of the same parts restore the same model, whichever of them wrote the checkpoint.
-    """
-    return saver.parts if isinstance(saver, SaverOfParts) else frozenset([id(saver)])
-
-
-def parts_of_mapping(value: Any) -> frozenset[Hashable]:
-    """The arrays in nested mappings and lists, and where other values are put back."""
-    from ._state_file import is_array
-
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    found: set[Hashable] = set()
-    for key, each in items:
-        if is_array(each):
-            found.add(id(each))
-        elif isinstance(each, (Mapping, list, tuple)):
-            found |= parts_of_mapping(each)
-        else:
-            found.add((id(value), key))
-    return frozenset(found)
 
 
 def check_saver(saver: object) -> None:

@@ -41,7 +41,7 @@ from ._background import BackgroundWriter
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
 from ._ranking import Ranking
-from ._resume import ModelSaver, newest_of, newest_parts
+from ._resume import newest_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -91,7 +91,7 @@ class _HookStates:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Checkpointer(ModelSaver):
+class Checkpointer:
     """Saves and restores the checkpoints of one session; its hook makes it in begin, and closes it.
 
     A step that is saved because it is due, and one that is restored, restart the timer.
@@ -133,6 +133,13 @@ class Checkpointer(ModelSaver):
 
     async def open(self) -> None:
         form = self.form
+        for each in self.savers:
+            if each.form.saver != form.saver:
+                raise CheckpointError(
+                    f"{each.path} and {self.path} are written by savers of different objects, so "
+                    "that the newest checkpoint may hold a part of the model alone; give the "
+                    "CheckpointSaverHooks of one model one saver"
+                )
         await run_blocking(
             self._engine, form.open, _GRACE_SECS, "asynchooks-open", lambda _: form.close()
         )
@@ -164,55 +171,57 @@ class Checkpointer(ModelSaver):
                 raise bug from error
 
     async def _restore_newest(self, raw: RawSession, savers: list[Checkpointer]) -> int | None:
-        is_one_session = all(each.hooks is self.hooks for each in savers)
-        with_states = {  # such as hooks of other sessions of the model do not have, too
-            each
-            for each in savers
-            if not is_one_session and have_states_apart_from(each.hooks, TimerState, SharedState)
-        }
         metrics: dict[Checkpointer, float | None] = {}
+        saver = self
 
-        def find() -> list[tuple[Checkpointer, Restored]]:
+        def find() -> Restored | None:
+            nonlocal saver
             if not self.form.restores_model:
-                restored = self.form.restored(raw)
-                return [] if restored is None else [(self, restored)]
-            parts = newest_parts(savers, with_states, is_same_training=raw.replaces_lost)
-            for each in savers if parts else ():  # it may save this step again, as it is here
-                metrics[each] = each.form.metric_of(parts[0][1].step)
-            found = [(each, each.form.found(checkpoint)) for each, checkpoint in parts]
-            for each, its in found:
-                if its.ranks is not None:
-                    each.form.directory.together(partial(each._check_ranks, its, its.ranks))
-            return found
+                return self.form.restored(raw)
+            forms = {each.form: each for each in savers}
+            newest = newest_of(forms, is_same_training=raw.replaces_lost)
+            if newest is None:
+                return None
+            form, checkpoint = newest
+            for each in savers:  # it may save this step again, as it is here
+                metrics[each] = each.form.metric_of(checkpoint.step)
+            saver, its = forms[form], form.found(checkpoint)
+            if (ranks := its.ranks) is not None:
+                form.directory.together(lambda: saver._check_ranks(its, ranks))
+            return its
 
-        parts = await raw.call_alone(find)
-        if not parts:
+        its = await raw.call_alone(find)
+        if its is None:
             return None
-        facts = parts[0][1].facts
-        # whose state is whose is known before anything is changed
-        states = {id(each.hooks): (each.hooks, its.facts.hooks) for each, its in reversed(parts)}
-        give_states = [
-            matched_hooks(hooks, saved, go_on=raw.replaces_lost)
-            for hooks, saved in states.values()
-            if saved is not None
-        ]
-        loads = [its.load for _, its in parts if its.load is not None]
-        if loads:
-            await raw.call_alone(lambda: [load() for load in loads])
+        step, facts = its.facts.step, its.facts
+        give_states: Callable[[], None] = lambda: None  # noqa: E731
+        if facts.hooks is not None:  # whose state is whose is known before anything is changed
+            give_states = matched_hooks(saver.hooks, facts.hooks, go_on=raw.replaces_lost)
+        if its.load is not None:
+            await raw.call_alone(its.load)
         raw.bad_from = None
         for each in savers:
             each._began_at = self._engine.now() - facts.seconds
-            each.ranking.restored(facts.step, metrics.get(each, facts.metric))
-        for each, its in parts:
-            extra = _fields(facts.step)
-            logger.info("Resuming from step %d of %s.", facts.step, its.path, extra=extra)
-            each.timer.update_last_triggered_step(facts.step)
-            each.written_step = facts.step
-            if its.load is not None:
-                each.is_just_restored, each.saved_step = True, facts.step
-        for give in give_states:
-            give()
-        return facts.step if loads else None
+            each.ranking.restored(step, metrics.get(each, facts.metric))
+        logger.info("Resuming from step %d of %s.", step, its.path, extra=_fields(step))
+        saver.timer.update_last_triggered_step(step)
+        saver.written_step = step
+        if its.load is not None:
+            saver.is_just_restored, saver.saved_step = True, step
+        give_states()
+        return None if its.load is None else step
+
+    def _check_sessions(self) -> None:
+        """Refuse several sessions of which no one's checkpoint would bring back all states."""
+        sessions = {id(each.hooks): each.hooks for each in self.savers}.values()
+        kinds = TimerState, SharedState  # which need no restoring, or are the same in all sessions
+        if len(sessions) > 1 and any(have_states_apart_from(each, *kinds) for each in sessions):
+            raise CheckpointError(
+                f"{' and '.join(each.path for each in self.savers)} are written by the sessions of "
+                "several workers, whose hooks have states, so that the newest checkpoint may hold "
+                "those of one session alone; give the CheckpointSaverHooks of one model, and the "
+                "hooks that have a state, to one session"
+            )
 
     def _check_ranks(self, restored: Restored, ranks: RankFiles) -> None:
         """Refuse positions in the data that other numbers of ranks had, but for the beginning."""
@@ -236,6 +245,8 @@ class Checkpointer(ModelSaver):
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""
         self._coord, self._session = coord, session
+        if self.form.restores_model:
+            self._check_sessions()
         raw = raw_session_of(session)
         raw.is_saved = not self.is_immediate
         self.ranking.begin(raw)
@@ -468,8 +479,10 @@ class Checkpointer(ModelSaver):
             async with each._lock:
                 await each.writer.wait_idle()
                 await each._move_bad_aside()
-        newest = await self._run_blocking(lambda: newest_of(savers), "asynchooks-newest")
-        return None if newest is None else newest[0].form.directory.address_of(newest[1])
+        newest = await self._run_blocking(
+            lambda: newest_of(each.form for each in savers), "asynchooks-newest"
+        )
+        return None if newest is None else newest[0].directory.address_of(newest[1])
 
     async def _move_bad_aside(self) -> None:
         """Reject what this or another worker of the model has found to be bad, if anything is."""
@@ -512,9 +525,8 @@ class Checkpointer(ModelSaver):
             then(best, step)
 
     def saves_with(self, other: Checkpointer) -> bool:
-        """Whether it is another one that saves the same model, or a part of it."""
-        own, others = self.form.parts, other.form.parts
-        return self is not other and (own == others or bool(own & others))
+        """Whether it is another one that saves the same model."""
+        return self is not other and self.form.saver == other.form.saver
 
     @property
     def newest_step(self) -> int | None:

@@ -69,8 +69,7 @@ class CheckpointSaverHook(SessionRunHook):
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
     separate directory that is either complete or absent, with sizes and hashes of all its files.
     Only one run at a time may use `checkpoint_dir`, and two hooks must not share it. Of several
-    hooks of one model the newest checkpoint is restored; what its saver does not save comes from
-    the others' checkpoints of the same step.
+    hooks of one model, which have one saver in common, the newest checkpoint is restored.
 
     Args:
         checkpoint_dir: directory for the checkpoints (and, on a graph, an event file); a relative
@@ -116,7 +115,8 @@ class CheckpointSaverHook(SessionRunHook):
         CheckpointInUseError: when opening: another run uses the directory.
         CheckpointError: the directory cannot be used, a checkpoint cannot be written, none there is
             intact, or which of several hooks' is the newest is not known; when opening: other
-            workers have begun to train the model.
+            workers have begun to train the model, another hook of the model saves other objects, or
+            the model is saved by several sessions whose hooks have states.
         MetricError: from `run`: the metric is not a number.
         tf.errors.OpError: TensorFlow's own files cannot be read or written.
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,7 +18,6 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from ..._check import instance
 from ..._errors import CheckpointError, DamagedCheckpointError
-from ...checkpoints._savers import SaverOfParts
 
 _DAMAGE = (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError, IndexError)
 """What TensorFlow raises for files that are missing, damaged or cut off."""
@@ -30,7 +29,7 @@ _SAVED = "saved"
 """What the names of files begin with before they are copied."""
 
 
-class TensorFlowSaver(SaverOfParts):
+class TensorFlowSaver:
     """Saves Keras models, optimizers and other eager variables; the program makes and keeps it.
 
     The files are those of TensorFlow: `tf.train.Checkpoint.read` and `tf.train.load_checkpoint`
@@ -55,12 +54,6 @@ class TensorFlowSaver(SaverOfParts):
     def __init__(self, checkpoint: Any) -> None:
         expected = "TensorFlowSaver(tf.train.Checkpoint(model=model, optimizer=optimizer))"
         self._checkpoint = instance("checkpoint", checkpoint, tf.train.Checkpoint, expected)
-
-    @property
-    def parts(self) -> frozenset[Hashable]:
-        tracked = tf.train.TrackableView(self._checkpoint).children(self._checkpoint)
-        # each Checkpoint counts its own saves
-        return frozenset(id(each) for name, each in tracked.items() if name != "save_counter")
 
     def save(self, path: str) -> None:
         """Write the variables as they are now; they must not change meanwhile.

@@ -306,67 +306,29 @@ async def test_one_saver_of_the_users_in_two_hooks_restores_the_newest(
             assert (training.began.steps, training.began.models) == ([150], [150])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("is_own", [False, True], ids=["ours", "the user's"])
-async def test_savers_of_different_objects_restore_all_of_them_at_one_step(
-    tmp_path: Path, order: Sequence[str], is_own: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    def hooks(training: Training) -> list[SessionRunHook]:
-        extra: Any = StateDictSaver(extra=training.extra)
-        if is_own:
-            extra = OwnSaver(training.extra["e"])
-        made = {"often": training.saver("often"), "rare": training.saver("rare", extra)}
-        made["often"] = training.saver("often", retention=Retention(max_to_keep=None))
-        return [made[name] for name in order]
-
-    training = Training(tmp_path, fails_at=123)
-    with pytest.raises(PowerLostError):
-        await training.run(hooks(training), 1000)
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_two_savers_of_one_model_are_refused(tmp_path: Path, is_first: bool) -> None:
+    """Also where one of them holds all that the other one does."""
     training = Training(tmp_path)
-    with caplog.at_level(logging.WARNING, "asynchooks"):
-        await training.run(hooks(training), 101)
-    assert training.began.steps == [100]
-    assert (int(training.model["w"][0]), int(training.extra["e"][0])) == (101, 1010)
-    assert re.search(r"often\S*-120 is newer than \S+-100, which is restored", caplog.text)
+    whole = StateDictSaver(model=training.model, extra=training.extra)
+    hooks = [training.saver("often"), training.saver("rare", whole)]
+    with pytest.raises(
+        CheckpointError, match=r"\S* and \S* are written by savers of different objects"
+    ):
+        await training.run(hooks if is_first else hooks[::-1], 160)
+    assert steps_in(tmp_path / "often") == steps_in(tmp_path / "rare") == []
 
 
-@pytest.mark.parametrize("order", ORDERS)
-async def test_savers_of_different_objects_without_a_common_step_are_refused(
-    tmp_path: Path, order: Sequence[str]
+async def test_two_sessions_with_savers_are_refused_where_their_hooks_have_states(
+    tmp_path: Path,
 ) -> None:
-    def hooks(training: Training) -> list[SessionRunHook]:
-        extra = StateDictSaver(extra=training.extra)
-        made = {"often": training.saver("often"), "rare": training.saver("rare", extra)}
-        return [made[name] for name in order]
-
-    training = Training(tmp_path, fails_at=153)
-    with pytest.raises(PowerLostError):
-        await training.run(hooks(training), 1000)  # often has 130 to 150, rare has 0 and 100
     training = Training(tmp_path)
-    match = r"save different objects, and have no checkpoint of the same step.*\n.*often.*130.*150"
-    if order[0] == "rare":
-        match = r"save different objects, and have no checkpoint of the same step.*\n.*rare.*0, 100"
-    with pytest.raises(CheckpointError, match=match):
-        await training.run(hooks(training), 160)
-    assert (int(training.model["w"][0]), int(training.extra["e"][0])) == (0, 0)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-async def test_a_saver_of_a_part_does_not_restore_that_part_alone(
-    tmp_path: Path, order: Sequence[str]
-) -> None:
-    def hooks(training: Training) -> list[SessionRunHook]:
-        whole = StateDictSaver(model=training.model, extra=training.extra)
-        made = {"often": training.saver("often"), "rare": training.saver("rare", whole)}
-        return [made[name] for name in order]
-
-    training = Training(tmp_path, fails_at=153)
-    with pytest.raises(PowerLostError):
-        await training.run(hooks(training), 1000)
-    training = Training(tmp_path)
-    await training.run(hooks(training), 101)
-    assert (training.began.steps, training.began.models) == ([100], [100])
-    assert int(training.extra["e"][0]) == 1010
+    creator = SharedSessionCreator(FunctionSessionCreator(training.step))
+    async with MonitoredSession([training.saver("often")], creator):
+        hooks = [training.saver("rare"), EarlyStoppingHook("loss", patience=500)]
+        with pytest.raises(CheckpointError, match="to one session"):
+            await training.run(hooks, 160, creator)
+    assert steps_in(tmp_path / "rare") == []
 
 
 @pytest.mark.parametrize("order", ORDERS)
