@@ -1,7 +1,6 @@
 """Checkpoints in an object store. Objects below the prefix, beside any others, never touched:
 
     lease/<generation>                          held by the run that uses the prefix
-    probe/<name>                                for a moment, to ask the store something
     <serial>/<basename>-<step>/                 a checkpoint; no key in it is written twice
         <files>                                 as in a directory of checkpoints
         manifest.json                           last, and created: without it, there is none
@@ -32,13 +31,10 @@ from ._lease import Lease, has_ended, machine
 from ._manifest import MANIFEST, Checkpoint, Manifest, damaged, parse_manifest
 from ._place import CheckpointPlace, Listed
 from ._retention import Retention
-from ._store import Entry, ObjectStore
+from ._store import ObjectStore
 
 _REJECTED = "rejected"
 _KEY = re.compile(r"(\d{10})/([^/]+)-(0|[1-9]\d*)/(.+)")
-_CLOSED = len(b"this upload broke off, and was closed\n")
-"""Bytes of what earlier versions stored in place of the manifest of an upload that broke off."""
-
 _Place = tuple[int, str, int]
 """Serial, basename and step of an upload."""
 
@@ -80,24 +76,23 @@ class CheckpointStore(CheckpointPlace):
         self._lease = Lease(self._store)
         self._staging = ""
         self._remove_staging: Callable[[], object] = lambda: None
-        self._objects: dict[_Place, dict[str, Entry]] = {}  # by the last listing
-        self._manifests: dict[Entry, Manifest] = {}  # those of them that were read
+        self._sizes: dict[_Place, dict[str, int]] = {}  # of files, by the last listing
 
     def open(self) -> None:
         """Take the prefix for this run alone, and clean up what a killed run left behind.
 
         Raises:
             CheckpointInUseError: another run uses it, or this process does. One that has just died
-                on another machine is waited for, up to 40 s.
+                on another machine is waited for, some 40 s.
             CheckpointVersionError: a newer asynchooks saved there.
             CheckpointError: the store cannot be used, or ignores conditions; no staging directory.
         """
-        self._lease.take(self._store.probe())
+        self._lease.take()
         try:
             self._look()
-            self._serial = max((serial for serial, _, _ in self._objects), default=0)
-            for place, objects in self._objects.items():
-                if not _is_complete(objects):
+            self._serial = max((serial for serial, _, _ in self._sizes), default=0)
+            for place, sizes in self._sizes.items():
+                if MANIFEST not in sizes:
                     self._delete(self._path(place))
             self._stage()
         except BaseException:
@@ -133,39 +128,30 @@ class CheckpointStore(CheckpointPlace):
         return f"{path.removeprefix(f'{self._where}/')}/{file}"
 
     def _listed(self) -> Iterator[Listed]:
-        objects: dict[_Place, dict[str, Entry]] = {}
+        sizes: dict[_Place, dict[str, int]] = {}
         rejected = set()
         for entry in self._store.list():
             match = _KEY.fullmatch(entry.key)
             if match is not None:
                 place = int(match[1]), match[2], int(match[3])
-                objects.setdefault(place, {})[match[4]] = entry
+                sizes.setdefault(place, {})[match[4]] = entry.num_bytes
             elif re.fullmatch(rf"\d{{10}}/{_REJECTED}", entry.key):
                 rejected.add(int(entry.key[:10]))
-        self._objects = objects
-        there = {each.get(MANIFEST) for each in objects.values()}
-        self._manifests = {each: read for each, read in self._manifests.items() if each in there}
-        for place, found in objects.items():
+        self._sizes = sizes
+        for place, files in sizes.items():
             serial, name, step = place
-            if name == self._basename and serial not in rejected and _is_complete(found):
-                yield Listed(self._path(place), step, partial(self._read, place, found[MANIFEST]))
+            if name == self._basename and serial not in rejected and MANIFEST in files:
+                path = self._path(place)
+                yield Listed(path, step, partial(self._fetched, path, serial))
 
-    def _read(self, place: _Place, entry: Entry) -> Manifest:
-        known = self._manifests.get(entry)
-        if known is not None:
-            return known
-        path = self._path(place)
-        manifest = self._fetched(path)
-        if manifest.serial != place[0]:
-            raise damaged(path, f"its manifest is that of serial {manifest.serial}")
-        self._manifests[entry] = manifest
-        return manifest
-
-    def _fetched(self, path: str) -> Manifest:
+    def _fetched(self, path: str, serial: int) -> Manifest:
         raw = self._store.get(self._key(path, MANIFEST))
         if raw is None:
             raise damaged(path, "is gone from the store")
-        return parse_manifest(path, raw)
+        manifest = parse_manifest(path, raw)
+        if manifest.serial != serial:
+            raise damaged(path, f"its manifest is that of serial {manifest.serial}")
+        return manifest
 
     def _is_gone(self, path: str) -> bool:
         return self._store.get(self._key(path, MANIFEST)) is None
@@ -187,15 +173,14 @@ class CheckpointStore(CheckpointPlace):
         return manifest.checkpoint_at(path)
 
     def _looks_whole(self, path: str, manifest: Manifest) -> bool:
-        there = self._objects[manifest.serial, self._basename, manifest.step]
-        sizes = {name: each.num_bytes for name, each in there.items()}
+        sizes = self._sizes[manifest.serial, self._basename, manifest.step]
         return all(sizes.get(name) == size for name, (size, _) in manifest.files.items())
 
     def _local(self, checkpoint: Checkpoint) -> Checkpoint:
         if os.path.isdir(checkpoint.path):  # it was downloaded
             return checkpoint
         source = self.address_of(checkpoint)
-        manifest = self._fetched(source)
+        manifest = self._fetched(source, checkpoint.serial)
         self._forget_fetched()
         path = os.path.join(self._stage(), f"fetched-{manifest.serial}", manifest.name)
         try:
@@ -246,11 +231,6 @@ class CheckpointStore(CheckpointPlace):
         """Only one checkpoint is local at a time."""
         for name in os.listdir(self._stage()):
             remove_tree(os.path.join(self._stage(), name))
-
-
-def _is_complete(objects: dict[str, Entry]) -> bool:
-    """Whether an upload has its manifest."""
-    return MANIFEST in objects and objects[MANIFEST].num_bytes != _CLOSED
 
 
 def _remove(staging: str, pid: int) -> None:

@@ -1,8 +1,9 @@
 """The lease of a prefix in an object store: it keeps the prefix to one run.
 
 A store has no locks. A run holds the greatest generation of `lease/<generation>`, which only one
-can create, and renews it while it lives. One whose holder has not renewed it for a while has ended,
-by a kill or a crash, and the next generation may be taken. Time is that of the store.
+can create, and renews it while it lives. One whose holder has not renewed it while another run
+looked on has ended, by a kill or a crash, and the next generation may be taken. No clock of the
+store or of another machine is asked.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import re
 import threading
 import uuid
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointInUseError
-from ._store import Entry, ObjectStore
+from ._store import ObjectStore
 
 logger = logging.getLogger("asynchooks")
 
+_LEASE = "lease/[0-9]{10}"
+"""The keys of leases."""
 RENEWED_EVERY_SECS = 10.0
 EXPIRES_AFTER_SECS = 35.0
-"""Without a renewal, by the clock of the store, which counts whole seconds."""
+"""How long another run looks on without a renewal before it takes over."""
 _LOOKED_AT_EVERY_SECS = 2.0
 _CLOSE_SECS = 10.0
 """How long a release is waited for; else the lease expires."""
@@ -47,24 +49,28 @@ class Lease:
     def is_held(self) -> bool:
         return self._content.get("run") in _held
 
-    def take(self, now: datetime) -> None:
-        """Take the lease, or raise `CheckpointInUseError`; `now` by the clock of the store.
+    def take(self) -> None:
+        """Take the lease, or raise `CheckpointInUseError`.
 
-        It waits, up to half a minute, where a run on another machine may have died just now.
+        It waits for half a minute where the last run on another machine has not released it.
+
+        Raises:
+            CheckpointError: the store cannot be used, or ignores conditions.
         """
         newest = self._newest()
-        if newest is not None:
-            self._wait_until_free(newest, now)
-        self._key = f"lease/{_generation_of(newest) + 1:010d}"
+        self._wait_until_free(newest)
+        self._key = f"lease/{int(newest[6:] or 0) + 1:010d}"
         self._content = {
             "run": uuid.uuid4().hex, "renewed": 0, "host": platform.node(), "pid": os.getpid(),
             "machine": machine(),
         }  # fmt: skip
-        if not self._store.create(self._key, json.dumps(self._content).encode()):
+        encoded = json.dumps(self._content).encode()
+        if not self._store.create(self._key, encoded):
             raise self._in_use(self._read(self._newest()))
+        self._check_conditions()
         _held.add(self._content["run"])
         for each in self._store.list("lease"):
-            if _generation_of(each) and each.key < self._key:
+            if re.fullmatch(_LEASE, each.key) and each.key < self._key:
                 self._store.delete(each.key)
         self._ends.clear()
         self._thread = threading.Thread(
@@ -74,8 +80,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise CheckpointError if another run has taken the prefix meanwhile."""
-        newest = self._newest()
-        if newest is None or newest.key != self._key:
+        if self._newest() != self._key:
             raise CheckpointError(
                 f"{self._store.name}: another run has taken this prefix, as this one had not "
                 f"renewed its lease for {EXPIRES_AFTER_SECS:g} s (it stood still, or had no "
@@ -90,6 +95,24 @@ class Lease:
             if waits and self._thread is not None:
                 self._thread.join(_CLOSE_SECS)
         _held.discard(self._content.get("run", ""))
+
+    def _check_conditions(self) -> None:
+        """Find out, by the lease just created, whether the store creates only what is missing."""
+        if not self._store.create(self._key, b"{}"):
+            return
+        what = (
+            f"{self._store.name}: the store ignores conditions: it has replaced an object that was "
+            "to be created only if there was none. Two runs there may damage each other's "
+            "checkpoints"
+        )
+        if not self._store.allow_unsafe:
+            self._store.delete(self._key)
+            raise CheckpointError(
+                f"{what}; use another store, or, where only one run ever uses the prefix, "
+                "ObjectStore(..., allow_unsafe=True)"
+            )
+        logger.warning("%s; it is used, as allow_unsafe=True asks for it", what)
+        self._put()
 
     def _renew(self) -> None:
         """In a thread of its own: steps that hold the event loop must not let the lease expire."""
@@ -106,39 +129,37 @@ class Lease:
         self._content |= changes
         self._store.put(self._key, json.dumps(self._content).encode())
 
-    def _newest(self) -> Entry | None:
-        found = [each for each in self._store.list("lease") if _generation_of(each)]
-        return max(found, key=_generation_of, default=None)
+    def _newest(self) -> str:
+        """The key of the greatest generation; "" where there is none."""
+        keys = [each.key for each in self._store.list("lease")]
+        return max((each for each in keys if re.fullmatch(_LEASE, each)), default="")
 
-    def _read(self, entry: Entry | None) -> dict[str, Any]:
+    def _read(self, key: str) -> dict[str, Any]:
         """What a lease says; nothing if it is gone, or was not written here."""
-        raw = None if entry is None else self._store.get(entry.key)
         with suppress(ValueError, RecursionError):
-            content = json.loads(raw or b"")
+            content = json.loads(self._store.get(key) or b"") if key else None
             if isinstance(content, dict) and isinstance(content.get("run", ""), str):
                 return content
         return {}
 
-    def _wait_until_free(self, entry: Entry, now: datetime) -> None:
+    def _wait_until_free(self, key: str) -> None:
         """Return once the run that holds this lease has ended, else CheckpointInUseError."""
-        first = self._read(entry)
-        if first.get("released") is True or _is_of_ended(first):
-            return
+        first = content = self._read(key)
         if first.get("run") in _held:
             raise self._in_use(first)
-        logger.info(
-            "Waiting for a renewal of the lease of %s, to see whether its run still lives",
-            self._store.name,
-        )
-        left = EXPIRES_AFTER_SECS - (now - entry.modified).total_seconds()
-        pause = threading.Event()
-        while left > 0:
+        if not key or _is_of_ended(first):
+            return
+        pause, waited = threading.Event(), 0.0
+        while content.get("released") is not True and waited < EXPIRES_AFTER_SECS:
+            if not waited:
+                logger.info(
+                    "Waiting for a renewal of the lease of %s, to see whether its run still lives",
+                    self._store.name,
+                )
             pause.wait(_LOOKED_AT_EVERY_SECS)
-            left -= _LOOKED_AT_EVERY_SECS
-            content = self._read(entry)
-            if content.get("released") is True:
-                return
-            if content != first:
+            waited += _LOOKED_AT_EVERY_SECS
+            content = self._read(key)
+            if content != first and content.get("released") is not True:
                 raise self._in_use(content)
 
     def _in_use(self, content: dict[str, Any]) -> CheckpointInUseError:
@@ -155,12 +176,6 @@ class Lease:
             "give another prefix",
             pid if isinstance(pid, int) and host == platform.node() else None,
         )
-
-
-def _generation_of(entry: Entry | None) -> int:
-    """0 of what is no lease."""
-    match = None if entry is None else re.fullmatch("lease/([0-9]+)", entry.key)
-    return 0 if match is None else int(match[1])
 
 
 def machine() -> str:
@@ -181,8 +196,6 @@ def _is_of_ended(content: dict[str, Any]) -> bool:
     It was a process of this machine, or a store of this one that was dropped. An ended process
     whose number another one has by now is not recognised: its lease expires.
     """
-    if not machine() or content.get("machine") != machine():
-        return False
-    if content.get("pid") == os.getpid():  # whose thread may be yet to release it
-        return content.get("run") not in _held
-    return has_ended(content.get("pid"))
+    is_here = machine() != "" and content.get("machine") == machine()
+    pid = content.get("pid")  # of this process, where the thread is yet to release it
+    return is_here and (pid == os.getpid() or has_ended(pid))

@@ -6,21 +6,15 @@ obstore is imported at the first use.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import urllib.parse
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from .. import _check
 from .._errors import CheckpointError, shown
-
-logger = logging.getLogger("asynchooks")
-
 
 _SCHEMES = frozenset({"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"})
 _PART_BYTES, _MOST_PARTS = 5 << 20, 9000  # S3's least bytes, and somewhat less than its most parts
@@ -36,8 +30,6 @@ class Entry(NamedTuple):
 
     key: str
     num_bytes: int
-    modified: datetime  # by the clock of the store
-    e_tag: str | None
 
 
 class ObjectStore:
@@ -149,7 +141,7 @@ class ObjectStore:
         """All objects below a prefix of whole segments, in order of their keys."""
         with self._verb("list", below) as (obstore, client):
             found = [
-                Entry(each["path"], each["size"], each["last_modified"], each["e_tag"])
+                Entry(each["path"], each["size"])
                 for chunk in obstore.list(client, below or None)
                 for each in chunk
             ]
@@ -162,40 +154,6 @@ class ObjectStore:
                 obstore.delete(client, key)
             except FileNotFoundError as error:
                 _check_bucket(error)
-
-    def probe(self) -> datetime:
-        """The time by the clock of the store; and whether it can be written to, by conditions.
-
-        CheckpointError where it cannot, or ignores conditions without `allow_unsafe`.
-        """
-        key = f"probe/{uuid.uuid4().hex}"
-        self.create(key, b"first")
-        try:
-            is_ignored = self.create(key, b"second")
-            times = {each.key: each.modified for each in self.list("probe")}
-        finally:
-            self.delete(key)
-        if key not in times:
-            raise CheckpointError(
-                f"{self.name}: an object that was just stored is not listed; checkpoints need a "
-                "store whose listings are up to date"
-            )
-        for each, stored in times.items():
-            if times[key] - stored > timedelta(hours=1):  # of a process that was killed
-                self.delete(each)
-        if is_ignored:
-            what = (
-                f"{self.name}: the store ignores conditions: it has replaced an object that was "
-                "to be created only if there was none. Two runs there may damage each other's "
-                "checkpoints"
-            )
-            if not self.allow_unsafe:
-                raise CheckpointError(
-                    f"{what}; use another store, or, where only one run ever uses the prefix, "
-                    "ObjectStore(..., allow_unsafe=True)"
-                )
-            logger.warning("%s; it is used, as allow_unsafe=True asks for it", what)
-        return times[key]
 
     @contextmanager
     def _verb(self, verb: str, key: str) -> Iterator[tuple[Any, Any]]:
@@ -315,13 +273,10 @@ def _cleaned(text: str) -> str:
     text = text.partition("\n\nDebug source")[0]
     text = re.sub(r"([a-z]+://)[^/\s@]*@", r"\1", text)
     text = re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
-    head, found, body = text.partition("<?xml")
-    if not found:
-        head, found, body = text.partition("<Error>")
+    head, found, answer = text.partition("<")  # XML
     if found:
-        tags = (re.search(rf"<{tag}>([^<]*)<", body) for tag in ("Code", "Message"))
-        reason = ": ".join(each[1].split("\n")[0] for each in tags if each)
-        text = f"{head.rstrip(': ')}: {reason}"
+        reasons = re.findall(r"<(?:Code|Message)>([^<\n]*)", answer)
+        text = ": ".join([head.rstrip(": "), *reasons])
     return " ".join(text.split())[:_MOST_TEXT]
 
 

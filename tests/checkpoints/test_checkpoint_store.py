@@ -97,21 +97,6 @@ def test_an_upload_that_broke_off_is_deleted_and_what_completes_it_later_is_dama
     store.close()
 
 
-def test_an_upload_that_an_earlier_version_closed_is_no_checkpoint(
-    client: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved_in(client, 1)
-    closed = "0000000002/model.ckpt-2/manifest.json"
-    obstore.put(client, closed, b"this upload broke off, and was closed\n")
-    assert newest_step_in(client) == 1
-    assert caplog.messages == []
-    store = CheckpointStore(client)
-    store.open()
-    assert closed not in keys_in(client)
-    assert store.save(3, writer()).serial == 3
-    store.close()
-
-
 def test_other_objects_are_never_touched(client: Any) -> None:
     others = ["readme.txt", "0000000001/notes", "12/model.ckpt-1/x", "lease/mine", "probe2/x"]
     for key in others:
