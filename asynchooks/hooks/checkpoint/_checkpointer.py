@@ -161,14 +161,7 @@ class Checkpointer:
                 each.is_just_restored = False
                 each.saved_step = None
                 each.ranking.forget()
-            try:
-                return await self._restore_newest(raw, savers)
-            except Exception as error:
-                add_note(error, "in restoring, by CheckpointSaverHook")
-                bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
-                if bug is error:
-                    raise
-                raise bug from error
+            return await self._restore_newest(raw, savers)
 
     async def _restore_newest(self, raw: RawSession, savers: list[Checkpointer]) -> int | None:
         metrics: dict[Checkpointer, float | None] = {}
@@ -457,15 +450,13 @@ class Checkpointer:
         """Set the metric of a saved step; returns whether a metric among the best is lost."""
         # else the run will save it with its metric, or the end, whose evaluation comes before it
         is_past = self._looked_at >= step and not self._ends_at(step)
-        while not self.is_closed:
+        async with self._lock:
             await self.writer.wait_idle()  # it may be the one that is being written
-            async with self._lock:
-                if self.writer.is_busy or self.is_closed:
-                    continue
-                set_metric = partial(self.form.directory.set_metric, step, metric)
-                found = await self._run_blocking(set_metric, "asynchooks-metric")
-                return not found and is_past and await self._would_stay(metric)
-        return False
+            if self.is_closed:
+                return False
+            set_metric = partial(self.form.directory.set_metric, step, metric)
+            found = await self._run_blocking(set_metric, "asynchooks-metric")
+            return not found and is_past and await self._would_stay(metric)
 
     def _ends_at(self, step: int) -> bool:
         """Whether training has ended at this step, which is saved when evaluations have ended."""
