@@ -6,12 +6,13 @@
         <name of an extra file>
         manifest.json                   sizes and hashes of all of them
     <basename>-<step>.rejected-<serial>/   never chosen again, never deleted
-    .new-<basename>-<step>-<serial>/    being written
-    .old-<basename>-<step>-<number>/    being replaced or deleted
+    .new-<basename>-<step>-<number>/    being written, or being deleted
+    .old-<basename>-<step>-<number>/    being replaced by another one of its step
 
-The rename of `.new-` commits a save, so that what a killed run leaves under that name is removed
-by the next one. What it leaves as `.old-` is put back, if it is intact and no other has its step.
-Names are counted, not random: nothing else writes here while the lock is held.
+The rename of `.new-` commits a save, and a deletion begins with the rename to it: so what a killed
+run leaves under that name is removed by the next one, whatever is in it. What it leaves as `.old-`
+is put back, if its step is missing. Names are counted, not random: nothing else writes here while
+the lock is held.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._files import failure, make_directories, remove_tree, sync_directory
 from ._lock import DirectoryLock
-from ._manifest import MANIFEST, Checkpoint, Manifest, damaged, read_manifest
+from ._manifest import Checkpoint, Manifest, damaged, read_manifest
 from ._place import ADDED_BYTES, CheckpointPlace, Listed
 from ._retention import Retention
 
@@ -115,17 +116,12 @@ class CheckpointDirectory(CheckpointPlace):
         # the newest first: only one gets the name
         for path, (step, _) in reversed(self._matching(r"\.old-", f"{_NUMBER}-{_NUMBER}")):
             final = self._path(f"{self._basename}-{step}")
-            try:
-                read_manifest(path).verify(path)
-                is_wanted = not os.path.lexists(final) and not os.path.islink(path)
-            except DamagedCheckpointError:
-                is_wanted = False
-            if is_wanted:
+            if os.path.lexists(final) or os.path.islink(path):
+                remove_tree(path)
+            else:
                 logger.info("%s was not replaced, and is put back as %s", path, final)
                 os.rename(path, final)
                 sync_directory(self._where)
-            else:
-                remove_tree(path)
         written = self._matching(r"\.new-", f"{_NUMBER}-{_NUMBER}")
         for path, _ in written:
             remove_tree(path)
@@ -165,7 +161,7 @@ class CheckpointDirectory(CheckpointPlace):
     def _publish(self, new: str, manifest: Manifest) -> Checkpoint:
         """Rename it; always the old or the new one of its step is there, by some name."""
         final = self._path(manifest.name)
-        old = self._move_aside(final) if os.path.lexists(final) else None
+        old = self._renamed(final, ".old") if os.path.lexists(final) else None
         try:
             os.rename(new, final)
         except BaseException:
@@ -178,13 +174,13 @@ class CheckpointDirectory(CheckpointPlace):
             remove_tree(old)
         return manifest.checkpoint_at(final)
 
-    def _move_aside(self, path: str) -> str:
+    def _renamed(self, path: str, start: str) -> str:
         """Rename a checkpoint that is to be removed; returns its new path."""
         number, name = 0, os.path.basename(path)
-        while os.path.lexists(old := self._path(f".old-{name}-{number}")):
+        while os.path.lexists(new := self._path(f"{start}-{name}-{number}")):
             number += 1
-        os.rename(path, old)
-        return old
+        os.rename(path, new)
+        return new
 
     def _looks_whole(self, path: str, manifest: Manifest) -> bool:
         try:
@@ -193,21 +189,11 @@ class CheckpointDirectory(CheckpointPlace):
             return False
         return True
 
-    def _local(self, checkpoint: Checkpoint) -> Checkpoint:
-        return checkpoint
-
     def _replace_manifest(self, path: str, manifest: Manifest) -> None:
-        new = self._path(f".new-{manifest.name}-{manifest.serial}")
-        try:
-            os.mkdir(new)
-            manifest.write(new)
-            os.rename(os.path.join(new, MANIFEST), os.path.join(path, MANIFEST))
-            sync_directory(path)
-        finally:
-            remove_tree(new)
+        manifest.write(path)
 
     def _delete(self, path: str) -> None:
-        remove_tree(self._move_aside(path))
+        remove_tree(self._renamed(path, ".new"))
 
     def _set_aside(self, checkpoint: Checkpoint, why: str) -> str:
         path, target = checkpoint.path, f"{checkpoint.path}.rejected-{checkpoint.serial}"

@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,8 @@ class Manifest:
         """Write it into a checkpoint's directory: whole, or not at all."""
         encoded = self.encoded(os.path.dirname(path))
         target = os.path.join(path, MANIFEST)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{target}.new")  # of a run that was killed as it set a metric
         with open(f"{target}.new", "xb") as file:
             file.write(encoded)
         sync_file(f"{target}.new")

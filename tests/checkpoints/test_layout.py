@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -56,8 +55,11 @@ def test_what_was_not_replaced_is_put_back(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-1").rename(tmp_path / ".old-model.ckpt-1-0")
     save(tmp_path, 2)
     assert steps_in(tmp_path) == [1, 2]
-    (tmp_path / "model.ckpt-1").rename(tmp_path / ".old-model.ckpt-1-7")
-    os.truncate(tmp_path / ".old-model.ckpt-1-7/model.ckpt-1", 0)
+
+
+def test_what_was_being_deleted_is_removed_though_it_is_whole(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    (tmp_path / "model.ckpt-1").rename(tmp_path / ".new-model.ckpt-1-0")
     save(tmp_path, 3)
     assert names_in(tmp_path) == ["model.ckpt-2", "model.ckpt-3"]
 
