@@ -515,14 +515,11 @@ class Checkpointer:
         for then in self._when_best:
             then(best, step)
 
-    def saves_with(self, other: Checkpointer) -> bool:
-        """Whether it is another one that saves the same model."""
-        return self is not other and self.form.saver == other.form.saver
-
     @property
-    def newest_step(self) -> int | None:
-        """The step of the newest checkpoint, also of one that is being written; None if unknown."""
-        return self.saved_step if self.writer.is_busy else self.written_step
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, also of one that is being written; -1 if unknown."""
+        step = self.saved_step if self.writer.is_busy else self.written_step
+        return -1 if step is None else step
 
     @property
     def trained_step(self) -> int | None:

@@ -65,27 +65,25 @@ class Listeners:
                 await result
 
     async def before_save(self, session: Any, step: int) -> None:
-        if self._listeners:
-            text = "Calling checkpoint listeners before saving checkpoint %d..."
-            logger.info(text, step, extra=fields("CheckpointSaverHook", step=step))
+        self._log("before", step)
         for listener in self._listeners:
             await self._call(session, listener.before_save, step, is_alone=True)
 
     async def after_save(self, session: Any, step: int) -> bool:
         """Returns whether one of them wants training to stop."""
-        if self._listeners:
-            text = "Calling checkpoint listeners after saving checkpoint %d..."
-            logger.info(text, step, extra=fields("CheckpointSaverHook", step=step))
+        self._log("after", step)
         should_stop = False
         for listener in self._listeners:
             if await self._call(session, listener.after_save, step):
-                logger.info(
-                    "A CheckpointSaverListener requested that training be stopped. listener: %s",
-                    listener,
-                    extra=fields("CheckpointSaverHook", step=step),
-                )
+                text = "A CheckpointSaverListener requested that training be stopped. listener: %s"
+                logger.info(text, listener, extra=fields("CheckpointSaverHook", step=step))
                 should_stop = True
         return should_stop
+
+    def _log(self, when: str, step: int) -> None:
+        if self._listeners:
+            text = "Calling checkpoint listeners %s saving checkpoint %d..."
+            logger.info(text, when, step, extra=fields("CheckpointSaverHook", step=step))
 
     async def end(self, session: Any, step: int) -> None:
         for listener in self._listeners:

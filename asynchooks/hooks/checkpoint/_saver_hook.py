@@ -217,7 +217,7 @@ class CheckpointSaverHook(SessionRunHook):
             raise refusal
         self._open = None
         shared = SessionHooks.of(self)
-        self._begun = shared.begun
+        self._begun = shared.begun or [self]  # by hand there is no list
         if self._metric is not None:
             shared.checks.append(partial(self._check_metric, self._metric, shared))
         self._open = Checkpointer(
@@ -391,19 +391,17 @@ class CheckpointSaverHook(SessionRunHook):
 
     def _warn_of_unsaved(self, error: BaseException | None) -> None:
         """Say what is lost as training ends without `end`; the last saver of the model says it."""
-        checkpointer = self.checkpointer
-        if any(each.saves_with(checkpointer) for each in checkpointer.savers):
+        own = self.checkpointer
+        if own.savers != [own]:
             return
-        step, newest, directory = checkpointer.trained_step, -1, self._directory
-        for each in self._begun:
-            if not isinstance(each, CheckpointSaverHook) or each._open is None:
-                continue
-            saved = each._open.newest_step
-            is_same = each is self or each._open.saves_with(checkpointer)
-            if is_same and saved is not None and saved > newest:
-                newest, directory = saved, each._directory
-        if step is not None and step > newest >= 0:
-            warn_of_unsaved(directory, newest, step, error)
+        saved, directory = max(
+            (each.checkpointer.newest_step, each._directory)
+            for each in self._begun
+            if isinstance(each, CheckpointSaverHook) and each._open is not None
+        )
+        step = own.trained_step
+        if step is not None and step > saved >= 0:
+            warn_of_unsaved(directory, saved, step, error)
 
     def _was_refused(self, error: BaseException) -> bool:
         """Whether this is the session whose begin was refused, which has taken nothing.
