@@ -15,11 +15,6 @@ from ._state_file import describe, is_array
 _ROOMS = ("torch.optim", "torch.amp", "torch.cuda.amp")
 """Where the classes are whose states are told apart; those of a user have names of their own."""
 _BASES = ("Optimizer", "LRScheduler", "_LRScheduler", "object")
-_NOT_OWN = frozenset({
-    "params", "param_names", "initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum",
-    "max_momentum",
-})  # fmt: skip
-"""What schedulers add to the groups of any optimizer."""
 _LIKE_PARAMETER = frozenset({
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
     "grad_avg", "acc_delta", "sum", "ax", "prev",
@@ -28,10 +23,15 @@ _LIKE_PARAMETER = frozenset({
 
 
 def kind_of(each: object) -> str:
-    """The class whose state it has: of PyTorch's, by its name; "" of any other.
+    """The class whose state it has: of PyTorch's, or of an optimizer, by its name; "" of any other.
 
-    A class of a user's that derives from one of these has the state of that.
+    A class of a user's that derives from one of PyTorch's has the state of that.
     """
+    own = type(each).__name__ if is_a(each, "torch", "optim.Optimizer") else ""
+    return _torchs_kind_of(each) or own
+
+
+def _torchs_kind_of(each: object) -> str:
     for base in type(each).__mro__:
         if base.__module__.startswith(_ROOMS) and base.__qualname__ not in _BASES:
             return base.__qualname__
@@ -52,7 +52,7 @@ def compare_kind(place: str, live: Any, saved: Any, saved_kind: str, faults: lis
     if saved_kind and here and saved_kind != here:
         faults.append(f"{place}: the checkpoint holds the state of {saved_kind}, here is {here}")
     elif is_a(live, "torch", "optim.Optimizer"):
-        _compare_optimizers(place, live, saved, is_same=bool(saved_kind and here), faults=faults)
+        _compare_optimizers(place, live, saved, faults)
     elif here == "GradScaler":
         state = live.state_dict()
         if not isinstance(saved, Mapping) or state.keys() != saved.keys():
@@ -65,9 +65,7 @@ def _of_scaler(state: Any) -> str:
     return "the state of a disabled GradScaler" if not state else f"a state of {sorted(state)}"
 
 
-def _compare_optimizers(
-    place: str, live: Any, saved: Any, *, is_same: bool, faults: list[str]
-) -> None:
+def _compare_optimizers(place: str, live: Any, saved: Any, faults: list[str]) -> None:
     groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
     if not isinstance(groups, (list, tuple)) or not all(isinstance(g, Mapping) for g in groups):
         faults.append(f"{place}: the checkpoint holds {describe(saved)}, here is an optimizer")
@@ -77,17 +75,7 @@ def _compare_optimizers(
         faults.append(
             f"{place}: the checkpoint holds groups of {there} parameters, here are groups of {here}"
         )
-        return
-    for group, own in zip(groups, live.param_groups, strict=True):
-        theirs, ours = (set(each) - _NOT_OWN for each in (group, own))
-        if not is_same and theirs - ours and ours - theirs:  # versions of a class only add some
-            faults.append(
-                f"{place}: the checkpoint holds the state of another kind of optimizer, with "
-                f"{', '.join(sorted(theirs - ours))}; here is {type(live).__name__} with "
-                f"{', '.join(sorted(ours - theirs))}"
-            )
-            return
-    if kind_of(live):
+    elif _torchs_kind_of(live):
         _compare_shapes(place, live, groups, saved.get("state"), faults)
 
 

@@ -133,7 +133,7 @@ def test_an_optimizer_of_ones_own_does_not_take_the_settings_of_another(tmp_path
     path = str(tmp_path / "a")
     StateDictSaver(optimizer=optim.SGD(module().parameters(), 0.1)).save(path)
     own = Signs(module().parameters())
-    with pytest.raises(CheckpointError, match=r"another kind of optimizer, with dampening.* scale"):
+    with pytest.raises(CheckpointError, match="the state of SGD, here is Signs"):
         StateDictSaver(optimizer=own).restore(path)
     assert own.param_groups[0]["scale"] == 2.0
     StateDictSaver(optimizer=own).save(path)
