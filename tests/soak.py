@@ -120,7 +120,7 @@ async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
                 await session.run("loss")
                 done += 1
                 if done in quarters or done == save_steps + save_steps // 2:
-                    await saver.checkpointer.writer.wait_idle()
+                    await saver.checkpointer.wait_idle()
                     for _ in range(10):  # an evaluation that has just begun ends
                         await anyio.lowlevel.checkpoint()
                     readings.append(read(done))

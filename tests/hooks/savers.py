@@ -162,7 +162,7 @@ class Held:
 
     async def wait_idle(self) -> None:
         """Until all is written."""
-        await self.hook.checkpointer.writer.wait_idle()
+        await self.hook.checkpointer.wait_idle()
 
     async def hold_the_write_of_the_next_step(self) -> None:
         await self.wait_idle()

@@ -178,8 +178,8 @@ async def test_a_save_in_the_background_keeps_the_directory_until_it_is_written(
         is_free(tmp_path)
     held.set()
     with anyio.fail_after(10):
-        await saver.writer.wait_idle()
-        while saver.writer.is_busy:
+        await saver.wait_idle()
+        while saver.is_writing:
             await anyio.lowlevel.checkpoint()
         await settle()
     assert saved_counts(tmp_path) == {0: 0, 1: 1}

@@ -28,7 +28,7 @@ async def left_of_a_save_in_the_background(fault: Fault, directory: pathlib.Path
         async with MonitoredSession([hook], creator()) as session:
             for _ in range(4):
                 await session.run("loss")
-                await hook.checkpointer.writer.wait_idle()
+                await hook.checkpointer.wait_idle()
     except Exception as error:
         return error
     return None

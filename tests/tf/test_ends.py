@@ -308,5 +308,5 @@ async def test_an_out_of_range_error_in_a_save_is_no_clean_end(
         async with MonitoredSession([hook], creator()) as session:
             for _ in range(4):
                 await session.run("loss")
-                await hook.checkpointer.writer.wait_idle()
+                await hook.checkpointer.wait_idle()
     assert fault.num_played == 1

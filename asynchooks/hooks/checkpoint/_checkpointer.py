@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..._engine.current import current_engine
-from ..._engine.recording import Kind, begun_span, ended
+from ..._engine.recording import Kind, begun_span, current_recorder, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
-from ..._errors import CheckpointError, add_note, no_input_end
+from ..._errors import CheckpointError, add_note, leave_as_itself, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
     SharedState,
@@ -37,7 +37,6 @@ from ...backends._raw_session import RawSession, raw_session_of
 from ...checkpoints import Checkpoint
 from ...checkpoints._place import RankFiles
 from .._metrics import Metric
-from ._background import BackgroundWriter
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
 from ._ranking import Ranking
@@ -112,9 +111,13 @@ class Checkpointer:
         self.is_immediate = self.form.is_immediate
         # TensorFlow saves nothing of its hooks, so timers alone leave no file beside its own
         self.states = _HookStates(self.hooks, saves_timers=not self.is_immediate)
-        # Who needs both takes exclusive access to the model first, and the lock then: so the holder
-        # of that access may wait for the lock, as a restore for another worker does.
-        self._lock = Lock("the files of a checkpoint")
+        # The files have one holder at a time: a save, which may leave them to the write that it
+        # has begun, a restore, or the close. Who needs both takes exclusive access to the model
+        # first, and the files then: so the holder of that access may wait for the files, as a
+        # restore for another worker does.
+        self._files = Lock("a checkpoint to be written")
+        self.is_writing = False  # the holder is a write in the background
+        self._write_error: BaseException | None = None  # of such a write, until it is raised
         self._session: Any = None  # the raw one, as hooks see it
         self._coord: Coordinator | None = None  # also where the hook is called without one
         self._patience_secs: float | None = None  # the default
@@ -129,7 +132,6 @@ class Checkpointer:
         self.written_step: int | None = None  # the newest step that a checkpoint is known to hold
         self.is_just_restored = False  # the raw session's model, by this hook
         self.is_closed = False
-        self.writer = BackgroundWriter(self._engine, self._on_failed_write)
 
     async def open(self) -> None:
         form = self.form
@@ -155,8 +157,7 @@ class Checkpointer:
         savers = list(self.savers)
         async with AsyncExitStack() as locks:
             for each in savers:
-                await locks.enter_async_context(each._lock)
-                await each.writer.wait_idle()  # what is being written is the newest
+                await locks.enter_async_context(each._files)  # what is being written is the newest
                 await each._move_bad_aside()
                 each.is_just_restored = False
                 each.saved_step = None
@@ -262,7 +263,7 @@ class Checkpointer:
             release: ends exclusive access to the model, if it is held already.
         """
         if release is None:
-            await self.writer.wait_idle()
+            await self.wait_idle()
             raw = raw_session_of(session)
             release = await self._take_exclusive(raw)
             if not is_due and self.ranking.evaluated_at(raw.global_step.value) is None:
@@ -275,7 +276,7 @@ class Checkpointer:
         raw = raw_session_of(session)
         step = await self._read_step(raw)
         if step != self.saved_step and self.states.at_end is not None:
-            await self.writer.wait_idle()
+            await self.wait_idle()
             await self._save_alone(session, await self._take_exclusive(raw), is_due=False)
             await self.save_hooks_late(self.states.at_end)
         return step
@@ -288,11 +289,15 @@ class Checkpointer:
         """
         if self._session is None or self.is_closed:
             return
-        async with self._lock:  # a save under way has the model, and is no run to be timed
-            await self.writer.wait_idle()
+        await self.wait_idle()  # a save under way has the model, and is no run to be timed
         release = await self._session.global_step.take_exclusive(timeout=timeout)
         await self._save_alone(self._session, release, is_due=False)
-        await self.writer.wait_idle()
+        await self.wait_idle()
+
+    async def wait_idle(self) -> None:
+        """Return when all is written, or has failed. Cancellation safe: writing goes on."""
+        async with self._files:
+            pass
 
     async def _save_alone(
         self,
@@ -308,10 +313,10 @@ class Checkpointer:
             held = session.global_step.gate.held_here("a save of a checkpoint")
         with ExitStack() as access:
             access.callback(release)
-            async with self._lock:
+            async with AsyncExitStack() as files:
+                await files.enter_async_context(self._files)
                 if self.is_closed:  # the end came first
                     return False
-                await self.writer.wait_idle()
                 try:
                     with held:
                         write = await self._take(session, release, access, is_due=is_due)
@@ -319,7 +324,9 @@ class Checkpointer:
                     if isinstance(write, bool):
                         return write
                     if self.is_background:
-                        self.writer.submit(partial(self._write_in_background, write, may_stop))
+                        files.pop_all()
+                        self.is_writing = True
+                        self._engine.start(partial(self._write_in_background, write, may_stop))
                         return False
                     try:
                         with ended(begun_span(self._engine, Kind.SAVE, "write a checkpoint")):
@@ -415,11 +422,36 @@ class Checkpointer:
         return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:
-        if await write() and may_stop and self._coord is not None:
-            reason = StopReason("CheckpointSaverHook", "a CheckpointSaverListener asked for it")
-            self._coord.request_stop(reason=reason)
+        """In a task of its own, which the files are left to."""
+        try:
+            recorder, span = current_recorder(), None
+            if recorder is not None:
+                span = recorder.task_span(self._engine, Kind.SAVE, "write a checkpoint")
+            try:
+                with ended(span):
+                    should_stop = await write()
+                if should_stop and may_stop and self._coord is not None:
+                    reason = StopReason(
+                        "CheckpointSaverHook", "a CheckpointSaverListener asked for it"
+                    )
+                    self._coord.request_stop(reason=reason)
+            except BaseException as error:
+                failure = self._engine.failure_in(error)
+                if failure is None:
+                    raise
+                self._on_failed_write(failure)  # for the session: no caller could catch it here
+            if self.is_closed:
+                await self._close()
+        finally:
+            self.is_writing = False
+            self._files.leave()
 
-    def _on_failed_write(self, error: BaseException) -> None:
+    def _on_failed_write(self, raised: BaseException) -> None:
+        error = no_input_end(raised, "a checkpoint that was being written")
+        if self._write_error is None:
+            self._write_error = error
+        else:
+            add_note(self._write_error, f"then, writing the next one: {error!r}")
         step, self.saved_step = self.saved_step, None  # the end tries again
         add_note(error, "in a checkpoint that was written in the background")
         extra = _fields(step, repr(error))
@@ -427,6 +459,12 @@ class Checkpointer:
         if self._coord is not None:
             reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
             self._coord.request_stop(reason=reason)
+
+    def raise_write_error(self) -> None:
+        """Raise the error of a write in the background, once."""
+        error, self._write_error = self._write_error, None
+        if error is not None:
+            raise leave_as_itself(error)
 
     async def save_hooks_late(self, at_end: bytes | None = None) -> None:
         """Save the hooks' states where the model was saved before all hooks had seen the step."""
@@ -450,8 +488,7 @@ class Checkpointer:
         """Set the metric of a saved step; returns whether a metric among the best is lost."""
         # else the run will save it with its metric, or the end, whose evaluation comes before it
         is_past = self._looked_at >= step and not self._ends_at(step)
-        async with self._lock:
-            await self.writer.wait_idle()  # it may be the one that is being written
+        async with self._files:  # it may be the one that is being written
             if self.is_closed:
                 return False
             set_metric = partial(self.form.directory.set_metric, step, metric)
@@ -467,8 +504,7 @@ class Checkpointer:
         """Move the checkpoints of a bad model aside; returns the path of the newest left."""
         savers = [each for each in self.savers if not each.is_immediate]
         for each in savers:
-            async with each._lock:
-                await each.writer.wait_idle()
+            async with each._files:
                 await each._move_bad_aside()
         newest = await self._run_blocking(
             lambda: newest_of(each.form for each in savers), "asynchooks-newest"
@@ -491,10 +527,9 @@ class Checkpointer:
 
     async def finish(self, session: Any) -> None:
         """Wait for writes, and raise the error of one; `session` is None after an error."""
-        await self.writer.wait_idle()
-        async with self._lock:
+        async with self._files:
             await self._move_bad_aside()
-        self.writer.raise_error()
+        self.raise_write_error()
         if session is not None and self._when_best:
             await self._restore_best(session)
 
@@ -518,7 +553,7 @@ class Checkpointer:
     @property
     def newest_step(self) -> int:
         """The step of the newest checkpoint, also of one that is being written; -1 if unknown."""
-        step = self.saved_step if self.writer.is_busy else self.written_step
+        step = self.saved_step if self.is_writing else self.written_step
         return -1 if step is None else step
 
     @property
@@ -530,18 +565,21 @@ class Checkpointer:
     async def close(self) -> None:
         """Release the directory, perhaps after a save under way, which a cancellation lets end."""
         self._leave()
-        if self._lock.enter_now():
-            self._lock.leave()
-            await self._close_when_written()
+        if self.is_writing:  # which closes as it ends
+            extra = _fields(self.saved_step)
+            logger.warning("A checkpoint is still being written into %s", self.path, extra=extra)
+        elif self._files.enter_now():
+            try:
+                await self._close()
+            finally:
+                self._files.leave()
         else:  # a save while the block ends
             await self._engine.start(self._close_when_saved).wait()
 
     def abandon(self) -> None:
         """The session was dropped: release the directory, once what is being written has been."""
         self._leave()
-        if self.writer.is_busy:
-            self.writer.finish_with(self._close)
-        else:
+        if not self.is_writing:
             self.form.abandon()
 
     def _leave(self) -> None:
@@ -550,22 +588,14 @@ class Checkpointer:
             self.savers.remove(self)
 
     async def _close_when_saved(self) -> None:
-        async with self._lock:
+        async with self._files:
             try:
-                await self._close_when_written()
+                await self._close()
             except BaseException as error:
                 if self._engine.failure_in(error) is None:
                     raise
                 extra = _fields(None, repr(error))
                 logger.error("Closing %s failed: %r", self.path, error, extra=extra)
-
-    async def _close_when_written(self) -> None:
-        if self.writer.is_busy:
-            extra = _fields(self.saved_step)
-            logger.warning("A checkpoint is still being written into %s", self.path, extra=extra)
-            self.writer.finish_with(self._close)
-        else:
-            await self._close()
 
     async def _close(self) -> None:
         def close() -> None:

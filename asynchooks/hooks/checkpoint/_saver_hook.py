@@ -312,7 +312,7 @@ class CheckpointSaverHook(SessionRunHook):
             raw.attach(raw.global_step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        self.checkpointer.writer.raise_error()
+        self.checkpointer.raise_write_error()
         self.checkpointer.ranking.before_run(run_context)
         return None if self._metric is None else self._metric.args
 
@@ -320,7 +320,7 @@ class CheckpointSaverHook(SessionRunHook):
         step, checkpointer = run_context.global_step.value, self.checkpointer
         checkpointer.ranking.note_run(run_context, run_values.results)
         is_due = self._timer.should_trigger_for_step(step)
-        if is_due and checkpointer.writer.is_busy and self._when_busy is WhenBusy.SKIP:
+        if is_due and checkpointer.is_writing and self._when_busy is WhenBusy.SKIP:
             text = "The checkpoint of step %d is skipped: one is being written"
             logger.info(text, step, extra=fields(self, step=step, worker=worker_of(run_context)))
             self._timer.update_last_triggered_step(step)

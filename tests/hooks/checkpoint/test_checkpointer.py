@@ -26,6 +26,7 @@ from asynchooks import (
     WhenBusy,
 )
 
+from ...checkpoints.stores import run_python
 from ...support.helpers import settle
 from ...support.threads import threads_left
 from ..preemptions import At
@@ -292,6 +293,59 @@ async def test_it_stops_training_and_leaves_the_end_as_itself_once(tmp_path: Pat
     assert held.cell.value == 1
     assert saved(tmp_path) == {0: "0", 1: "1"}  # the end has tried again
     await check_that_training_goes_on(tmp_path, 1)
+
+
+async def test_of_two_writes_that_fail_the_first_error_leaves_and_the_other_is_a_note(
+    tmp_path: Path,
+) -> None:
+    errors = [ZeroDivisionError(IN_A_WRITE), ZeroDivisionError("in the next one")]
+    held = Held(tmp_path, errors=[None, *errors])
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with held.session:
+            await failed_write(held)
+    assert caught.value is errors[0]
+    assert f"then, writing the next one: {errors[1]!r}" in caught.value.__notes__
+    assert saved(tmp_path) == {0: "0"}
+
+
+EXIT = """
+import sys
+from pathlib import Path
+import anyio
+from asynchooks import CheckpointSaverHook, MonitoredSession
+
+class Saver:
+    def save(self, path):
+        self.snapshot()(path)
+    def restore(self, path):
+        pass
+    def snapshot(self):
+        return self.write
+    def write(self, path):
+        if path.endswith("-2"):
+            raise SystemExit(3)
+        Path(path).touch()
+
+async def main():
+    hook = CheckpointSaverHook(sys.argv[2], save_steps=1, saver=Saver(), background=True)
+    async with MonitoredSession([hook], lambda: {}) as session:
+        while not session.should_stop():
+            await session.run([])
+            await hook.checkpointer.wait_idle()
+
+try:
+    anyio.run(main, backend=sys.argv[1])
+except SystemExit as error:
+    print("raised", repr(error), error.__notes__)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_exit_in_a_write_leaves_the_session(tmp_path: Path, backend: str) -> None:
+    said = run_python(EXIT, backend, tmp_path)
+    assert said.startswith("raised SystemExit(3)")
+    assert "in a checkpoint that was written in the background" in said
 
 
 async def test_it_leaves_at_the_end_when_no_run_follows(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ async def main():
     try:
         async with MonitoredSession([hook], FunctionSessionCreator(step)) as session:
             await session.run([])
-            await hook.checkpointer.writer.wait_idle()
+            await hook.checkpointer.wait_idle()
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
             await session.run([])
     except CheckpointError as error:

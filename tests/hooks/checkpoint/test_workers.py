@@ -436,7 +436,7 @@ async def test_the_error_of_a_write_leaves_although_another_worker_replaced_the_
     async with MonitoredSession([], shared) as b:
         try:
             async with MonitoredSession([waits, hook], shared) as a:
-                await hook.checkpointer.writer.wait_idle()
+                await hook.checkpointer.wait_idle()
                 saver.latch.close()
                 await a.run([])
                 await saver.latch.wait_for_arrival()
