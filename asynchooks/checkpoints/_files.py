@@ -22,9 +22,6 @@ logger = logging.getLogger("asynchooks")
 
 CHUNK_BYTES = 1 << 20
 
-# Windows has only the last one, and texts
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-
 
 class NotAFileError(OSError):
     """A symlink, directory, FIFO, socket or device stands where a file was written."""
@@ -50,14 +47,14 @@ def kind_of(status: os.stat_result) -> str:
 def open_file(path: str, *, follows_link: bool = False) -> FileIO:
     """Open a regular file for reading, else NotAFileError: a FIFO may block or never end."""
     _check_is_file(path, os.stat(path) if follows_link else os.lstat(path))
-    return FileIO(os.open(path, os.O_RDONLY | _AT_ONCE))
+    return FileIO(path)
 
 
 def open_to_write(path: str) -> int:
     """A descriptor of an existing or new regular file, else NotAFileError; it is not truncated."""
     with suppress(FileNotFoundError):
         _check_is_file(path, os.lstat(path))
-    return os.open(path, os.O_RDWR | os.O_CREAT | _AT_ONCE, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
 
 def _check_is_file(path: str, status: os.stat_result) -> None:

@@ -229,37 +229,27 @@ def parse_manifest(path: str, raw: bytes) -> Manifest:
 
 
 def _parsed(content: dict[str, Any]) -> Manifest:
-    _number("version", content["version"], _VERSION)
-    metric = None if content["metric"] is None else float.fromhex(content["metric"])
+    """What a manifest says; any of the usual errors where nothing here writes such a thing."""
+    files = {name: (file["size"], file["sha256"]) for name, file in content["files"].items()}
+    sizes, hashes = [size for size, _ in files.values()], [sha256 for _, sha256 in files.values()]
+    version, step, serial = content["version"], content["step"], content["serial"]
     seconds = float.fromhex(content["seconds"])
-    if not 0 <= seconds < math.inf or metric != metric:
-        raise ValueError(f"seconds is {seconds}, and the metric {metric}")
-    if not isinstance(content["basename"], str):
-        raise TypeError(f"basename is {content['basename']!r}")
-    for name, file in content["files"].items():
-        # a posix path that stays below the checkpoint's directory
-        if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-            raise ValueError(f"a file is named {name!r}")
-        if not re.fullmatch("[0-9a-f]{64}", file["sha256"]):
-            raise ValueError(f"a sha256 is {file['sha256']!r}")
-    return Manifest(
-        basename=content["basename"],
-        step=_number("step", content["step"], 0, _END_OF_STEPS),
-        serial=_number("serial", content["serial"], 1),
-        seconds=seconds,
-        metric=metric,
-        files={
-            name: (_number("size", file["size"], 0), file["sha256"])
-            for name, file in content["files"].items()
-        },
-        mode=Mode(content["mode"]) if "mode" in content else None,
-    )
-
-
-def _number(name: str, value: object, lowest: int, end: int = _END_OF_NUMBERS) -> int:
-    if type(value) is not int or not lowest <= value < end:
-        raise ValueError(f"{name} is {value!r:.100}")
-    return value
+    metric = None if content["metric"] is None else float.fromhex(content["metric"])
+    if not (
+        all(type(each) is int and each >= 0 for each in (version, step, serial, *sizes))
+        and version > 0 < serial
+        and max(serial, *sizes, 0) < _END_OF_NUMBERS
+        and step < _END_OF_STEPS
+        and 0 <= seconds < math.inf
+        and metric == metric  # which NaN is not
+        and isinstance(content["basename"], str)
+        and all(re.fullmatch("[0-9a-f]{64}", each) for each in hashes)
+        # posix paths that stay below the checkpoint's directory
+        and not any("\0" in each or {"", ".", ".."} & {*each.split("/")} for each in files)
+    ):
+        raise ValueError("a number, name or hash that none has")
+    mode = Mode(content["mode"]) if "mode" in content else None
+    return Manifest(content["basename"], step, serial, seconds, metric, files, mode)
 
 
 def damaged(path: str, what: str) -> DamagedCheckpointError:

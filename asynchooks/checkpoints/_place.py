@@ -485,12 +485,8 @@ def _found_in(new: str) -> list[tuple[str, os.stat_result]]:
 
 
 def _checked_metric(metric: SupportsFloat | None) -> float | None:
-    if metric is None:
-        return None
-    if not isinstance(metric, SupportsFloat | SupportsIndex) or isinstance(metric, (str, bytes)):
-        raise TypeError(f"metric is {metric!r}; give a number, or None")
-    number = float(metric)
-    if math.isnan(number):
+    number = None if metric is None else _check.real("metric", metric)
+    if number != number:
         raise MetricError(
             "metric is NaN, which is neither better nor worse than any other; give a number, or "
             "find out what made it NaN"

@@ -68,7 +68,8 @@ class _GraphFiles(CheckpointFormat):
         scaffold: Any,
         save_graph_def: bool,
     ) -> None:
-        super().__init__(checkpoints)
+        if checkpoints is not None:  # else TensorFlow's saver names its files and deletes old ones
+            super().__init__(checkpoints)
         self._graph = begin_graph.get()
         self._path, self._prefix = directory, os.path.join(directory, basename)
         self._saver = saver
@@ -76,8 +77,7 @@ class _GraphFiles(CheckpointFormat):
         self._save_graph_def = save_graph_def
         self._writer: Any = None
 
-    def open(self) -> None:
-        super().open()
+    def _open_writer(self) -> None:
         try:
             tf.io.gfile.makedirs(self._path)
             with self._graph.as_default():  # it refuses to work where eager execution is on
@@ -174,6 +174,16 @@ class GraphFormat(_GraphFiles):
     in its cache: the next session continues the same event file, as there.
     """
 
+    is_immediate = True
+
+    def open(self) -> None:
+        self._open_writer()
+
+    def close(self) -> None:
+        pass
+
+    abandon = close
+
     def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
         if facts.hooks is not None:  # first: else a restored model would read other items
             self._write_hooks(facts.step, facts.hooks)
@@ -214,6 +224,10 @@ class CopiedGraphFormat(_GraphFiles):
     """The graph's version, and its MetaGraphDef."""
     _copier: VariablesCopier | None = None
 
+    def open(self) -> None:
+        super().open()
+        self._open_writer()
+
     def close(self) -> None:
         self._close_copier()
         try:
@@ -249,8 +263,7 @@ class CopiedGraphFormat(_GraphFiles):
 
     def _name_newest(self) -> None:
         """In the file `checkpoint`, for TensorFlow's tools."""
-        assert self._directory is not None
-        every = [each.prefix for each in self._directory.checkpoints()]
+        every = [each.prefix for each in self.directory.checkpoints()]
         if every:
             v1.train.update_checkpoint_state(
                 self._path, every[-1], all_model_checkpoint_paths=every
