@@ -72,8 +72,8 @@ class CheckpointStore(CheckpointPlace):
         retention: Retention | None = None,
     ) -> None:
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
-        super().__init__(self._store.name, basename, retention)
         self._lease = Lease(self._store)
+        super().__init__(self._store.name, self._lease, basename, retention)
         self._staging = ""
         self._remove_staging: Callable[[], object] = lambda: None
         self._sizes: dict[_Place, dict[str, int]] = {}  # of files, by the last listing
@@ -87,7 +87,7 @@ class CheckpointStore(CheckpointPlace):
             CheckpointVersionError: a newer asynchooks saved there.
             CheckpointError: the store cannot be used, or ignores conditions; no staging directory.
         """
-        self._lease.take()
+        self._hold.take()
         try:
             self._look()
             self._serial = max((serial for serial, _, _ in self._sizes), default=0)
@@ -101,7 +101,7 @@ class CheckpointStore(CheckpointPlace):
 
     def close(self) -> None:
         """Let other runs use the prefix, and remove what is local; nothing when it is not open."""
-        self._lease.release()
+        super().close()
         self._remove_staging()
 
     def abandon(self) -> None:
@@ -112,13 +112,6 @@ class CheckpointStore(CheckpointPlace):
     def address_of(self, checkpoint: Checkpoint) -> str:
         """Where it is in the store, also if it was downloaded."""
         return self._path((checkpoint.serial, self._basename, checkpoint.step))
-
-    @property
-    def _is_open(self) -> bool:
-        return self._lease.is_held
-
-    def _check_hold(self) -> None:
-        self._lease.check()
 
     def _path(self, place: _Place) -> str:
         """For messages, and as the path of a checkpoint."""
@@ -164,7 +157,7 @@ class CheckpointStore(CheckpointPlace):
         path = self._path((manifest.serial, self._basename, manifest.step))
         for name in manifest.files:
             self._store.put_file(self._key(path, name), os.path.join(new, name))
-        self._lease.check()
+        self._hold.check()
         if not self._store.create(self._key(path, MANIFEST), manifest.encoded(self._where)):
             raise CheckpointInUseError(
                 f"{self._where}: the checkpoint of step {manifest.step} is not saved: another run "
@@ -200,7 +193,7 @@ class CheckpointStore(CheckpointPlace):
 
     def _delete(self, path: str) -> None:
         """The manifest first, so that half of a checkpoint is none."""
-        self._lease.check()
+        self._hold.check()
         self._store.delete(self._key(path, MANIFEST))
         for entry in self._store.list(self._key(path, "")[:-1]):
             self._store.delete(entry.key)
@@ -218,7 +211,7 @@ class CheckpointStore(CheckpointPlace):
                 make_directories(parent)
                 place = hashlib.sha256(f"{self._where} {machine()}".encode())
                 start = f"asynchooks-{place.hexdigest()[:12]}-"
-                if self._is_open:
+                if self._hold.is_held:
                     _remove_old(parent, start)
                 self._staging = tempfile.mkdtemp(prefix=f"{start}{os.getpid()}-", dir=parent)
             except OSError as error:

@@ -79,8 +79,8 @@ class CheckpointDirectory(CheckpointPlace):
             if path.lower().startswith("file:"):
                 advice = "give the path alone"
             raise ValueError(f"the directory of checkpoints is {path!r}, an address; {advice}")
-        super().__init__(_check.place("directory", path), basename, retention)
-        self._lock = DirectoryLock(self._where)
+        place = _check.place("directory", path)
+        super().__init__(place, DirectoryLock(place), basename, retention)
 
     def open(self) -> None:
         """Make the directory, lock it, and clean up what a killed run left behind.
@@ -92,7 +92,7 @@ class CheckpointDirectory(CheckpointPlace):
         """
         try:
             make_directories(self._where)
-            self._lock.take()
+            self._hold.take()
             try:
                 self._clean_up()
                 # find out now, not hours later, whether one can be written: this name is as long
@@ -101,14 +101,10 @@ class CheckpointDirectory(CheckpointPlace):
                 os.mkdir(probe)
                 os.rmdir(probe)
             except BaseException:
-                self._lock.release()
+                self._hold.release()
                 raise
         except OSError as error:
             raise failure(self._where, "cannot be used for checkpoints", error) from error
-
-    def close(self) -> None:
-        """Let other runs use the directory; does nothing when it is not open."""
-        self._lock.release()
 
     def _clean_up(self) -> None:
         """Put back or remove what a killed run left; find the highest serial ever given."""
@@ -128,13 +124,6 @@ class CheckpointDirectory(CheckpointPlace):
         rejected = self._matching("", rf"{_NUMBER}\.rejected-{_NUMBER}")
         serials = [serial for _, (_, serial) in [*written, *rejected]]
         self._serial = max([0, *serials, *(each.serial for _, each in self._look()[0])])
-
-    @property
-    def _is_open(self) -> bool:
-        return self._lock.is_held
-
-    def _check_hold(self) -> None:
-        self._lock.check()
 
     def _listed(self) -> Iterator[Listed]:
         try:

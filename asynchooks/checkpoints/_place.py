@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple, SupportsFloat, SupportsIndex
 
 from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_note
@@ -25,6 +25,10 @@ from ._files import digest, failure, kind_of, remove_tree, sync_tree, walk
 from ._manifest import MANIFEST, Checkpoint, Manifest, damaged, read_file, read_manifest
 from ._mode import ask_for_mode, checked_mode
 from ._retention import Retention, best_first, superfluous
+
+if TYPE_CHECKING:
+    from ._lease import Lease
+    from ._lock import DirectoryLock
 
 logger = logging.getLogger("asynchooks")
 
@@ -57,10 +61,13 @@ class CheckpointPlace:
 
     Args:
         where: the place, for messages.
+        hold: what keeps the place to one run.
     """
 
-    def __init__(self, where: str, basename: str, retention: Retention | None) -> None:
-        self._where = where
+    def __init__(
+        self, where: str, hold: DirectoryLock | Lease, basename: str, retention: Retention | None
+    ) -> None:
+        self._where, self._hold = where, hold
         self._basename = _checked_basename(basename)
         self._retention = _check.instance(
             "retention",
@@ -79,18 +86,6 @@ class CheckpointPlace:
 
     def open(self) -> None:
         """Take the place for this run alone, and clean up what a killed run left behind."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Let other runs use the place; does nothing when it is not open."""
-        raise NotImplementedError
-
-    @property
-    def _is_open(self) -> bool:
-        raise NotImplementedError
-
-    def _check_hold(self) -> None:
-        """Raise CheckpointError if another run may have taken the place meanwhile."""
         raise NotImplementedError
 
     def _listed(self) -> Iterable[Listed]:
@@ -130,6 +125,10 @@ class CheckpointPlace:
         raise NotImplementedError
 
     # What all kinds have.
+
+    def close(self) -> None:
+        """Let other runs use the place; does nothing when it is not open."""
+        self._hold.release()
 
     def abandon(self) -> None:
         """As `close`, but without waiting for anything."""
@@ -188,11 +187,10 @@ class CheckpointPlace:
             kinds = (bytes, bytearray, memoryview)
             _check.instance(f"the extra file {name!r}", content, kinds, "bytes")
         self._serial = draft.serial
-        self._check_hold()
         new = self._new(draft)
         try:
             manifest = _write_files(new, draft, write, files)
-            self._check_hold()  # `write` may have taken long, or recreated a lost directory
+            self._hold.check()  # `write` may have taken long, or recreated a lost directory
             checkpoint = self._publish(new, manifest)
         except OSError as error:  # explained before the removal frees bytes
             what = f"the checkpoint of step {draft.step} is not saved"
@@ -269,7 +267,6 @@ class CheckpointPlace:
             RuntimeError: the place is not open.
         """
         self._check_is_open("reject(checkpoint, why)")
-        self._check_hold()
         address = self.address_of(checkpoint)
         known = {self.address_of(each): each.serial for each in self.checkpoints()}
         if known.get(address) != checkpoint.serial:
@@ -297,7 +294,6 @@ class CheckpointPlace:
         found = [each for each in self._look()[0] if each[1].step == number]
         if not found:
             return False
-        self._check_hold()
         path, manifest = found[-1]
         try:
             self._replace_manifest(path, replace(manifest, metric=value))
@@ -409,11 +405,13 @@ class CheckpointPlace:
         )
 
     def _check_is_open(self, call: str) -> None:
-        if not self._is_open:
+        """Raise RuntimeError unless it is open, CheckpointError if another run has it by now."""
+        if not self._hold.is_held:
             raise RuntimeError(
                 f"{self._where} is not open\n  wrong: directory.{call}\n"
                 f"  right: directory.open(), then directory.{call}"
             )
+        self._hold.check()
 
 
 def _last_of_each_step(readable: list[tuple[str, Manifest]]) -> list[Checkpoint]:
