@@ -185,7 +185,7 @@ class StateDictSaver:
             DamagedCheckpointError: it is no file of a state, or a part of it is missing.
             OSError: the disk's; FileNotFoundError, too.
         """
-        from ._state_file import Put, compare, compare_arrays, compare_names, put_back, read_state
+        from ._state_file import Put, compare, compare_names, put_back, read_state
         from ._state_kinds import compare_kind
 
         saved, kinds = read_state(path + _SUFFIX)
@@ -203,7 +203,7 @@ class StateDictSaver:
             if not isinstance(each, StateDict):
                 compare(name, each, saved[name], puts, faults)
             elif is_a(each, "torch", "nn.Module"):  # it changes what fits before it refuses
-                compare_arrays(name, each.state_dict(), saved[name], faults)
+                compare(name, each.state_dict(), saved[name], [], faults, only_arrays=True)
                 modules.append(name)
             else:
                 compare_kind(name, each, saved[name], kinds.get(name, ""), faults)

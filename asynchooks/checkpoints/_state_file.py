@@ -391,8 +391,19 @@ def copied(value: Any, spare: Any = None) -> Any:
     return spare
 
 
-def compare(place: str, live: Any, saved: Any, puts: list[Put], faults: list[str]) -> None:
-    """Walk both side by side; collect the values to put back, and a line for each misfit."""
+def compare(
+    place: str,
+    live: Any,
+    saved: Any,
+    puts: list[Put],
+    faults: list[str],
+    *,
+    only_arrays: bool = False,
+) -> None:
+    """Walk both side by side; collect the values to put back, and a line for each misfit.
+
+    With `only_arrays`, other values of a mapping may be anything, as of PyTorch's modules.
+    """
     if is_array(live):
         if not is_array(saved) or saved.dtype != live.dtype or saved.shape != live.shape:
             faults.append(_misfit(place, live, saved))
@@ -407,8 +418,10 @@ def compare(place: str, live: Any, saved: Any, puts: list[Put], faults: list[str
     wanted, found = _items(live), _items(saved)
     for key in compare_names(place, live, saved, faults):
         value, inner = wanted[key], path_of(place, live, key)
-        if is_array(value) or _is_container(value):
+        if is_array(value) or (_is_container(value) and not only_arrays):
             compare(inner, value, found[key], puts, faults)
+        elif only_arrays:
+            continue
         elif not _is_alike(value, found[key]):
             faults.append(_misfit(inner, value, found[key]))
         elif isinstance(live, (MutableMapping, list)):
@@ -428,16 +441,6 @@ def compare_names(place: str, live: Any, saved: Any, faults: list[str]) -> list[
         if key not in wanted:
             faults.append(f"{path_of(place, saved, key)}: only in the checkpoint")
     return [key for key in wanted if key in found]
-
-
-def compare_arrays(place: str, live: Mapping[Any, Any], saved: Any, faults: list[str]) -> None:
-    """Note what keeps a flat dict of tensors, a module's, from taking the saved one."""
-    if not isinstance(saved, Mapping):
-        faults.append(f"{place}: the checkpoint holds {describe(saved)}, here is a module")
-        return
-    for key in compare_names(place, live, saved, faults):
-        if is_array(live[key]):
-            compare(path_of(place, live, key), live[key], saved[key], [], faults)
 
 
 def put_back(puts: list[Put]) -> None:
