@@ -204,7 +204,6 @@ class DistributedCheckpointSaver:
         self, path: str, saved: Collection[str], unused: Mapping[str, Collection[str]]
     ) -> list[str]:
         """A line for each optimizer that is not of the kind that it was, or has other groups."""
-        # an earlier version saved no kinds
         kinds = {name: "" for name in self._optimizers if f"{_KINDS}.{name}" in saved}
         state = {_KINDS: kinds}
         if kinds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex
 
@@ -19,7 +20,6 @@ from ._place import CheckpointPlace, RankFiles
 
 _RANKS = "ranks.json"
 """The file of a checkpoint that says how many ranks saved it."""
-_MAX_RANKS = 1_000_000
 
 
 class Ranks:
@@ -163,10 +163,8 @@ class RankedPlace:
         ranks, read = self._ranks, self._place.read_extra
 
         def read_all() -> list[bytes | None]:
-            said = read(checkpoint, _RANKS)
-            if said is None:  # by a saver that knows no ranks
-                said = str(ranks.size).encode()
-            if len(said) > 9 or not said.isdigit() or not 0 < int(said) <= _MAX_RANKS:
+            said = read(checkpoint, _RANKS) or b""
+            if not re.fullmatch(b"[1-9][0-9]{0,5}", said):
                 raise DamagedCheckpointError(
                     f"{_RANKS} of {checkpoint.prefix!r} holds {said[:40]!r}; expected a number of "
                     "ranks. Restore another checkpoint"
