@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ._summary_saver import SummarySaverHook as SummarySaverHook
     from ._trace import TraceHook as TraceHook
     from ._waiter import GlobalStepWaiterHook as GlobalStepWaiterHook
-    from .checkpoint._background import WhenBusy as WhenBusy
     from .checkpoint._saver_hook import CheckpointSaverHook as CheckpointSaverHook
+    from .checkpoint._saver_hook import WhenBusy as WhenBusy
     from .guards._loop_lag import LoopLag as LoopLag
     from .guards._loop_lag import LoopLagHook as LoopLagHook
     from .guards._nan_tensor import NanTensorHook as NanTensorHook
@@ -64,7 +64,7 @@ _PLACES = {
     "SummaryWriter": "_summaries",
     "TimeLimitHook": "guards._time_limit",
     "TraceHook": "_trace",
-    "WhenBusy": "checkpoint._background",
+    "WhenBusy": "checkpoint._saver_hook",
 }
 if not TYPE_CHECKING:  # type checkers shall see the names above, and no others
     __getattr__, __dir__ = later(__name__, _PLACES)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from enum import Enum, auto
 from functools import partial
 from typing import Any, cast
 
@@ -33,13 +34,27 @@ from .._evaluation import EvaluationHook
 from .._interval import names_options
 from .._metrics import Metric
 from . import _format
-from ._background import WhenBusy
 from ._checkpointer import Checkpointer
 from ._format import CheckpointFormat, SaverFormat
 from ._listeners import Listeners
 from ._unsaved import warn_of_unsaved
 
 logger = logging.getLogger("asynchooks")
+
+
+class WhenBusy(Enum):
+    """What a save does that is due while an earlier one is still being written.
+
+    Example:
+        hook = CheckpointSaverHook(
+            "ckpt", save_secs=10, saver=saver, background=True, when_busy=WhenBusy.SKIP
+        )
+    """
+
+    WAIT = auto()
+    """It waits, and this worker with it: nothing is left out."""
+    SKIP = auto()
+    """It is left out; the next one is due an interval later."""
 
 
 @names_options
