@@ -10,12 +10,11 @@ from typing import Any
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._ranks import Ranks
 from ._savers import StateDictSaver, misfit
-from ._state_file import describe, is_tensor, name_of
+from ._state_file import describe, is_tensor, name_of, read_state
 from ._state_kinds import kind_of
 
-_KINDS = "asynchooks.kinds"
-_UNUSED = "unused"
-"""The state of an optimizer that has made no step: how its groups are trained."""
+_OPTIMIZERS = "asynchooks.optimizers"
+"""Beside the other objects of a rank: what DCP does not say of the optimizers."""
 
 
 class DistributedCheckpointSaver:
@@ -65,7 +64,7 @@ class DistributedCheckpointSaver:
         self._optimizers = {
             name: (self._module_of(name, each), each) for name, each in optimizers.items()
         }
-        self._others = StateDictSaver(**others) if others else None
+        self._others = StateDictSaver(**others, **{_OPTIMIZERS: _Optimizers(optimizers)})
         self._loaders = [
             name
             for name, each in others.items()
@@ -84,9 +83,7 @@ class DistributedCheckpointSaver:
             TypeError: as of `StateDictSaver`.
             OSError: the disk's.
         """
-        self._write(
-            path, self._state_to_save(), None if self._others is None else self._others.save
-        )
+        self._write(path, self._state(self._used()), self._others.save)
 
     def snapshot(self) -> Callable[[str], None]:
         """Copy the state, and return what writes the copy; all ranks call both together.
@@ -94,8 +91,8 @@ class DistributedCheckpointSaver:
         The memory of a copy that was written is used again by the next one.
         """
         stager = self._stagers.pop() if self._stagers else _new_stager()
-        state: Any = stager.stage(self._state_to_save())
-        write_others = None if self._others is None else self._others.snapshot()
+        state: Any = stager.stage(self._state(self._used()))
+        write_others = self._others.snapshot()
 
         def write(path: str) -> None:
             self._write(path, state, write_others)
@@ -113,37 +110,36 @@ class DistributedCheckpointSaver:
             DamagedCheckpointError: there is no such checkpoint.
             OSError: the disk's.
         """
+        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import (
             set_model_state_dict,
             set_optimizer_state_dict,
         )
 
         self._check_loaders(path)
-        saved = _saved_in(path)
-        unused = {
-            name: {key.split(".")[2] for key in saved if key.startswith(f"{name}.{_UNUSED}.")}
-            for name in self._optimizers
-        }
-        faults = self._misfits_of_optimizers(path, saved, unused)
+        tensors, own = _tensors_in(path), self.ranks.own(path)
+        if not os.path.exists(f"{own}.safetensors"):  # of fewer ranks
+            own = self.ranks.own(path, 0)
+        optimizers = read_state(f"{own}.safetensors")[0].get(_OPTIMIZERS, {})
+        faults = self._misfits_of_optimizers(optimizers)
         if not faults:
-            state = self._state([name for name, groups in unused.items() if groups])
-            faults = _misfits_of_tensors(saved, state)
+            used = [name for name in self._optimizers if optimizers[name]["unused"] is None]
+            state = self._state(used)
+            faults = _misfits_of_tensors(tensors, state)
         if faults:
             raise misfit(path, faults)
-        self._load(path, state)
+        with _own_errors(f"{path!r} cannot be loaded"):
+            dcp.load(state, storage_reader=dcp.FileSystemReader(path), **self._group)
         for name, module in self._modules.items():
             set_model_state_dict(module, state[name])
         for name, (module, optimizer) in self._optimizers.items():
-            if not unused[name]:
+            if name in used:
                 set_optimizer_state_dict(module, optimizer, state[name])
                 continue
             optimizer.state.clear()
-            for group, read in zip(optimizer.param_groups, state[name][_UNUSED], strict=True):
+            for group, read in zip(optimizer.param_groups, optimizers[name]["unused"], strict=True):
                 group.update(read)
-        if self._others is not None:
-            own = self.ranks.own(path)
-            is_further = not os.path.exists(f"{own}.safetensors")  # than those that saved it
-            self._others.restore(self.ranks.own(path, 0) if is_further else own)
+        self._others.restore(own)
 
     def _check_loaders(self, path: str) -> None:
         """CheckpointError where another number of ranks has saved what reads a part of the data."""
@@ -158,63 +154,42 @@ class DistributedCheckpointSaver:
                 "begins from its start"
             )
 
-    def _write(self, path: str, state: Any, write_others: Callable[[str], object] | None) -> None:
+    def _write(self, path: str, state: Any, write_others: Callable[[str], object]) -> None:
         import torch.distributed.checkpoint as dcp
 
-        if write_others is not None:
-            own = self.ranks.own(path)
-            self.ranks.together(lambda: write_others(own))  # else others would wait within DCP
+        own = self.ranks.own(path)
+        self.ranks.together(lambda: write_others(own))  # else others would wait within DCP
         with _own_errors(f"{path!r} is not saved"):
             dcp.save(state, storage_writer=dcp.FileSystemWriter(path), **self._group)
 
-    def _load(self, path: str, state: dict[str, Any]) -> None:
-        import torch.distributed.checkpoint as dcp
-
-        with _own_errors(f"{path!r} cannot be loaded"):
-            dcp.load(state, storage_reader=dcp.FileSystemReader(path), **self._group)
-
-    def _state(self, unused: Collection[str]) -> dict[str, Any]:
-        """The state as DCP takes it; `unused` are the optimizers that are to have made no step.
-
-        Torch would give them a state, of a step that was not made.
-        """
+    def _state(self, used: Collection[str]) -> dict[str, Any]:
+        """The state as DCP takes it, with the optimizers of these names."""
         from torch.distributed.checkpoint.state_dict import (
             get_model_state_dict,
             get_optimizer_state_dict,
         )
 
         state = {name: get_model_state_dict(each) for name, each in self._modules.items()}
-        for name, (module, optimizer) in self._optimizers.items():
-            if name in unused:  # what is left says how its groups are trained
-                groups = [dict(each) for each in optimizer.param_groups]
-                for each in groups:
-                    del each["params"]
-                state[name] = {_UNUSED: groups}
-            else:
-                state[name] = get_optimizer_state_dict(module, optimizer)
+        for name in used:
+            state[name] = get_optimizer_state_dict(*self._optimizers[name])
         return state
 
-    def _state_to_save(self) -> dict[str, Any]:
-        """The state of now, with the kinds of the optimizers."""
-        kinds = {name: kind_of(each) for name, (_, each) in self._optimizers.items()}
-        unused = [name for name, (_, each) in self._optimizers.items() if not each.state]
-        return {**self._state(unused), _KINDS: kinds}
+    def _used(self) -> list[str]:
+        """The optimizers that have made a step: torch would make one for the others."""
+        return [name for name, (_, each) in self._optimizers.items() if each.state]
 
-    def _misfits_of_optimizers(
-        self, path: str, saved: Collection[str], unused: Mapping[str, Collection[str]]
-    ) -> list[str]:
+    def _misfits_of_optimizers(self, saved: Mapping[str, Any]) -> list[str]:
         """A line for each optimizer that is not of the kind that it was, or has other groups."""
-        kinds = {name: "" for name in self._optimizers if f"{_KINDS}.{name}" in saved}
-        state = {_KINDS: kinds}
-        if kinds:
-            self._load(path, state)
         faults = []
         for name, (_, each) in self._optimizers.items():
-            there, here = state[_KINDS].get(name), kind_of(each)
-            if there and here and there != here:
+            if name not in saved:
+                faults.append(f"{name} is not in the checkpoint")
+                continue
+            there, here = saved[name]["kind"], kind_of(each)
+            if there != here:
                 faults.append(f"{name}: the checkpoint holds the state of {there}, here is {here}")
-            num_groups = len(unused[name])
-            if num_groups not in (0, len(each.param_groups)):
+            num_groups = len(saved[name]["unused"] or each.param_groups)
+            if num_groups != len(each.param_groups):
                 faults.append(
                     f"{name}: the checkpoint holds {num_groups} groups of parameters, here are "
                     f"{len(each.param_groups)}"
@@ -232,8 +207,27 @@ class DistributedCheckpointSaver:
         )
 
 
-def _saved_in(path: str) -> dict[str, str | None]:
-    """What a checkpoint holds: types and shapes of tensors, None for anything else."""
+class _Optimizers:
+    """The kind of each optimizer, and how the groups of one are trained that has made no step."""
+
+    def __init__(self, optimizers: Mapping[str, Any]) -> None:
+        self._optimizers = optimizers
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {}
+        for name, each in self._optimizers.items():
+            groups = [dict(group) for group in each.param_groups]
+            for group in groups:
+                del group["params"]
+            state[name] = {"kind": kind_of(each), "unused": None if each.state else groups}
+        return state
+
+    def load_state_dict(self, state: object) -> None:
+        """The saver has read it, and compared it before anything was changed."""
+
+
+def _tensors_in(path: str) -> dict[str, str]:
+    """The tensors that a checkpoint holds, with their types and shapes."""
     import torch.distributed.checkpoint as dcp
 
     try:
@@ -244,17 +238,16 @@ def _saved_in(path: str) -> dict[str, str | None]:
         raise DamagedCheckpointError(
             f"{path!r} is no checkpoint of torch.distributed.checkpoint: {error!r}"
         ) from error
-    kinds: dict[str, str | None] = dict.fromkeys(saved)
-    for name, each in saved.items():
-        if hasattr(each, "size"):
-            kinds[name] = f"{name_of(each.properties.dtype)} of shape {tuple(each.size)}"
-    return kinds
+    return {
+        name: f"{name_of(each.properties.dtype)} of shape {tuple(each.size)}"
+        for name, each in saved.items()
+        if hasattr(each, "size")
+    }
 
 
-def _misfits_of_tensors(saved: Mapping[str, str | None], state: dict[str, Any]) -> list[str]:
+def _misfits_of_tensors(there: Mapping[str, str], state: dict[str, Any]) -> list[str]:
     """A line for each tensor whose name, shape or type is not that of the checkpoint."""
     here = dict(_tensors(state, ""))
-    there = {name: kind for name, kind in saved.items() if kind is not None}
     faults = []
     for name, kind in here.items():
         if name not in there:
