@@ -22,20 +22,23 @@ class TraceHook(SessionRunHook):
     its file, which ends with the last of them. Within `planning.record` the file has the session
     alone, with its runs and hooks: what else happens there is in that record.
 
+    For a file and spans of OpenTelemetry list two hooks: both record the session with its runs and
+    hooks, and what is opened in its block is in the file alone.
+
     A thread writes. Where the disk is full the file ends, the log says so, and training goes on;
     where it is too slow, runs are missing from the trace.
 
     Args:
-        path: of the file; its directory is made. None: no file.
-        tracer: an OpenTelemetry tracer (`opentelemetry.trace.get_tracer(...)`), or None. Its spans
-            are made while training runs, so that spans of yours become their children.
+        path: of the file; its directory is made. None: there is none, but a tracer.
+        tracer: an OpenTelemetry tracer (`opentelemetry.trace.get_tracer(...)`), in place of a path.
+            Its spans are made while training runs, so that spans of yours become their children.
         name: of the session, and of its track.
         least_secs: calls of hooks in runs, and waits, that take less are left out; seconds >= 0.
         flush_secs: between two writes, > 0.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type or out of range, or neither a path
-            nor a tracer is given.
+        TypeError, ValueError: an argument is of the wrong type or out of range, or not exactly
+            one of a path and a tracer is given.
         ImportError: a tracer was given, and OpenTelemetry is not installed.
 
     Example:
@@ -56,10 +59,11 @@ class TraceHook(SessionRunHook):
         least_secs: float = 10e-6,
         flush_secs: float = 0.5,
     ) -> None:
-        if path is None and tracer is None:
+        if (path is None) == (tracer is None):
+            given = "neither a path nor a tracer" if path is None else "both a path and a tracer"
             raise ValueError(
-                "TraceHook got neither a path nor a tracer; give TraceHook('run.pftrace'), or "
-                "tracer=opentelemetry.trace.get_tracer('training')"
+                f"TraceHook got {given}; give TraceHook('run.pftrace'), or "
+                "TraceHook(tracer=opentelemetry.trace.get_tracer('training')), or list both hooks"
             )
         self._path = None if path is None else _check.path_of_file("path", path)
         self._given = None if path is None else os.fspath(path)
@@ -85,26 +89,17 @@ class TraceHook(SessionRunHook):
         shared.record(self._recorder, self._name)
 
     def _new_recorder(self, engine: Engine) -> Recorder:
-        recorders: list[Recorder] = []
-        if self._path is not None:
-            from .._tracing._recorder import FileRecorder
-
-            recorders.append(
-                FileRecorder(
-                    self._path,
-                    # of real time one clock for all threads and processes of the machine
-                    engine.now if engine.is_virtual else engine.tick,
-                    is_virtual=engine.is_virtual,
-                    least_secs=self._least_secs,
-                    flush_secs=self._flush_secs,
-                )
-            )
-        if self._tracer is not None:
+        if self._path is None:
             from .._tracing._opentelemetry import SpanRecorder
 
-            recorders.append(SpanRecorder(self._tracer, engine, least_secs=self._least_secs))
-        if len(recorders) == 1:
-            return recorders[0]
-        from .._tracing._several import SeveralRecorders
+            return SpanRecorder(self._tracer, engine, least_secs=self._least_secs)
+        from .._tracing._recorder import FileRecorder
 
-        return SeveralRecorders(recorders)
+        return FileRecorder(
+            self._path,
+            # of real time one clock for all threads and processes of the machine
+            engine.now if engine.is_virtual else engine.tick,
+            is_virtual=engine.is_virtual,
+            least_secs=self._least_secs,
+            flush_secs=self._flush_secs,
+        )

@@ -145,24 +145,36 @@ async def test_a_cancellation_is_no_error() -> None:
     assert run.attributes["asynchooks.cancelled"] is True
 
 
-async def test_a_side_task_that_fails_has_an_error(tmp_path: Path) -> None:
+async def test_a_side_task_that_fails_has_an_error() -> None:
     exported = Exported()
-
-    async def report() -> None:
-        raise ConnectionError("away")
-
-    hooks = [TraceHook(tmp_path / "run.pftrace", tracer=exported.tracer), Waits()]
+    hooks = [TraceHook(tracer=exported.tracer), Waits()]
     async with MonitoredSession(hooks, counting_creator(), step_runner="inline") as session:
-        session.start_soon(report, on_failure=OnFailure.LOG, name="report")
+        session.start_soon(fail_to_report, on_failure=OnFailure.LOG, name="report")
         await session.run([])
     [span] = exported.of("side task report")
     assert span.status.status_code is StatusCode.ERROR
-    # a file beside it shows the same
+
+
+@pytest.mark.parametrize("is_file_first", [True, False])
+async def test_a_file_beside_a_tracer_has_the_same_runs_and_the_side_tasks(
+    tmp_path: Path, is_file_first: bool
+) -> None:
+    exported = Exported()
+    pair = [TraceHook(tmp_path / "run.pftrace"), TraceHook(tracer=exported.tracer)]
+    hooks = [*(pair if is_file_first else pair[::-1]), Waits()]
+    async with MonitoredSession(hooks, counting_creator(), step_runner="inline") as session:
+        session.start_soon(fail_to_report, on_failure=OnFailure.LOG, name="report")
+        await session.run([])
     found = read(tmp_path / "run.pftrace")
     assert found.of("report (cut)")
+    assert not exported.of("side task report")
     assert found.paths("session").count("session/run") == 1
     assert exported.paths()["session/run/Waits.before_run"] == 1
     assert len(found.of("Waits.before_run")) == 1
+
+
+async def fail_to_report() -> None:
+    raise ConnectionError("away")
 
 
 async def test_without_a_configured_sdk_nothing_happens() -> None:
@@ -177,8 +189,8 @@ async def test_sessions_that_end_in_any_order_leave_no_span_current(
 ) -> None:
     exported = Exported()
     tracer = exported.tracer
-    hooks = [TraceHook(tmp_path / name, tracer=tracer) for name in ("outer", "inner")]
-    sessions = [MonitoredSession([hook], counting_creator()) for hook in hooks]
+    hooks = [[TraceHook(tmp_path / name), TraceHook(tracer=tracer)] for name in ("outer", "inner")]
+    sessions = [MonitoredSession(both, counting_creator()) for both in hooks]
     for each in sessions:
         await each.open()
         await each.run([])

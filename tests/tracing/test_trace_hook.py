@@ -514,6 +514,7 @@ async def test_batches_of_a_session_are_read_within_a_recorded_session(tmp_path:
         (partial(TraceHook, "a", least_secs=-1), "seconds >= 0"),
         (partial(TraceHook, "a", flush_secs=0), "seconds > 0"),
         (partial(TraceHook, tracer="mine"), "get_tracer"),
+        (partial(TraceHook, "run.pftrace", tracer="mine"), "list both hooks"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(make: Callable[[], Any], match: str) -> None:
