@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from .._engine.base import Engine, Slot
+from .._engine.background import BackgroundThread
+from .._engine.base import Engine
 
 logger = logging.getLogger("asynchooks")
 
@@ -35,14 +35,12 @@ class TraceFile:
     ) -> None:
         self._path, self._collect, self._flush_secs = path, collect, flush_secs
         self._when_broken = when_broken
-        self._asked = threading.Event()
-        self._lock = threading.Lock()  # guards the next two
-        self._is_done = False
-        self._slot: Slot | None = None  # of the task that waits for the end
-        self._thread = threading.Thread(target=self._run, name="asynchooks-trace", daemon=True)
+        self._thread = BackgroundThread("asynchooks-trace", self._serve)
         self._thread.start()
+        self.ask_to_end = self._thread.end
+        """Have what is left written, and the file closed; waits for nothing."""
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         try:
             self._write_all()
         except OSError as error:
@@ -55,10 +53,6 @@ class TraceFile:
         except Exception:
             self._when_broken()
             logger.exception("The trace %s ends here, by an error of asynchooks", self._path)
-        with self._lock:
-            self._is_done = True
-            if self._slot is not None:
-                self._slot.wake()
 
     def _write_all(self) -> None:
         path = os.path.abspath(self._path)
@@ -71,7 +65,7 @@ class TraceFile:
         file, size, is_last = os.open(path, flags, 0o666), 0, False
         try:
             while not is_last:
-                is_last = self._asked.wait(self._flush_secs)
+                is_last = self._thread.pause(self._flush_secs)
                 chunk = self._collect().encode(errors="replace")
                 left = memoryview(chunk)
                 while left:
@@ -84,32 +78,24 @@ class TraceFile:
         finally:
             os.close(file)
 
-    def ask_to_end(self) -> None:
-        """Have what is left written, and the file closed; waits for nothing."""
-        self._asked.set()
-
     def close(self) -> None:
         """Write what is left, and close the file; holds up the thread for a few seconds at most."""
-        self._asked.set()
-        self._thread.join(_GRACE_SECS)
-        self._check_done()
+        self._thread.end()
+        self._check(self._thread.join(_GRACE_SECS))
 
     async def aclose(self, engine: Engine) -> None:
         """Write what is left, and close the file; waits for a stuck disk for a few seconds."""
         if engine.is_virtual:
             self.close()
             return
-        self._asked.set()
-        slot = Slot(engine, "the last chunk of a trace")
-        with self._lock:
-            self._slot, is_done = slot, self._is_done
-        if not is_done:
-            with engine.shielded(_GRACE_SECS):
-                await engine.park(slot, engine.now() + _GRACE_SECS)
-        self._check_done()
+        self._thread.end()
+        has_ended = False
+        with engine.shielded(_GRACE_SECS):
+            has_ended = await self._thread.wait_for_end(engine, engine.now() + _GRACE_SECS)
+        self._check(has_ended)
 
-    def _check_done(self) -> None:
-        if not self._is_done:
+    def _check(self, has_ended: bool) -> None:
+        if not has_ended:
             logger.error(
                 "The trace %s was not written to its end within %g s: its last part is missing",
                 self._path,

@@ -36,7 +36,7 @@ class MetricsHook(KeepsValues):
     training has reached its limit.
 
     Each sink has a queue
-    of 4,096 points and a thread of its own, in which its library is imported, initialised and
+    of 16,384 points and a thread of its own, in which its library is imported, initialised and
     called: a sink that hangs or fails costs training nothing. If the queue is full, every second
     point in it is dropped; that is logged once, and their number at the end. At the end of the
     session sinks have the grace period, 30 s at most, to take what waits; then their threads are
@@ -148,7 +148,7 @@ class MetricsHook(KeepsValues):
 
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         for outlet in self._outlets:
-            outlet.put(step, dict(values))
+            outlet.put(step, values)
 
     async def end(self, session: Any) -> None:
         await super().end(session)

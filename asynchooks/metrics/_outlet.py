@@ -8,31 +8,25 @@ is left alone at the end. It knows nothing of hooks and sessions.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any
 
 from .. import _check
-from .._engine.base import TIMED_OUT, Engine, Slot
+from .._engine.background import BackgroundThread
+from .._engine.base import Engine, Slot
 from ._sink import Histogram, Point, Resume, Sink
 
 logger = logging.getLogger("asynchooks")
 
-CAPACITY = 4096
-"""Points in the queue, at most: at 100 steps a second each, 40 s of a sink that hangs."""
+CAPACITY = 16_384
+"""Points in the queue, at most: at 100 steps a second each, 160 s of a sink that hangs."""
 _CYCLE_SECS = 0.5
 """Points of this long are written in one go, and flushed."""
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 """Between two attempts to open a sink."""
-_PATIENCE = 4
-"""So much more may wait for a thread that is not in the sink: on busy CPUs it was seen to wake 200
-ms late, in which a session without pauses takes 20,000 steps."""
-_JOIN_SECS = 0.1
-"""A thread that has waked the session ends within microseconds, unless others hold Python."""
 _VIRTUAL_BATCH = 256
 _LARGEST_STEP = (1 << 63) - 1
 _UNFLUSHED_SECS = 1.0
@@ -40,8 +34,8 @@ _UNFLUSHED_SECS = 1.0
 _ARRAY_BYTES = 32 << 20
 """Arrays in the queue, of which histograms are to be made, take this much memory at most."""
 
-Values = dict[str, Any]
-"""By name: floats, Histograms, or arrays (owned by the point) whose histogram is to be made."""
+Values = Mapping[str, Any]
+"""By name: floats, Histograms, or arrays (owned by the outlet) whose histogram is to be made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,23 +44,23 @@ class _Queued:
 
     step: int
     time: float = 0.0
-    values: Values = field(default_factory=dict)
-    num_bytes: int = 0
-    """Of its arrays."""
+    values: dict[str, Any] = field(default_factory=dict)
     is_written: bool = False
 
-    def add(self, values: Values, num_bytes: int) -> None:
+    def add(self, values: Values) -> None:
         """Have these values, too, save those of names that it has."""
-        for name, value in values.items():
-            self.values.setdefault(name, value)
-        self.num_bytes += num_bytes
+        self.values = {**values, **self.values}
 
     def point(self) -> Point:
-        values = self.values
-        for name, value in values.items():
-            if not isinstance(value, (float, Histogram)):
-                values[name] = Histogram.of(value)
-        return Point(self.step, self.time, values)
+        return Point(self.step, self.time, self.with_histograms())
+
+    def with_histograms(self) -> dict[str, Any]:
+        """Its values; a histogram is made once, however long the point waits."""
+        self.values = {
+            name: value if isinstance(value, (float, Histogram)) else Histogram.of(value)
+            for name, value in self.values.items()
+        }
+        return self.values
 
 
 class Outlet:
@@ -90,30 +84,26 @@ class Outlet:
         """Points that were not written, since `open`."""
         self._on_error = on_error
         self._capacity = capacity
-        # as many wake the thread at once: at 100,000 steps a second there are 35 ms left for that
-        self._crowd = max(1, capacity // 8)
-        self._lock = threading.Lock()  # guards the next nine
-        self._again: list[_Queued] = []  # written before the queue: of a checkpoint, or complete
-        self._queue: dict[int, _Queued] = {}  # by step, in the order of coming
+        # so many wake the thread: on busy CPUs it was seen to come 200 ms later
+        self._crowd = max(1, capacity // 16)
+        self._lock = Lock()  # guards the next nine
+        self._queue: dict[tuple[int, int], _Queued] = {}  # by life and step, which is their order
+        self._life = 0  # the steps that follow a set-back, or a restore, are other ones
         self._unflushed: list[_Queued] = []  # the sink may have them, but not durably
         self._position: Any = None
         self._last_step = 0  # the greatest of a point
-        self._has_failed = False
         self._is_thinned = False
         self._num_bytes = 0  # of the arrays in the queue
+        self._is_abandoned = False
         self._has_ended = False  # nothing more is written
-        # wakes the thread; a garbage collector's call may put into it while the thread gets
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._is_closing = self._is_abandoned = False
-        self._opened: Slot | None = None
-        self._ended: Slot | None = None
-        self._engine: Engine | None = None  # set by `open`
-        self._is_open = False
+        self._has_failed = self._is_open = False
+        self._engine: Engine | None = None  # set by `open`, as the next two
+        self._resume: Resume
+        self._opened: Slot
         # else, if it were given again what it was given after a save, steps would go back in it
         self._has_position = type(sink).flush is not Sink.flush
-        self._is_resting = False  # the thread, not in the sink: it has only to be given the CPU
-        self._thread: threading.Thread | None = None
-        self._previous: threading.Thread | None = None  # of the sink
+        self._thread = BackgroundThread(f"asynchooks-{type(sink).__name__}", self._serve)
+        self._previous: BackgroundThread | None = None  # of the sink
 
     def claim(self) -> None:
         """Before `open`: have the sink, from when the outlet that had it last has ended."""
@@ -125,7 +115,7 @@ class Outlet:
     def is_used(sink: Sink) -> bool:
         """Whether an outlet has the sink, and nothing has asked it to close."""
         last: Outlet | None = sink._outlet
-        return last is not None and not last._is_closing
+        return last is not None and not last._thread.is_ending
 
     async def open(self, engine: Engine, resume: Resume, pending: Sequence[Any]) -> None:
         """Start the thread, and wait for the sink to open for as long as it says.
@@ -136,23 +126,21 @@ class Outlet:
             pending: of `state_dict`: what is to be written first.
         """
         points = restored(pending)
+        early = _Queued(resume.step, _now(engine))  # of values from before the step was known
         with self._lock:
-            early, self._queue = self._queue, {}
-            for each in early.values():  # before the step was known
-                first = self._queue.setdefault(resume.step, each)
-                first.step, first.time = resume.step, _now(engine)
-                first.add(each.values, each.num_bytes)
-            self._again, self._position, self._engine = points, resume.position, engine
+            for each in self._queue.values():
+                early.add(each.values)
+            self._queue = {(life, each.step): each for life, each in enumerate(points)}
+            self._life = len(points)
+            if early.values:
+                self._queue[self._life, resume.step] = early
+            self._position = resume.position
             self._last_step = max([resume.step, *(each.step for each in points)])
+        self._engine, self._resume = engine, resume
         self._opened = Slot(engine, f"the opening of {self.sink!r}")
-        self._ended = Slot(engine, f"the last points of {self.sink!r}")
         if engine.is_virtual:
-            self._is_open = self._open(resume)
+            self._open()
             return
-        name = f"asynchooks-{type(self.sink).__name__}"
-        if self._queue or self._again:
-            self._bell.put(None)
-        self._thread = threading.Thread(target=self._serve, args=(resume,), name=name, daemon=True)
         self._thread.start()
         if self.sink.open_secs:
             await engine.park(self._opened, engine.now() + self.sink.open_secs)
@@ -167,73 +155,60 @@ class Outlet:
         assert values  # a point without any stands for a step that the session was set back to
         engine = self._engine
         now = 0.0 if engine is None else _now(engine)
-        num_bytes = sum([_size_of(each) for each in values.values() if type(each) is not float])
         with self._lock:
             if self._has_ended:
                 self.num_dropped += 1
                 return
             self._last_step = max(step, self._last_step)
-            self._num_bytes += num_bytes
-            queued = self._queue.get(step)
-            if queued is not None:
-                queued.add(values, num_bytes)
-                return
-            has_waited = bool(self._queue)
-            self._queue[step] = _Queued(step, now, values, num_bytes)
-            num = len(self._queue)
-            num_dropped = 0
-            if num > self._capacity * (_PATIENCE if self._is_resting else 1):
-                num_dropped = self._thin()
-            elif num_bytes and self._num_bytes > _ARRAY_BYTES:
-                num_dropped = self._thin(with_arrays=True)
-            is_first, self._is_thinned = not self._is_thinned, self._is_thinned or num_dropped > 0
-        if num_dropped and is_first:
+            self._num_bytes += _bytes_of(values)
+            key = self._life, step
+            if key not in self._queue:
+                self._queue[key] = _Queued(step, now)
+            self._queue[key].add(values)
+            num, was_thinned = len(self._queue), self._is_thinned
+            if num > self._capacity or self._num_bytes > _ARRAY_BYTES:
+                self._thin(with_arrays=num <= self._capacity)
+        if self._is_thinned and not was_thinned:
             logger.warning(
                 "%r does not keep up: every second of the %d points that wait for it is dropped, "
                 "whenever there are so many. Training goes on",
-                self.sink, self._capacity if num > self._capacity else num,
+                self.sink, min(num, self._capacity),
             )  # fmt: skip
         if engine is None:
             return
         if engine.is_virtual:
-            if len(self._queue) >= _VIRTUAL_BATCH:
+            if num >= _VIRTUAL_BATCH:
                 self._write_all()
-        elif not has_waited or len(self._queue) == self._crowd:
-            self._bell.put(None)
+        elif num == self._crowd:
+            self._thread.ring()
 
-    def _thin(self, *, with_arrays: bool = False) -> int:
-        """Drop every second point of the queue, or of those with arrays; returns how many.
-
-        The newest one stays.
-        """
-        points = self._queue.values()
-        dropped = [each for each in points if each.num_bytes or not with_arrays][::-1][1::2]
-        self._set_queue({*self._queue} - {each.step for each in dropped})
+    def _thin(self, *, with_arrays: bool) -> None:
+        """Drop every second point of the queue, or of those with arrays; the newest one stays."""
+        points = self._queue.items()
+        thinned = [
+            key for key, each in points if (_bytes_of(each.values) if with_arrays else each.values)
+        ]
+        dropped = {*thinned[::-1][1::2]}
+        self._set_queue({key: each for key, each in points if key not in dropped})
         self.num_dropped += len(dropped)
-        return len(dropped)
+        self._is_thinned = self._is_thinned or bool(dropped)
 
     def _waiting(self) -> list[_Queued]:
         """What waits, in the order in which it is written, in this process or in the next one."""
-        return [*self._again, *sorted(self._queue.values(), key=_step_of)]
-
-    def _drop_queue(self) -> None:
-        self._drop([*self._again, *self._queue.values()])
-        self._again = []
-        self._set_queue(())
+        return [each for _, each in sorted(self._queue.items())]
 
     def _drop(self, points: Iterable[_Queued]) -> None:
         """Count them."""
         self.num_dropped += sum(1 for each in points if each.values)
 
-    def _set_queue(self, steps: Container[int]) -> None:
-        """Keep the points of these steps."""
-        self._queue = {step: each for step, each in self._queue.items() if step in steps}
-        self._num_bytes = sum([each.num_bytes for each in self._queue.values()])
+    def _set_queue(self, queue: dict[tuple[int, int], _Queued]) -> None:
+        self._queue = queue
+        self._num_bytes = sum(_bytes_of(each.values) for each in queue.values())
 
     def complete(self) -> None:
         """Let no value join the points that wait: the steps that follow are other ones."""
         with self._lock:
-            self._again, self._queue, self._num_bytes = self._waiting(), {}, 0
+            self._life += 1
 
     def rewind(self, step: int) -> None:
         """The session was set back to this step: what was put of later ones is to be forgotten."""
@@ -241,10 +216,11 @@ class Outlet:
             if step >= self._last_step:
                 return
             self._last_step = step
-            self._set_queue({each for each in self._queue if each <= step})
+            self._life += 1
             # what waits of later steps is not written first
-            self._again = [each for each in self._again if each.step <= step] + [_Queued(step)]
-        self._bell.put(None)
+            kept = {key: each for key, each in self._queue.items() if each.step <= step}
+            self._set_queue({**kept, (self._life, -1): _Queued(step)})
+        self._thread.ring()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the sink's durable points end, and those after them, if it is one that flushes."""
@@ -263,81 +239,57 @@ class Outlet:
         engine = self._engine
         if engine is None or self._is_abandoned:
             return
-        assert self._ended is not None
-        self._is_closing = True
+        self._thread.end()
         if engine.is_virtual:
-            if not self._ended.is_woken:
+            if not self._has_ended:
                 self._write_all()
                 self._close()
             return
-        self._bell.put(None)
-        outcome = await engine.park(self._ended, until)
-        if outcome is not TIMED_OUT and self._thread is not None:
-            self._thread.join(_JOIN_SECS)
+        if await self._thread.wait_for_end(engine, until):
+            if self.num_dropped:
+                logger.warning(
+                    "%d points of this session were not written to %r", self.num_dropped, self.sink
+                )
+            return
         with self._lock:
-            if outcome is TIMED_OUT:
-                self._is_abandoned = self._has_ended = True
-                self._drop(self._unflushed)
-                self._unflushed = []
-                self._drop_queue()
-        if outcome is TIMED_OUT:
-            logger.warning(
-                "%r did not take its last points in time and is left alone; %d points of this "
-                "session were not written to it",
-                self.sink, self.num_dropped,
-            )  # fmt: skip
-        elif self.num_dropped:
-            logger.warning(
-                "%d points of this session were not written to %r", self.num_dropped, self.sink
-            )
+            self._is_abandoned = self._has_ended = True
+            self._drop([*self._unflushed, *self._queue.values()])
+            self._unflushed = []
+            self._set_queue({})
+        logger.warning(
+            "%r did not take its last points in time and is left alone; %d points of this "
+            "session were not written to it",
+            self.sink, self.num_dropped,
+        )  # fmt: skip
 
     def drop(self) -> None:
         """Let the thread write what waits and end by itself; waits for nothing, takes no lock."""
-        self._is_closing = True
-        self._bell.put(None)
+        self._thread.end()
 
     # What follows is called in the thread, or in virtual time by the session's task.
 
-    def _serve(self, resume: Resume) -> None:
+    def _serve(self) -> None:
         previous, self._previous = self._previous, None
         if previous is not None:
             previous.join()  # of a session before: it may be stuck in the sink
             if self._is_abandoned:
                 return
-        pause = _FIRST_PAUSE_SECS
-        while not self._open(resume):
-            if self._is_closing:
-                break
-            self._sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
-        else:
-            self._is_open = True
-            while not self._is_closing:
-                self._is_resting = True
-                self._bell.get()
-                self._write_all()
-                self._is_resting = True
-                self._sleep(_CYCLE_SECS)
+        secs = _FIRST_PAUSE_SECS
+        while not self._open() and not self._thread.is_ending:
+            self._thread.pause(secs)
+            secs = min(2 * secs, _LONGEST_PAUSE_SECS)
+        while not self._thread.pause(_CYCLE_SECS):
             self._write_all()
+        self._write_all()
         self._close()
 
-    def _sleep(self, secs: float) -> None:
-        """Pause, but not once the outlet is to be closed, or its queue is filling."""
-        assert self._engine is not None
-        until = self._engine.now() + secs
-        while not self._is_closing and (left := until - self._engine.now()) > 0:
-            with suppress(Empty):
-                self._bell.get(timeout=left)
-            if len(self._queue) >= self._crowd and self._is_open:
-                break
-        if not self._is_closing and self._queue:
-            self._bell.put(None)
-
-    def _open(self, resume: Resume) -> bool:
-        is_open = self._call(self.sink.open, resume)
-        assert self._opened is not None
+    def _open(self) -> bool:
+        self._is_open = self._call(self.sink.open, self._resume)
+        self._write_all()
+        if self._is_open and self._position is None:
+            self._flush()  # so that the first checkpoint knows where the sink writes to
         self._opened.wake()
-        return is_open
+        return self._is_open
 
     def _write_all(self) -> None:
         if not self._is_open:
@@ -347,9 +299,8 @@ class Outlet:
         flushed_at = now()
         while not self._is_abandoned:
             with self._lock:  # once for all of them: to wait for it may cost milliseconds
-                self._is_resting = False
                 items = self._waiting()
-                self._again, self._queue, self._num_bytes = [], {}, 0
+                self._set_queue({})
                 self._unflushed += items
             if not items:
                 break
@@ -400,16 +351,19 @@ class Outlet:
             self._call(self.sink.close)
         with self._lock:
             self._has_ended = True
-            self._drop_queue()
-        assert self._ended is not None
-        self._ended.wake()
+            self._drop(self._queue.values())
+            self._set_queue({})
 
     def _call(self, fn: Callable[..., object], *args: Any) -> bool:
         """Call the sink; an error is logged if it is the first one. Whether it returned."""
         try:
             fn(*args)
         except BaseException as error:
-            if not isinstance(error, Exception) and self._thread is None:
+            if (
+                not isinstance(error, Exception)
+                and self._engine is not None
+                and self._engine.is_virtual
+            ):
                 raise  # in the session's task
             if not self._has_failed:
                 self._has_failed = True
@@ -429,25 +383,18 @@ def _now(engine: Engine) -> float:
     return engine.now() if engine.is_virtual else time.time()
 
 
-def _size_of(value: Any) -> int:
-    """In bytes, of an array."""
-    size: int = getattr(value, "nbytes", 0)
-    return size
-
-
-def _step_of(each: _Queued) -> int:
-    return each.step
+def _bytes_of(values: Values) -> int:
+    """Of the arrays among them."""
+    return sum([getattr(each, "nbytes", 0) for each in values.values() if type(each) is not float])
 
 
 def _saved(each: _Queued) -> dict[str, Any]:
     if not each.values:
         return {"rewind": each.step}
-    values = {}
-    for name, value in list(each.values.items()):
-        is_number = isinstance(value, float)
-        if not is_number and not isinstance(value, Histogram):
-            value = each.values[name] = Histogram.of(value)  # once, however long it waits
-        values[name] = value if is_number else value.state_dict()
+    values = {
+        name: value if isinstance(value, float) else value.state_dict()
+        for name, value in each.with_histograms().items()
+    }
     return {"step": each.step, "time": each.time, "values": values}
 
 

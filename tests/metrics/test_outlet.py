@@ -159,9 +159,9 @@ async def test_arrays_of_histograms_that_wait_take_a_limited_memory(
     sink.is_asked.wait()
     for step in range(2, 202):
         outlet.put(step, {"loss": 1.0, "weights": np.zeros(100)} if step % 2 else {"loss": 1.0})
-        assert sum(each.num_bytes for each in outlet._queue.values()) <= 10 * 800
-    assert list(outlet._queue)[-2:] == [200, 201]
-    assert outlet._queue[201].num_bytes == 800
+        waiting = [each.values for each in outlet._queue.values()]
+        assert sum("weights" in values for values in waiting) <= 10
+    assert ["weights" in values for values in waiting[-2:]] == [False, True]
     sink.may_write.set()
     await close(outlet)
     assert [step for step in range(2, 202, 2) if step not in steps(sink)] == []
@@ -183,7 +183,7 @@ async def test_a_sink_is_opened_again_when_the_thread_that_was_stuck_in_it_has_e
     second.put(2, {"loss": 1.0})
     sink.may_write.set()
     await close(second)
-    assert sink.calls == ["open", "close", "open", "flush", "close"]
+    assert [each for each in sink.calls if each != "flush"] == ["open", "close", "open", "close"]
     assert steps(sink) == [1, 2]
 
 
@@ -213,8 +213,7 @@ async def test_the_thread_has_ended_when_the_sink_is_closed() -> None:
         outlet = await opened(Kept())
         outlet.put(1, {"loss": 1.0})
         await close(outlet)
-        assert outlet._thread is not None
-        assert not outlet._thread.is_alive()
+        assert "asynchooks-Kept" not in [each.name for each in threading.enumerate()]
 
 
 async def test_a_sink_that_does_not_flush_is_not_given_points_again() -> None:
@@ -331,7 +330,7 @@ async def test_the_state_holds_what_is_not_durable_and_the_next_life_writes_it_f
     sink.is_asked.wait()
     outlet.put(2, {"weights": np.array([1.0, 2.0])})
     state = outlet.state_dict()
-    assert state["position"] is None
+    assert state["position"] == 0  # the sink says where it writes to before the first point
     assert [each["step"] for each in state["pending"]] == [1, 2]
     sink.may_write.set()
     await close(outlet)
