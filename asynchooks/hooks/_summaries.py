@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Protocol
 
 from .. import _check
@@ -17,14 +16,11 @@ from .._running.hook_state import TimerState
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..metrics._event_files import (
-    EVENT_FILES,
-    EventFileWriter,
-    cached_by_tensorflow,
+    Events,
     errors_of_writing,
     scalar_summary,
     serialized,
     session_start,
-    tensorflows_writer,
 )
 
 logger = logging.getLogger("asynchooks")
@@ -89,18 +85,12 @@ class Output:
     def __init__(self, directory: str | None, writer: Any) -> None:
         self._given = directory
         self._directory = _check.place("output_dir", directory) if directory else None
+        self._given_writer = writer
         self.writer: Any = writer
-        self._own: EventFileWriter | None = None
-        self._is_muted = False
-        self._serializes = False  # the writer is TensorFlow's, and messages are TensorBoard's
-        self._is_given = writer is not None
-        self._is_of_graph = False
-        self._has_begun = self._has_failed = False
-        self.is_dropped = False
-        """Whether its session was dropped: it writes no more, and others may write its tags."""
+        """None: there is nothing to write to."""
+        self._events: Events | None = None  # in the directory, where no writer is given
+        self._is_of_graph = self._has_failed = False
         self._last_step = 0  # that was written
-        self.starts_sessions = False
-        """Whether each session of the hook writes a start, so that there is an earlier one."""
 
     def open(self) -> None:
         """In the hook's begin.
@@ -110,31 +100,24 @@ class Output:
         unless TensorFlow's cache has a writer of the directory. Hooks of one directory share it.
         ImportError: TensorBoard is not installed (says what to install).
         """
-        self._is_muted = current_stand_in() is not None  # a plan writes nothing
-        self._has_failed = self.is_dropped = False
-        if self.writer is not None or not self._directory or self._is_muted:
+        self._has_failed, self._events = False, None
+        is_planned = current_stand_in() is not None  # a plan writes nothing
+        self.writer = None if is_planned else self._given_writer
+        if self._given_writer is not None or not self._directory or is_planned:
             return
         self._is_of_graph = begin_graph.get() is not None
-        if self._is_of_graph:
-            # which knows it by the name that it was given
-            given = _check.same_place(str(self._given), self._directory)
-            self.writer = tensorflows_writer(given)
-        else:
-            # relative names in the cache may belong to another working directory
-            self.writer = cached_by_tensorflow(self._directory, only_absolute=True)
-            self._serializes = self.writer is not None
-            if self.writer is None:
-                with self._logging_errors(None):
-                    self.writer = self._own = EVENT_FILES.open(self._directory)
-
-    @property
-    def _is_in_directory(self) -> bool:
-        return self.writer is not None and not (self._is_given or self._is_muted)
+        events = self._events = Events(self._directory)
+        with self._logging_errors(None):
+            # TensorFlow knows it by the name that it was given
+            events.open(
+                _check.same_place(str(self._given), self._directory) if self._is_of_graph else ""
+            )
+        self.writer = events.writer
 
     def claim(self, *tags: str) -> None:
         """Have the tags in the directory for this hook alone; RuntimeError if another has one."""
-        if self._is_in_directory:
-            EVENT_FILES.claim(self._directory or "", tags, self)
+        if self._events is not None and self._events.is_open:
+            self._events.claim(tags)
 
     def begin(self, step: int) -> None:
         """A raw session was created, at this step: TensorBoard hides what is there of later ones.
@@ -142,33 +125,25 @@ class Output:
         On a graph the step variable may be restored later, and TensorFlow's hooks leave this to
         `add_start` of one of them.
         """
-        if not self._is_in_directory or self._is_of_graph:
+        events = self._events
+        if events is None or not events.is_open or self._is_of_graph:
             return
         with self._logging_errors(step):
-            if not self._has_begun:
-                self._has_begun = True
-                hide = partial(self._hide_after, step)
-                EVENT_FILES.begin(self._directory or "", self, hide)
+            if not events.has_begun:
+                events.begin(step)
             elif self._last_step > step:  # the session was lost, and goes back
-                self._hide_after(step)
+                events.hide_after(step)
         self._last_step = step
-
-    def _hide_after(self, step: int) -> None:
-        for _ in range(1 if self.starts_sessions else 2):  # as of `hide_after` of event files
-            self._write_start(step + 1)
-
-    def _write_start(self, step: int) -> None:
-        self.writer.add_session_log(session_start(), step)
 
     def add_summary(self, summary: Any, step: int) -> None:
         """Write a summary of the step; there must be a writer."""
-        if self._is_given:
+        if self._events is None:
             self.writer.add_summary(summary, step)
             return
-        message = serialized(summary) if self._serializes else summary
         self._last_step = max(self._last_step, step)
         with self._logging_errors(step):
-            self.writer.add_summary(message, step)
+            # TensorFlow's writer may be of another library than the message
+            self.writer.add_summary(serialized(summary), step)
 
     def _logging_errors(self, step: int | None) -> _LoggingErrors:
         return _LoggingErrors(self, step)
@@ -185,7 +160,7 @@ class Output:
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one scalar of the step, where there is a writer."""
-        if self.writer is not None and not self._is_muted:
+        if self.writer is not None:
             self.add_summary(scalar_summary(tag, value), step)
 
     def add_start(self, step: int) -> None:
@@ -194,41 +169,31 @@ class Output:
         In a directory where `begin` or a sink of metrics has done that, it would hide what was
         written since.
         """
-        if self._is_given:
-            self._write_start(step)
-        elif not EVENT_FILES.has_begun(self._directory or ""):
+        if self._events is None:
+            self.writer.add_session_log(session_start(), step)
+        elif not self._events.others_have_begun:
             with self._logging_errors(step):
-                self._write_start(step)
+                self.writer.add_session_log(session_start(), step)
 
     def drop(self) -> None:
         """The session was dropped; waits for nothing, takes no lock."""
-        self.is_dropped = True
-        own, self._own = self._own, None
-        if own is not None:
+        if self._events is not None:
+            self._events.is_dropped = True
             self.writer = None
-            EVENT_FILES.drop(own)
 
     async def finish(self) -> None:
         """At any end of the session; waits for the disk off the event loop."""
-        if self.writer is not None and not self._is_muted:
+        if self.writer is not None:
             name = "asynchooks-flush"
             await run_blocking(current_engine(), self._flush, _GRACE_SECS, name)
 
     def _flush(self) -> None:
-        own, self._own = self._own, None
-        if self._is_given:
+        if self._events is None:
             self.writer.flush()
             return
-        if self._has_begun:
-            self._has_begun = False
-            EVENT_FILES.leave(self._directory or "", self)
-        EVENT_FILES.release(self)
+        self.writer = None
         with self._logging_errors(None):
-            self.writer.flush()
-        if own is not None:
-            self.writer = None
-            with self._logging_errors(None):
-                EVENT_FILES.close(own)
+            self._events.close()
 
 
 class _LoggingErrors:

@@ -72,7 +72,6 @@ class SummarySaverHook(TimedOutputHook):
             save_steps=save_steps,
             save_secs=save_secs,
         )
-        self._output.starts_sessions = True
         self._scaffold = scaffold
         self._asked: Sequence[Any] = ()  # in the present run
         self._summary_op = summary_op

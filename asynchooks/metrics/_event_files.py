@@ -16,13 +16,13 @@ import struct
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
-from typing import Any, Protocol
-from weakref import ref
+from typing import Any
+from weakref import WeakSet
 
+from .._engine.background import BackgroundThread
 from .._errors import tensorflow_errors
 from ._append import append_whole
 
@@ -30,7 +30,6 @@ logger = logging.getLogger("asynchooks")
 
 MAX_BYTES = 64 << 20
 """Of events that wait for the disk in memory; more are dropped."""
-_CROWDED_BYTES = 1 << 20
 _REMOTE_FLUSH_SECS = 120.0
 """Between two uploads of a remote file, as in TensorBoard's own writer."""
 
@@ -53,7 +52,7 @@ def tensorflows_writer(directory: str) -> Any:
     return writer
 
 
-def cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any:
+def cached_by_tensorflow(directory: str) -> Any:
     """The writer of the directory, in any spelling, in TensorFlow's cache; None if there is none.
 
     The cache's table is private: tested with TensorFlow 2.16, 2.18 and 2.21.
@@ -63,17 +62,11 @@ def cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any:
         return None
     cache, path = tensorflow.compat.v1.summary.FileWriterCache, _canonical(directory)
     with cache._lock:
-        keys = [key for key in cache._cache if not only_absolute or _is_absolute(key)]
-        writers = [cache._cache[key] for key in keys if _canonical(key) == path]
+        writers = [each for key, each in cache._cache.items() if _canonical(key) == path]
     if not writers:
         return None
     writers[0].reopen()  # only does something if it was closed
     return writers[0]
-
-
-def _is_absolute(directory: Any) -> bool:
-    path = os.fsdecode(directory)
-    return "://" in path or os.path.isabs(path)
 
 
 def _canonical(directory: Any) -> str:
@@ -101,19 +94,10 @@ def scalar_summary(tag: str, value: float) -> Any:
     return summary(value=[summary.Value(tag=tag, simple_value=value)])
 
 
-def session_start() -> Any:
+def session_start(message: Callable[[str, str], Any] = message_class) -> Any:
     """The message that a session has begun."""
-    session_log = message_class("event_pb2", "SessionLog")
+    session_log = message("event_pb2", "SessionLog")
     return session_log(status=session_log.START)
-
-
-def hide_after(writer: Any, start: Any, step: int) -> None:
-    """Make TensorBoard hide all events of later steps that were written so far.
-
-    Twice: to some of its readers the first start in a directory hides nothing.
-    """
-    for _ in range(2):
-        writer.add_session_log(start, step + 1)
 
 
 def serialized(message: Any) -> bytes:
@@ -122,8 +106,8 @@ def serialized(message: Any) -> bytes:
     return data
 
 
-class EventFileWriter:
-    """Writes one event file under the methods that hooks use; `EventFiles` makes it.
+class EventFile:
+    """An event file, and the thread that writes it; `Events.open` makes it.
 
     Any thread may call it. Its `add_` methods never wait for the disk, so that hooks may call them
     on the event loop: what does not fit into the memory for it is dropped, which is logged once.
@@ -134,8 +118,6 @@ class EventFileWriter:
     caller for as long as the disk takes.
     """
 
-    num_users = 0
-
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._opening = threading.Lock()  # guards the next one
@@ -143,12 +125,14 @@ class EventFileWriter:
         self._changed = threading.Condition()  # guards all that follows
         self._ahead: list[bytes] = []
         self._num_bytes = 0  # of those ahead, and of those that are being written
-        self._num_added = self._num_written = 0  # events; both only grow
+        self._num_written = 0  # events; it only grows
+        self.num_added = 0
+        """How many events were added so far; it only grows."""
         self._last_start = -1, 0  # (how many events were ahead of it, its step)
         self._failure: Exception | None = None  # not raised so far
-        self._is_closing = self._has_dropped = False
+        self._has_dropped = False
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="asynchooks-events", daemon=True)
+        self._thread = BackgroundThread("asynchooks-events", self._serve)
 
     @property
     def name(self) -> str:
@@ -182,13 +166,8 @@ class EventFileWriter:
         self._add_message(global_step, "summary", summary)
 
     def add_session_log(self, session_log: Any, global_step: int) -> None:
-        self._last_start = self._num_added, global_step
+        self._last_start = self.num_added, global_step
         self._add_message(global_step, "session_log", session_log)
-
-    @property
-    def num_added(self) -> int:
-        """How many events were added so far; it only grows."""
-        return self._num_added
 
     def hides_after(self, step: int, num_added: int) -> bool:
         """Whether events of later steps, of the first so many events, are hidden already."""
@@ -206,7 +185,7 @@ class EventFileWriter:
         data = serialized(event)
         with self._changed:
             self._raise_failure()
-            if self._is_closing:
+            if self._thread.is_ending:
                 raise OSError(f"the event file of {self._directory!r} is closed; open a new one")
             if self._num_bytes > MAX_BYTES:
                 if not self._has_dropped:
@@ -219,20 +198,19 @@ class EventFileWriter:
                 return
             self._ahead.append(data)
             self._num_bytes += len(data)
-            self._num_added += 1
-            self._changed.notify_all()
+            self.num_added += 1
+        self._thread.ring()
 
-    def wait_for_room(self) -> None:
-        """Block until only a few events wait for the disk: for a thread that may be stuck."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_bytes <= _CROWDED_BYTES)
+    def is_crowded(self) -> bool:
+        """Whether a thread that may be stuck shall wait by `flush`."""
+        return self._num_bytes > MAX_BYTES // 64
 
     def flush(self) -> None:
         """Block until all that was added is on the disk."""
         if os.getpid() != self._process or self._file is None:
             return  # the file, and the thread that writes it, are of the parent process
         with self._changed:
-            num_added = self._num_added
+            num_added = self.num_added
             self._changed.wait_for(lambda: self._num_written >= num_added)
             self._raise_failure()
         self._file.sync()
@@ -241,30 +219,27 @@ class EventFileWriter:
         """Write what was added, and end the thread. Blocks on the disk."""
         if os.getpid() != self._process or self._file is None:
             return
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
+        self._thread.end()
         self._thread.join()
         self._file.close()
-        with self._changed:
-            self._raise_failure()
+        self._raise_failure()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         assert self._file is not None
-        while True:
+        is_last = False
+        while not is_last:
+            is_last = self._thread.pause()
             with self._changed:
-                self._changed.wait_for(lambda: self._ahead or self._is_closing)
                 batch, self._ahead = self._ahead, []
-            if not batch:
-                return
             failure: Exception | None = None
             try:
-                self._file.append(batch)
+                if batch:
+                    self._file.append(batch)
             except Exception as error:
                 failure = error
             with self._changed:
@@ -404,15 +379,150 @@ def _checksum_of() -> Any:
     return importlib.import_module(name).masked_crc32c
 
 
-class Owner(Protocol):
-    """The output of a hook, or a sink."""
+class Events:
+    """What one hook, or one sink, writes into a directory; it opens and closes it.
 
-    is_dropped: bool
-    """Whether its session was dropped without being closed, so that it writes no more."""
+    TensorFlow's cached writer takes it where there is one, or where the session runs a graph; else
+    the file that all of the directory in this process share.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.writer: Any = None
+        """TensorFlow's writer, or an `EventFile`; None where it is not open."""
+        self.has_begun = False
+        """`begin` was called, so that nobody else is to write a start there."""
+        self.is_dropped = False
+        """Its session was dropped: it writes no more, and others close its file.
+
+        To set it waits for nothing, and takes no lock."""
+        self._shared: _Shared
+
+    @property
+    def file(self) -> EventFile | None:
+        """The writer, unless it is TensorFlow's."""
+        return self.writer if isinstance(self.writer, EventFile) else None
+
+    @property
+    def is_open(self) -> bool:
+        return self.writer is not None and not self.is_dropped
+
+    def open(self, in_graph_as: str = "") -> None:
+        """Have a writer; another call does nothing. Blocks on the disk.
+
+        Args:
+            in_graph_as: how TensorFlow knows the directory, in a session of the default graph.
+
+        Raises:
+            ImportError: TensorBoard is not installed (says what to install).
+        """
+        if self.writer is not None:
+            return
+        writer: Any = (
+            tensorflows_writer(in_graph_as) if in_graph_as else cached_by_tensorflow(self.directory)
+        )
+        if writer is None:
+            check_installed(self.directory)
+        with suppress(*errors_of_writing()):  # of files of others, whom nobody can tell any more
+            EVENT_FILES.close_unused()
+        with EVENT_FILES.lock:
+            self._shared = EVENT_FILES.of(self.directory)
+            self._shared.users.add(self)
+            if writer is None:
+                self._shared.file = writer = self._shared.file or EventFile(self.directory)
+            self.writer = writer
+        try:
+            if self.file is not None:
+                self.file.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, hide_after: int | None, since: float = math.inf) -> None:
+        """A session's events begin.
+
+        The first of a directory has TensorBoard hide what earlier processes wrote of later steps.
+        For the others that is done: it would hide what those before them have written since.
+
+        Args:
+            hide_after: the step; None: there is nothing to hide.
+            since: when the session began to open, by `time.monotonic`: what others have hidden
+                since then is done as well, though they may have left.
+        """
+        path, hidden_at = _canonical(self.directory), EVENT_FILES.hidden_at
+        with EVENT_FILES.lock:  # nobody writes an event between the question and the answer
+            is_first = not self._shared.has_begun
+            self.has_begun = True
+            if is_first and hidden_at.get(path, -math.inf) < since:
+                hidden_at[path] = time.monotonic()
+                if hide_after is not None:
+                    self.hide_after(hide_after)
+
+    @property
+    def others_have_begun(self) -> bool:
+        """Whether nobody else needs to, and must, write the start of a session there."""
+        with EVENT_FILES.lock:
+            return self._shared.has_begun
+
+    def hide_after(self, step: int) -> None:
+        """Make TensorBoard hide all events of later steps that were written so far.
+
+        Twice: to some of its readers the first start in a directory hides nothing.
+        """
+        for _ in range(2):
+            self.writer.add_session_log(session_start(self.message), step + 1)
+
+    def message(self, module: str, name: str) -> Any:
+        """A message class of the library that the writer is of."""
+        return (message_class if self.file is None else tensorboards)(module, name)
+
+    def claim(self, tags: Iterable[str]) -> None:
+        """Have these tags in the directory for this output alone, as long as it is open.
+
+        RuntimeError: another one, which is open, writes one of them there.
+        """
+        with EVENT_FILES.lock:
+            for tag in tags:
+                other = self._shared.tags.get(tag)
+                if other is not None and other is not self and other.is_open:
+                    raise RuntimeError(
+                        f"two hooks write {tag!r} into the event files of {self.directory!r}: "
+                        "their values would mix. Give one of them another name or another "
+                        "directory; of workers that share a model, give the directory to the hook "
+                        "of one"
+                    )
+                self._shared.tags[tag] = self
+
+    def are_claimed(self, tags: Iterable[str]) -> bool:
+        """Whether a hook has, or has had, one of the tags for itself there."""
+        with EVENT_FILES.lock:
+            return not self._shared.tags.keys().isdisjoint(tags)
+
+    def close(self) -> None:
+        """Flush what was written; the last one of a file closes it. Blocks on the disk."""
+        writer, self.writer, self.has_begun = self.writer, None, False
+        try:
+            if writer is not None:
+                writer.flush()
+        finally:
+            EVENT_FILES.close_unused()
+
+
+class _Shared:
+    """What the outputs of one directory have in common, until the last one has gone."""
+
+    def __init__(self) -> None:
+        self.users: WeakSet[Events] = WeakSet()
+        self.tags: dict[str, Events] = {}  # who writes it, or has written it
+        self.file: EventFile | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return any(each.has_begun and each.is_open for each in self.users)
 
 
 class EventFiles:
-    """The open event files of this process, one for each directory.
+    """The directories of this process that are written to.
 
     Hooks of several sessions, event loops and threads have nothing else in common, so there is one
     table in the process, as TensorFlow has its `FileWriterCache`. Unlike that, it closes a file
@@ -424,125 +534,26 @@ class EventFiles:
 
     def forget(self) -> None:
         """In a forked process: the files, and the threads that write them, are the parent's."""
-        self._lock = threading.Lock()  # guards the next ones; never held while the disk is used
-        self._open: dict[str, EventFileWriter] = {}  # by path
-        self._dropped: deque[EventFileWriter] = deque()  # by users of sessions that were dropped
-        self._begun: dict[str, list[ref[Owner]]] = {}  # whose events have begun, by path
-        self._tags: dict[tuple[str, str], ref[Owner]] = {}  # who writes it, by path and tag
-        self._claimed: dict[str, set[str]] = {}  # tags, by path, until all have left
-        self._hidden_at: dict[str, float] = {}  # by path: when the first of a session began
+        self.lock = threading.Lock()  # guards the next two; never held while the disk is used
+        self.directories: dict[str, _Shared] = {}
+        self.hidden_at: dict[str, float] = {}  # when the first output of a session began
 
-    def open(self, directory: str) -> EventFileWriter:
-        """The writer of the directory; each call needs one of `close`. Blocks on the disk.
+    def of(self, directory: str) -> _Shared:
+        return self.directories.setdefault(_canonical(directory), _Shared())
 
-        ImportError: TensorBoard is not installed (says what to install).
-        """
-        check_installed(directory)
-        path = _canonical(directory)
-        self._close_dropped()
-        with self._lock:
-            writer = self._open[path] = self._open.get(path) or EventFileWriter(directory)
-            writer.num_users += 1
-        try:
-            writer.open()
-        except BaseException:
-            self.close(writer)
-            raise
-        return writer
-
-    def close(self, writer: EventFileWriter) -> None:
-        """One of its users has gone; the last one closes the file. Blocks on the disk."""
-        self._close_dropped()
-        self._close(writer)
-
-    def drop(self, writer: EventFileWriter) -> None:
-        """One of its users has gone, which may not wait, nor take a lock: others close it."""
-        self._dropped.append(writer)
-
-    def _close_dropped(self) -> None:
-        while self._dropped:
-            # another thread may take it; of an error of the disk nobody is left to be told
-            with suppress(IndexError, OSError):
-                self._close(self._dropped.popleft())
-
-    def _close(self, writer: EventFileWriter) -> None:
-        with self._lock:
-            paths = [path for path, each in self._open.items() if each is writer]
-            if not paths:  # it belongs to the parent of this forked process
-                return
-            writer.num_users -= 1
-            if writer.num_users:
-                return
-            del self._open[paths[0]]
-        writer.close()
-
-    def begin(
-        self, directory: str, owner: Owner, hide: Callable[[], None], since: float = math.inf
-    ) -> None:
-        """Begin the events of a session's output there; `leave` ends them.
-
-        The first one has TensorBoard `hide` what earlier processes wrote of later steps. For the
-        others that is done: it would hide what those before them have written since.
-
-        Args:
-            since: when the session began to open, by `time.monotonic`: what others have hidden
-                since then is done as well, though they may have left.
-        """
-        path = _canonical(directory)
-        with self._lock:  # nobody writes an event between the question and the answer
-            others = self._that_have_begun(path)
-            self._begun[path] = [*map(ref, others), ref(owner)]
-            if not others and self._hidden_at.get(path, -math.inf) < since:
-                self._hidden_at[path] = time.monotonic()
-                hide()
-
-    def leave(self, directory: str, owner: Owner) -> None:
-        """One whose events began there has ended them."""
-        path = _canonical(directory)
-        with self._lock:
-            others = [each for each in self._that_have_begun(path) if each is not owner]
-            self._begun[path] = [*map(ref, others)]
-            if not others:
-                self._claimed.pop(path, None)
-
-    def _that_have_begun(self, path: str) -> list[Owner]:
-        owners = [each() for each in self._begun.get(path, ())]
-        return [each for each in owners if each is not None and not each.is_dropped]
-
-    def has_begun(self, directory: str) -> bool:
-        """Whether others need not, and must not, write the start of a session there."""
-        with self._lock:
-            return bool(self._that_have_begun(_canonical(directory)))
-
-    def claim(self, directory: str, tags: Iterable[str], owner: Owner) -> None:
-        """Have these tags for one output alone, until `release`.
-
-        RuntimeError: another one, which is open, writes one of them there.
-        """
-        path, tags = _canonical(directory), list(tags)
-        with self._lock:
-            self._claimed.setdefault(path, set()).update(tags)
-            for tag in tags:
-                found = self._tags.get((path, tag))
-                other = None if found is None else found()
-                if not (other is None or other is owner or other.is_dropped):
-                    raise RuntimeError(
-                        f"two hooks write {tag!r} into the event files of {directory!r}: their "
-                        "values would mix. Give one of them another name or another directory; of "
-                        "workers that share a model, give the directory to the hook of one"
-                    )
-                self._tags[path, tag] = ref(owner)
-
-    def claimed(self, directory: str, tags: Iterable[str]) -> bool:
-        """Whether a hook has had one of the tags for itself there, since events began there."""
-        with self._lock:
-            return not self._claimed.get(_canonical(directory), set()).isdisjoint(tags)
-
-    def release(self, owner: Owner) -> None:
-        """The tags of this one are free again."""
-        with self._lock:
-            for key in [key for key, found in self._tags.items() if found() in (owner, None)]:
-                del self._tags[key]
+    def close_unused(self) -> None:
+        """Close the files of which no user is open any more. Blocks on the disk."""
+        with self.lock:
+            unused = [
+                (path, each)
+                for path, each in self.directories.items()
+                if not any(user.is_open for user in each.users)
+            ]
+            for path, _ in unused:
+                del self.directories[path]
+        for _, each in unused:
+            if each.file is not None:
+                each.file.close()
 
 
 def check_installed(directory: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -14,19 +13,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from .. import _check
-from ._event_files import (
-    EVENT_FILES,
-    EventFileWriter,
-    cached_by_tensorflow,
-    events_in,
-    hide_after,
-    message_class,
-    names_in,
-    tensorboards,
-    tensorflows_writer,
-)
+from ._event_files import Events, events_in, names_in
 from ._sink import Histogram, Point, Resume, Sink
-from ._tracking import position_of
+from ._tracking import need, position_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -57,16 +46,12 @@ class TensorBoardSink(Sink):
         hooks = [MetricsHook(TensorBoardSink("logs"), "loss", every_n_steps=100)]
     """
 
-    is_dropped = False  # it is closed where its session is dropped
-
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = _check.place("directory", directory)
         """Of the event files, absolute."""
         self._graph: Any = None  # of TensorFlow, which the session runs
-        self._writer: Any = None
         self._checked_at = math.inf  # when its session began to open
-        self._own: EventFileWriter | None = None  # the writer, unless it is TensorFlow's
-        self._has_begun = False  # its events in the directory
+        self._events: Events | None = None
         self._forget(0)
 
     def __repr__(self) -> str:
@@ -77,11 +62,7 @@ class TensorBoardSink(Sink):
         tensorflow = sys.modules.get("tensorflow")
         is_graph = tensorflow is not None and not tensorflow.executing_eagerly()
         self._graph = tensorflow.compat.v1.get_default_graph() if tensorflow and is_graph else None
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ImportError(
-                f"{self!r} needs TensorBoard, which is not installed: "
-                "pip install 'asynchooks[tensorboard]'"
-            )
+        need(repr(self), "tensorboard", "tensorboard")
 
     def open(self, resume: Resume) -> None:
         self._forget(resume.step)
@@ -91,17 +72,12 @@ class TensorBoardSink(Sink):
         if type(size) is not int or size < 0:  # there is none, or it is of another kind of sink
             position, size = {}, 0
         has_later = self._read(names, position.get("file", ""), size)
+        events = self._events = self._events or Events(self.directory)
         with nullcontext() if self._graph is None else self._graph.as_default():
-            self._open_writer()
-        if not self._has_begun:
-
-            def hide() -> None:
-                if has_later:
-                    self._hide_after(resume.step)
-
-            EVENT_FILES.begin(self.directory, self, hide, self._checked_at)
-            self._has_begun = True
-        self._writer.flush()  # before a checkpoint counts on it
+            events.open("" if self._graph is None else self.directory)
+        if not events.has_begun:
+            events.begin(resume.step if has_later else None, self._checked_at)
+        events.writer.flush()  # before a checkpoint counts on it
 
     def write(self, point: Point) -> None:
         if point.step <= self._restored_step:
@@ -112,12 +88,14 @@ class TensorBoardSink(Sink):
 
     def flush(self) -> Any:
         self._write_again()
-        self._writer.flush()
-        name = names_in(self.directory)[-1] if self._own is None else self._own.name
+        assert self._events is not None
+        self._events.writer.flush()
+        file = self._events.file
+        name = names_in(self.directory)[-1] if file is None else file.name
         if "://" in self.directory:
             size = 0  # all of a file is fetched in any case
-        elif self._own is not None:
-            size = self._own.size
+        elif file is not None:
+            size = file.size
         else:
             size = os.path.getsize(os.path.join(self.directory, name))
         return {"file": name, "bytes": size}
@@ -126,17 +104,16 @@ class TensorBoardSink(Sink):
         self._write_again()
         for key in [key for key in self._known if key[0] > step]:
             del self._known[key]
+        assert self._events is not None
+        file = self._events.file
         # a hook that shares the file may have done it, and have gone on since
-        if self._own is None or not self._own.hides_after(step, self._num_added):
-            self._hide_after(step)
+        if file is None or not file.hides_after(step, self._num_added):
+            self._events.hide_after(step)
 
     def close(self) -> None:
-        if self._has_begun:
-            self._has_begun = False
-            EVENT_FILES.leave(self.directory, self)
-        own, self._own, self._writer = self._own, None, None
-        if own is not None:
-            EVENT_FILES.close(own)
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()
 
     def _forget(self, step: int) -> None:
         self._restored_step = step
@@ -144,16 +121,6 @@ class TensorBoardSink(Sink):
         self._known: dict[tuple[int, float], set[str]] = {}  # metrics by step and time
         self._again: list[Point] = []  # of the steps before the restore
         self._num_added = 0  # events in the writer, up to the last one of this sink
-
-    def _open_writer(self) -> None:
-        if self._writer is not None:  # an attempt to open has failed after it
-            return
-        if self._graph is not None:
-            self._writer = tensorflows_writer(self.directory)
-        else:
-            self._writer = cached_by_tensorflow(self.directory, only_absolute=True)
-        if self._writer is None:
-            self._writer = self._own = EVENT_FILES.open(self.directory)
 
     def _read(self, names: list[str], first: str, start: int) -> bool:
         """Note what is there up to the restored step; whether there is something of later ones."""
@@ -194,44 +161,34 @@ class TensorBoardSink(Sink):
         return point.values.keys() <= self._known.get((point.step, point.time), set())
 
     def _add(self, point: Point) -> None:
+        events = self._events
+        assert events is not None
         if not point.values.keys() <= self._tags:
-            self._warn_of_tags_written_twice(point.values.keys() - self._tags)
-        if self._own is not None:
-            self._own.wait_for_room()
-        summary = self._class("summary_pb2", "Summary")()
+            self._warn_of_tags_written_twice(events, point.values.keys() - self._tags)
+        file = events.file
+        if file is not None and file.is_crowded():
+            file.flush()
+        summary = events.message("summary_pb2", "Summary")()
         for name, value in point.values.items():
             if isinstance(value, Histogram):
                 _fill(summary.value.add(tag=name).histo, value)
             else:
                 summary.value.add(tag=name, simple_value=value)
-        event_class = self._class("event_pb2", "Event")
-        self._writer.add_event(event_class(step=point.step, wall_time=point.time, summary=summary))
-        if self._own is not None:
-            self._num_added = self._own.num_added
+        event = events.message("event_pb2", "Event")
+        events.writer.add_event(event(step=point.step, wall_time=point.time, summary=summary))
+        if file is not None:
+            self._num_added = file.num_added
 
-    def _warn_of_tags_written_twice(self, tags: Iterable[str]) -> None:
+    def _warn_of_tags_written_twice(self, events: Events, tags: Iterable[str]) -> None:
         """A hook with `output_dir` writes them, too: itself, or all that begin as they do."""
         self._tags.update(tags)
-        twice = [
-            tag
-            for tag in tags
-            if EVENT_FILES.claimed(self.directory, (tag, f"{tag.partition('/')[0]}/..."))
-        ]
+        twice = [tag for tag in tags if events.are_claimed((tag, f"{tag.partition('/')[0]}/..."))]
         if twice:
             logger.warning(
                 "A hook with output_dir and %r write the same tags, so that their points are there "
                 "twice: %s. Leave out one of the two, or give it another directory",
                 self, ", ".join(sorted(twice)),
             )  # fmt: skip
-
-    def _hide_after(self, step: int) -> None:
-        """Make TensorBoard hide all events of later steps that were written so far."""
-        session_log = self._class("event_pb2", "SessionLog")
-        hide_after(self._writer, session_log(status=session_log.START), step)
-
-    def _class(self, module: str, name: str) -> Any:
-        """A message class of the library that the writer is of."""
-        return (message_class if self._own is None else tensorboards)(module, name)
 
 
 def _fill(message: Any, value: Histogram) -> None:

@@ -179,11 +179,12 @@ async def test_a_directory_gets_an_event_file_for_each_session(tmp_path: Path) -
     hook = SummarySaverHook(save_steps=2, output_dir=str(tmp_path), summary_op=["bytes", "message"])
     await run(hook, 3)
     first = [
-        (1, START), (1, "bytes", 1.0), (1, "message", 1.0), (3, "bytes", 3.0), (3, "message", 3.0)
+        (1, START), (1, START), (1, "bytes", 1.0), (1, "message", 1.0), (3, "bytes", 3.0),
+        (3, "message", 3.0),
     ]  # fmt: skip
     assert read(tmp_path) == first
     await run(hook, 1)
-    assert sorted(read(tmp_path), key=str) == sorted([*first, *first[:3]], key=str)
+    assert sorted(read(tmp_path), key=str) == sorted([*first, *first[:4]], key=str)
 
 
 async def test_a_writer_goes_before_a_directory(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from asynchooks.metrics import TensorBoardSink, _event_files
+from asynchooks.metrics import _event_files
 from asynchooks.metrics._event_files import (
-    EventFiles,
-    EventFileWriter,
+    EventFile,
+    Events,
     events_in,
     names_in,
     scalar_summary,
@@ -28,13 +28,13 @@ from .readers import steps_shown
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def opened(directory: Path) -> EventFileWriter:
-    writer = EventFileWriter(str(directory))
+def opened(directory: Path) -> EventFile:
+    writer = EventFile(str(directory))
     writer.open()
     return writer
 
 
-def add(writer: EventFileWriter, first: int, last: int) -> None:
+def add(writer: EventFile, first: int, last: int) -> None:
     for step in range(first, last + 1):
         writer.add_summary(scalar_summary("loss", 0.5), step)
 
@@ -94,23 +94,6 @@ def test_what_no_memory_is_for_is_dropped_and_said_once(
     assert "see whether that disk is stuck" in caplog.text
 
 
-def test_a_thread_that_may_be_stuck_waits_for_room(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_event_files, "_CROWDED_BYTES", 100)
-    writer = opened(tmp_path)
-    disk.takes.clear()
-    add(writer, 1, 50)
-    waiting = threading.Thread(target=writer.wait_for_room)
-    waiting.start()
-    assert disk.is_waiting.wait(20)
-    assert waiting.is_alive()
-    disk.takes.set()
-    waiting.join(20)
-    assert not waiting.is_alive()
-    writer.close()
-
-
 def test_an_error_of_the_disk_is_raised_once_and_the_file_goes_on(
     tmp_path: Path, disk: Disk
 ) -> None:
@@ -139,12 +122,12 @@ def test_a_file_that_cannot_be_begun_is_an_error_of_open(
         return file
 
     new_file = _event_files._new_file
-
-    files = EventFiles()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
         patch.setattr(_event_files, "_new_file", full)
-        files.open(str(tmp_path))
-    files.close(files.open(str(tmp_path)))
+        Events(str(tmp_path)).open()
+    events = Events(str(tmp_path))
+    events.open()
+    events.close()
     assert len(names_in(str(tmp_path))) == 1
 
 
@@ -201,70 +184,96 @@ def test_summaries_may_be_given_as_bytes(tmp_path: Path) -> None:
     assert steps_shown(tmp_path) == [7]
 
 
+def starts(directory: Path) -> list[int]:
+    return [
+        event.step
+        for name in names_in(str(directory))
+        for event in events_in(str(directory), name)
+        if event.HasField("session_log")
+    ]
+
+
 def test_the_events_of_a_directory_begin_once_in_each_spelling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = EventFiles()
     monkeypatch.chdir(tmp_path)
-    hidden: list[str] = []
-    first, second = TensorBoardSink("logs"), TensorBoardSink("logs")
-    files.begin("logs", first, lambda: hidden.append("first"))
-    files.begin(str(tmp_path / "logs"), second, lambda: hidden.append("second"))
-    files.leave("logs", first)
-    assert files.has_begun(str(tmp_path / "logs"))
-    files.leave(f"{tmp_path}/./logs", second)
-    assert not files.has_begun("logs")
-    assert hidden == ["first"]
+    first, second, third = Events("logs"), Events(str(tmp_path / "logs")), Events("./logs")
+    for step, each in enumerate((first, second)):
+        each.open()
+        each.begin(step)
+    first.close()
+    third.open()
+    assert third.others_have_begun
+    second.close()
+    assert not third.others_have_begun
+    third.close()
+    assert starts(tmp_path / "logs") == [1, 1]  # twice of the first one
+
+
+def test_a_session_that_was_dropped_leaves_its_file_to_others(tmp_path: Path) -> None:
+    dropped, other = Events(str(tmp_path / "logs")), Events(str(tmp_path / "other"))
+    dropped.open()
+    dropped.claim(["loss"])
+    dropped.begin(None)
+    dropped.is_dropped = True
+    assert threads_left("asynchooks-events")
+    other.open()
+    other.close()
+    assert threads_left("asynchooks-events") == []
 
 
 @pytest.mark.faults
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
 def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
-    files = EventFiles()
-    os.register_at_fork(after_in_child=files.forget)
-    parents = files.open(str(tmp_path))
+    parents = Events(str(tmp_path))
+    parents.open()
     child = os.fork()
     if child == 0:
         try:
-            childs = files.open(str(tmp_path))
-            is_new = childs is not parents
-            files.close(childs)
-            parents.flush()  # which has no thread here
-            files.close(parents)  # which it does not have
+            childs = Events(str(tmp_path))
+            childs.open()
+            is_new = childs.writer is not parents.writer
+            childs.close()
+            parents.close()  # whose file has no thread here
             os._exit(0 if is_new else 1)
         except BaseException:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    assert files.open(str(tmp_path)) is parents
-    files.close(parents)
-    files.close(parents)
+    others = Events(str(tmp_path))
+    others.open()
+    assert others.writer is parents.writer
+    parents.close()
+    others.close()
     assert len(names_in(str(tmp_path))) == 2
 
 
 def test_a_remote_directory_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
-    class Remote(EventFileWriter):
+    class Remote(EventFile):
         def open(self) -> None:
             opened.append(self._directory)
+
+        def flush(self) -> None: ...
 
         def close(self) -> None:
             opened.append("closed")
 
-    monkeypatch.setattr(_event_files, "EventFileWriter", Remote)
-    files = EventFiles()
-    first, second = files.open("gs://bucket/logs"), files.open("gs://bucket/logs/")
-    assert first is second
-    files.close(first)
-    files.close(first)
+    monkeypatch.setattr(_event_files, "EventFile", Remote)
+    first, second = Events("gs://bucket/logs"), Events("gs://bucket/logs/")
+    first.open()
+    second.open()
+    assert first.writer is second.writer
+    first.close()
+    second.close()
     assert opened == ["gs://bucket/logs", "gs://bucket/logs", "closed"]
 
 
 @pytest.mark.tensorflow
 def test_a_remote_file_is_written_and_read_by_tensorflows_file_systems() -> None:
     tf = pytest.importorskip("tensorflow")
-    writer = EventFileWriter("ram://events/logs/")
+    writer = EventFile("ram://events/logs/")
     writer.open()
     add(writer, 1, 3)
     writer.flush()
@@ -280,7 +289,7 @@ def test_a_remote_file_never_takes_the_place_of_another_of_the_same_second() -> 
     pytest.importorskip("tensorflow")
     directory = "ram://events/same-second"
     for step in (1, 2, 3):
-        writer = EventFileWriter(directory)
+        writer = EventFile(directory)
         writer.open()
         add(writer, step, step)
         writer.close()

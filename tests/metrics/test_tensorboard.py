@@ -37,7 +37,7 @@ from asynchooks import (
 from asynchooks.metrics import Histogram, Point, Resume, TensorBoardSink
 from asynchooks.metrics._event_files import (
     EVENT_FILES,
-    EventFileWriter,
+    EventFile,
     events_in,
     names_in,
     scalar_summary,
@@ -57,8 +57,7 @@ NEW = Resume(0, None)
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
     yield
-    assert not EVENT_FILES._open
-    assert not any(EVENT_FILES._begun.values())
+    assert not EVENT_FILES.directories
 
 
 def opened(directory: Path | str, resume: Resume = NEW) -> TensorBoardSink:
@@ -242,7 +241,7 @@ def test_only_what_is_behind_the_position_is_read(tmp_path: Path) -> None:
     earlier = tmp_path / "events.out.tfevents.0000000001.host"
     earlier.write_bytes(b"nothing of TensorBoard's")
     with (tmp_path / name).open("ab") as file:
-        late = EventFileWriter(str(tmp_path / "other"))
+        late = EventFile(str(tmp_path / "other"))
         late.open()
         begin = late.size
         late.add_summary(scalar_summary("loss", 1.0), 9)
