@@ -392,16 +392,13 @@ def on_terminal(file: io.StringIO) -> Surface:
     return TerminalSurface(console(file))
 
 
-def view(num_workers: int = 1, **fields: Any) -> Line:
-    values = {"loss": 0.25}
-    workers = [
-        Line(f"worker {i}", "training", 10, None, 2.0, values, is_worker=True)
-        for i in range(num_workers)
-    ]
-    given = {"name": "", "step": 1200, "limit": 10000, "rate": 356.0, "values": values}
-    is_alone = num_workers == 1
-    phase = "training" if is_alone else ""
-    return Line(**{**given, **fields}, phase=phase, workers=() if is_alone else workers)
+def view(**fields: Any) -> Line:
+    given = {"name": "", "step": 1200, "limit": 10000, "rate": 356.0, "values": {"loss": 0.25}}
+    return Line(**{**given, **fields})
+
+
+def models(num: int) -> list[Line]:
+    return [view(name=f"model {i}") for i in range(num)]
 
 
 def drawn(lines: list[Line], **size: int) -> list[str]:
@@ -422,16 +419,20 @@ def test_a_terminal_shows_a_bar_in_one_row() -> None:
     assert len(row) <= 80
 
 
-def test_workers_are_a_table_and_many_of_them_are_folded() -> None:
-    table = drawn([view(3, name="3 workers")])
-    assert table[0].startswith("3 workers  ━")
-    assert [row.split()[:2] for row in table[1:]] == [["worker", str(i)] for i in range(3)]
-    assert len({len(row) for row in table}) == 1
+def test_workers_of_a_model_are_one_row_that_counts_their_phases() -> None:
+    phases = ["starting", "training", "starting", "evaluating"]
+    (row,) = drawn([view(name="4 workers", phases=phases)], width=100)
+    assert row.startswith("4 workers 2 starting, evaluating ━")
 
-    folded = drawn([view(64, name="64 workers")])
+
+def test_many_models_are_folded() -> None:
+    table = drawn(models(3))
+    assert [row.split()[:2] for row in table[1:]] == [["model", str(i)] for i in range(3)]
+    assert len({len(row) for row in table}) == 1
+    folded = drawn(models(64))
     assert len(folded) == 11
     assert folded[-1].strip() == "and 55 more: 55 training"
-    assert len(drawn([view(64)], height=8)) == 5
+    assert len(drawn(models(64), height=8)) == 5
 
 
 def test_several_models_have_a_total() -> None:
@@ -441,9 +442,9 @@ def test_several_models_have_a_total() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 59, 60, 200])
-@pytest.mark.parametrize("num_workers", [1, 5])
-def test_no_row_is_wider_than_the_terminal(width: int, num_workers: int) -> None:
-    table = drawn([view(num_workers, name="a long name of a model " * 3)], width=width)
+@pytest.mark.parametrize("num_models", [1, 5])
+def test_no_row_is_wider_than_the_terminal(width: int, num_models: int) -> None:
+    table = drawn([view(name="a long name of a model " * 3)] * num_models, width=width)
     assert max(map(len, table)) <= width
 
 
@@ -455,9 +456,9 @@ def test_without_a_limit_there_is_no_bar() -> None:
 def test_a_bar_is_drawn_over_the_last_one_and_ended_trainings_stay_above_it() -> None:
     terminal = io.StringIO()
     surface = TerminalSurface(console(terminal))
-    surface.draw([view(3)], [], 0.0)
+    surface.draw(models(3), [], 0.0)
     bar = screen(terminal.getvalue())
-    surface.draw([view(3)], ["ended"], 0.0)
+    surface.draw(models(3), ["ended"], 0.0)
     assert screen(terminal.getvalue()) == ["ended", *bar]
     surface.close()
     assert screen(terminal.getvalue())[0] == "ended"

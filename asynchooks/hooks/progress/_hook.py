@@ -41,8 +41,8 @@ class ProgressHook(SessionRunHook):
     session opened. Anywhere else, such as in a file, it writes a line at the start, every
     `every_n_secs`, and at the end.
 
-    All sessions of the process share one display, with a row for each; workers of one model have
-    the model's steps in common. Side tasks and running evaluations are named beside. A thread
+    All sessions of the process share one display, with a row for each model, which its workers
+    share. Side tasks and running evaluations are named beside. A thread
     draws, so that a terminal that takes nothing holds up neither training nor, by more than a
     second, its end. Runs are asked for values at most a few times a second. In virtual time the
     hook shows nothing.
@@ -54,7 +54,7 @@ class ProgressHook(SessionRunHook):
             an `EvaluationHook`, or functions without arguments that return a number; one, a list,
             or a mapping with names of their own. None: the first four metrics of the session, as
             other hooks read them or `session.log_metrics` is given them.
-        name: what the session is called; by default workers are numbered.
+        name: what the session is called; by default models are numbered.
         every_n_secs: seconds between two lines where there is no terminal, > 0.
         file: a text stream to show it on; None for standard error, or the notebook.
 

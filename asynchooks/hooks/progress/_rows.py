@@ -46,7 +46,6 @@ class Row:
     """As the session knew it last: the last session on a step takes its limit with it."""
     model: object = None
     """The same for sessions that train one model, once the raw session was created."""
-    rate: Rate = field(default_factory=Rate)
     outcome: Outcome | None = None
     """Set last, when the session has ended."""
     reason: str = ""
@@ -56,30 +55,27 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A training, one of its workers, or the total of several trainings, at a moment."""
+    """A training, or the total of several trainings, at a moment."""
 
     name: str
-    phase: str
     step: int
-    """Of a worker the number of its runs."""
     limit: int | None
     rate: float | None
     """Steps per second."""
     values: Mapping[str, float]
-    beside: tuple[str, ...] = ()
-    workers: Sequence[Line] = ()
-    """Where there are several."""
+    phases: Sequence[str] = ("training",)
+    """Of its sessions."""
+    beside: Sequence[str] = ()
+    """What runs beside it."""
     is_open: bool = True
     """Whether a raw session was created."""
-    is_worker: bool = False
 
     def cells(self) -> tuple[str, str, str, str, str, str]:
         """Name, phase, steps, rate, time left and values, for a table."""
-        steps = f"{self.step:,}" if self.limit is None else f"{self.step:,}/{self.limit:,}"
         return (
             self.name,
-            "" if self.is_worker and self.phase == "training" else self.phase,
-            f"{steps} steps" if self.is_worker else steps,
+            ", ".join(self._special_phases()) or "training",
+            f"{self.step:,}" if self.limit is None else f"{self.step:,}/{self.limit:,}",
             "" if self.rate is None else rate_text(self.rate),
             "".join(self._left()),
             DOT.join(values_text(self.values)),
@@ -90,12 +86,13 @@ class Line:
         parts = [steps_text(self.step, self.limit)] if self.is_open else []
         if self.rate is not None:
             parts.append(rate_text(self.rate))
-        parts += [*self._left(), *values_text(self.values)]
-        phases = [each.phase for each in self.workers] or [self.phase]
-        parts += counted(each for each in phases if each not in ("", "training"))
+        parts += [*self._left(), *values_text(self.values), *self._special_phases()]
         if self.beside:
             parts.append("beside: " + ", ".join(counted(self.beside)))
-        return (f"{self.name}: " if self.name else "") + DOT.join(parts)
+        return named(self.name, parts)
+
+    def _special_phases(self) -> list[str]:
+        return counted(each for each in self.phases if each != "training")
 
     def _left(self) -> list[str]:
         if self.limit is None or not self.rate:
@@ -115,7 +112,7 @@ class Training:
         self.number = number
         self._begun = begun
         self._rate = Rate()
-        self._names: dict[Row, str] = {}  # of its open sessions
+        self._open: set[Row] = set()
         self._num_seen = 0
         self._first_name = ""
         self._step = 0
@@ -126,41 +123,34 @@ class Training:
 
     def look(self, rows: Sequence[Row], now: float, model: str) -> Line:
         """Those of its sessions that are open; `model` is its own name, if it needs one."""
-        for row in reversed(rows):  # the values of the first one that has any are shown
-            self._read(row)
-        workers = []
         for row in rows:
-            phase, beside = row.look_beside()
-            rate = row.rate.look(now, row.num_runs)
-            worker = Line(
-                self._name_of(row), phase, row.num_runs, None, rate, row.values, beside,
-                is_worker=True,
-            )  # fmt: skip
-            workers.append(worker)
-        is_alone = len(rows) == 1
-        name = self._names[rows[0]] if is_alone and self._num_seen > 1 else ""
+            self._read(row)
+        for row in rows:  # the values of the first one that has any are shown
+            if row.values:
+                self._values = row.values
+                break
+        looks = [row.look_beside() for row in rows]
         return Line(
-            name or self._name(len(rows), model),
-            workers[0].phase if is_alone else "",
+            self._name(len(rows), model),
             self._step,
             self._limit,
             self._rate.look(now, self._step),
             self._values,
-            tuple(each for worker in workers for each in worker.beside),
-            () if is_alone else workers,
+            [phase for phase, _ in looks],
+            [name for _, beside in looks for name in beside],
             any(row.step is not None for row in rows),
         )
 
     def end(self, row: Row) -> None:
         """One of its sessions has ended."""
         self._read(row)
-        name = self._name_of(row)
+        self._open.remove(row)
+        self._values = row.values or self._values
         assert row.outcome is not None
         if row.outcome > self._outcome or not self._reason:
             self._outcome, self._reason = row.outcome, row.reason
-            if row.reason and self._num_seen > 1:
-                self._reason = f"{name}: {row.reason}"
-        del self._names[row]
+            if row.reason and row.name and self._num_seen > 1:
+                self._reason = f"{row.name}: {row.reason}"
 
     def last_line(self, now: float, model: str) -> str:
         """How it ended, in one line."""
@@ -175,22 +165,19 @@ class Training:
             parts += values_text(self._values)
         if self._reason and self._outcome is not Outcome.DONE:
             parts.append(self._reason)
-        return (f"{name}: " if name else "") + DOT.join(parts)
+        return named(name, parts)
 
     def _name(self, num_workers: int, model: str) -> str:
         if self._num_seen <= 1:
             return self._first_name or model
-        return f"{num_workers} workers" + (f" of {model}" if model else "")
-
-    def _name_of(self, row: Row) -> str:
-        if row not in self._names:
-            self._names[row] = row.name or f"worker {self._num_seen}"
-            self._first_name = self._first_name or row.name
-            self._num_seen += 1
-        return self._names[row]
+        workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+        return f"{workers} of {model}" if model else workers
 
     def _read(self, row: Row) -> None:
-        self._values = row.values or self._values
+        if row not in self._open:
+            self._open.add(row)
+            self._num_seen += 1
+            self._first_name = self._first_name or row.name
         if row.step is not None:
             self._step = row.step.last_known
             limit = row.limit if row.step.limit is None else row.step.limit
@@ -209,31 +196,35 @@ def total_of(lines: Sequence[Line]) -> Line:
     rates = [each.rate for each in lines if each.rate is not None]
     return Line(
         f"{len(lines)} models",
-        "",
         sum(each.step for each in lines),
         sum(limits) if len(limits) == len(lines) else None,
         sum(rates) if rates else None,
         next((each.values for each in lines if each.values), {}),
-        tuple(name for each in lines for name in each.beside),
-        [worker for each in lines for worker in each.workers or [each]],
+        [phase for each in lines for phase in each.phases],
+        [name for each in lines for name in each.beside],
         any(each.is_open for each in lines),
     )
 
 
 def rows_of(lines: Sequence[Line]) -> list[Line]:
-    """The rows of a table: what heads it, then the trainings, or the sessions of the only one."""
-    return [total_of(lines), *lines] if len(lines) > 1 else [lines[0], *lines[0].workers]
+    """The rows of a table: the trainings, below their total if there are several."""
+    return [total_of(lines), *lines] if len(lines) > 1 else list(lines)
 
 
 def below_of(lines: Sequence[Line], folded: Sequence[Line]) -> list[str]:
     """What stands below a table: the rows for which there is no room, and what runs beside."""
     texts = []
     if folded:
-        phases = ", ".join(counted(each.phase or "training" for each in folded))
+        phases = ", ".join(counted(phase for each in folded for phase in each.phases))
         texts.append(f"and {len(folded)} more: {phases}")
     if beside := counted(name for each in lines for name in each.beside):
         texts.append("beside: " + ", ".join(beside))
     return texts
+
+
+def named(name: str, parts: Iterable[str]) -> str:
+    """The parts as one line, behind the name if there is one."""
+    return (f"{name}: " if name else "") + DOT.join(parts)
 
 
 def counted(names: Iterable[Any]) -> list[str]:
