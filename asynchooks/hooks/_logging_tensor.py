@@ -152,38 +152,19 @@ class LoggingTensorHook(SessionRunHook):
 
 def _text(value: Any) -> str:
     """As `str`, but arrays show small numbers without an exponent."""
-    # numpy's print options would do it for the whole process at once
     import numpy as np
 
-    if isinstance(value, np.ndarray):
-        return np.array_str(value, suppress_small=True)
-    return _inner(value, np) if isinstance(value, (list, tuple, dict)) else str(value)
-
-
-def _inner(value: Any, np: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return str(np.array_repr(value, suppress_small=True))
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_inner(each, np)}" for key, each in value.items()) + "}"
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = zip(value._fields, value, strict=True)
-        return f"{type(value).__name__}({', '.join(f'{k}={_inner(v, np)}' for k, v in fields)})"
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(_inner(each, np) for each in value)
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    return repr(value)
+    with np.printoptions(suppress=True):  # before NumPy 2.2 of other threads, too, meanwhile
+        return str(value)
 
 
 def _as_graph_element(graph: Any, fetch: Any) -> Any:
     """The graph's elements, nested as `fetch` is; a name `x` means `x:0`."""
     if isinstance(fetch, dict):
         return {key: _as_graph_element(graph, each) for key, each in fetch.items()}
-    if isinstance(fetch, tuple) and hasattr(fetch, "_fields"):
-        return type(fetch)(*(_as_graph_element(graph, each) for each in fetch))
     if isinstance(fetch, (list, tuple)):
-        return type(fetch)(_as_graph_element(graph, each) for each in fetch)
+        elements = [_as_graph_element(graph, each) for each in fetch]
+        return type(fetch)(*elements) if hasattr(fetch, "_fields") else type(fetch)(elements)
     if not isinstance(fetch, str):
         if getattr(fetch, "graph", None) is not graph:
             raise ValueError(

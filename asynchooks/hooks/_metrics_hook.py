@@ -240,29 +240,19 @@ def _checked(states: object) -> list[Mapping[str, Any]]:
 
 
 def _taken(states: Sequence[Mapping[str, Any]], sinks: Sequence[Sink]) -> list[Mapping[str, Any]]:
-    """The state of each sink; of sinks of a class that all are elsewhere now, by their order.
-
-    ValueError: they are of an earlier version, which did not say whose each is.
-    """
-    left, identities = list(states), [_identity(each) for each in sinks]
-    found: dict[int, Mapping[str, Any]] = {}
-    for index, of in enumerate(identities):
-        its = [each for each in left if of.items() <= each.items()]
+    """The state of each sink; of sinks of a class that all are elsewhere now, by their order."""
+    left, found = list(states), dict[int, Mapping[str, Any]]()
+    for place, sink in enumerate(sinks):
+        its = [each for each in left if _identity(sink).items() <= each.items()]
         if its:
-            found[index] = its[0]
+            found[place] = its[0]
             left = [each for each in left if each is not its[0]]
-    known = {identities[index]["sink"] for index in found}
-    for kind in {of["sink"]: None for of in identities}:
-        there = [i for i, of in enumerate(identities) if of["sink"] == kind and i not in found]
-        its = [each for each in left if each["sink"] == kind]
-        if kind not in known and len(its) == len(there):
+    for kind in {type(sink) for sink in sinks} - {type(sinks[place]) for place in found}:
+        there = [place for place, sink in enumerate(sinks) if type(sink) is kind]
+        its = [each for each in left if each["sink"] == kind.__qualname__]
+        if len(its) == len(there):
             found.update(zip(there, its, strict=True))
-        elif there and any("place" not in each and each["position"] is not None for each in its):
-            raise ValueError(
-                f"it holds the positions of {len(its)} sinks of the class {kind}, does not say of "
-                f"which, and here are {len(there)}; give the sinks that it was saved with"
-            )
-    return [found.get(index, _NO_STATE) for index in range(len(sinks))]
+    return [found.get(place, _NO_STATE) for place in range(len(sinks))]
 
 
 def _as_sink(each: object) -> Sink:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..._engine.background import BackgroundThread
 from ..._engine.current import system_now
 from ._rows import Row, Training
 from ._surfaces import Surface
@@ -36,13 +37,15 @@ class Display:
         self.surface = surface
         self._has_thread = has_thread
         self._lock = threading.Lock()  # guards the next three; not held while it is drawn
+        self._has_begun = False
         self._rows: list[Row] = []
         self.is_over = False
         """The last row has gone, the process ends, or it is a fork of the one that draws."""
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("asynchooks-progress", self._serve)
+        self.change = self._thread.ring
+        """A row has changed: it shall be seen soon."""
         self._num_models = 0
         self._trainings: dict[object, Training] = {}
-        self._is_changed = threading.Event()
         self._has_failed = False
 
     def add(self, row: Row) -> bool:
@@ -50,12 +53,10 @@ class Display:
         with self._lock:
             if self.is_over:
                 return False
-            self._rows.append(row)
-            if self._has_thread and self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name="asynchooks-progress", daemon=True
-                )
+            if self._has_thread and not self._has_begun:
                 self._thread.start()
+            self._has_begun = True
+            self._rows.append(row)
         return True
 
     def has_others(self, row: Row) -> bool:
@@ -65,10 +66,6 @@ class Display:
                 each.model is row.model is not None and each is not row and each.outcome is None
                 for each in self._rows
             )
-
-    def change(self) -> None:
-        """A row has changed: it shall be seen soon."""
-        self._is_changed.set()
 
     def draw(self, now: float) -> None:
         """Draw once, at this time on the system's clock."""
@@ -129,23 +126,19 @@ class Display:
             logger.debug("The progress display could not be closed: %r", error)
 
     def _serve(self) -> None:
-        while not self.is_over:
-            self._is_changed.clear()
+        self.draw(system_now())
+        while not self.is_over and not self._thread.pause(self.surface.interval_secs):
             self.draw(system_now())
-            if not self.is_over:
-                self._is_changed.wait(self.surface.interval_secs)
 
     def at_exit(self) -> None:
         """The process ends: put the terminal back."""
-        thread, self.is_over = self._thread, True
-        self._is_changed.set()
-        if thread is not None:
-            thread.join(_JOIN_SECS)
-            if not thread.is_alive():
-                self._close()
+        self.is_over = True
+        self._thread.end()
+        if self._thread.join(_JOIN_SECS):
+            self._close()
 
     def forget(self) -> None:
-        self.is_over, self._thread = True, None
+        self.is_over = True
         self._lock = threading.Lock()
         self.surface.forget()
 
