@@ -92,14 +92,14 @@ class Interval:
         return self._now() >= self._next_time
 
     @property
-    def idle_until(self) -> int:
-        """Below this step the next run is not due; 0 where that depends on the time."""
-        return 0 if self.every_secs is not None else self._next_step - 1
+    def idle_until(self) -> float:
+        """Below this step the next run is not due; inf where that depends on the time."""
+        return self._next_step - 1 if self.every_secs is None else math.inf
 
     @property
     def idle_until_secs(self) -> float:
-        """Before this time the next run is not due; -inf where that depends on the step."""
-        return -math.inf if self.every_secs is None else self._next_time
+        """Before this time the next run is not due; inf where that depends on the step."""
+        return math.inf if self.every_secs is None else self._next_time
 
     def update(self, step: int) -> None:
         """The hook has done at this step what it was due for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,27 +41,22 @@ _MOST_GIVEN = 4096
 
 
 class _MeanOverRuns:
-    __slots__ = ("fetches", "name", "num", "total")
+    __slots__ = ("fetches", "num", "total")
 
-    def __init__(self, name: str, fetches: Any) -> None:
-        self.name, self.fetches = name, fetches
+    def __init__(self, fetches: Any) -> None:
+        self.fetches = fetches
         self.reset()
 
     def reset(self) -> None:
         self.num, self.total = 0, 0.0
 
-    def add(self, value: Any) -> None:
+    def add(self, value: float) -> None:
         self.num += 1
-        self.total += number_of(self.name, value)
-
-    def value(self) -> float:
-        return self.total / self.num if self.num else math.nan
+        self.total += value
 
 
 class _DataWaitReading(Reading):
     """What share of the time a session waits for the last stage of its input."""
-
-    name = "data_wait"
 
     def __init__(self, consumers: Consumers) -> None:
         self._consumers = consumers
@@ -90,77 +86,79 @@ class ValueReader:
     """
 
     def __init__(self, wanted: Wanted, hook: str) -> None:
-        self._outputs: list[tuple[str, Any, bool]] = []  # name, fetches, whether of a histogram
-        self._means: list[_MeanOverRuns] = []
-        self._readings: list[tuple[str, Reading]] = []
-        self._data_waits: list[_DataWaitReading] = []  # among the readings
-        self._metrics: list[tuple[str, Result]] = []
-        self._functions: list[tuple[str, Callable[[], Any]]] = []
+        self.names: set[str] = set()
+        """Of all that was asked for; a function that returns a mapping adds to them."""
+        self._outputs: dict[str, Any] = {}  # fetches, or a Spread of them
+        self._means: dict[str, _MeanOverRuns] = {}
+        self._readings: dict[str, Reading] = {}
+        self._metrics: dict[str, Result] = {}
+        self._functions: dict[str, Callable[[], Any]] = {}
         self._leave: list[Callable[[], None]] = []  # ends that evaluations are followed
         self._look: tuple[float, int] = (0.0, 0)
         self._is_restored = False  # the means, from a checkpoint, for the next session
-        seen: set[str] = set()
         for name, each in _pairs(wanted, hook):
-            if name in seen:
+            if name in self.names:
                 raise ValueError(
                     f"{hook} was given two values called {name!r}; give names of their own: "
                     f"{{{name!r}: ..., {name + ' 2'!r}: ...}}"
                 )
-            seen.add(name)
+            self.names.add(name)
             self._add(name, each)
-        self.names = frozenset(seen)
-        """Of all that was asked for; a function that returns a mapping adds to them."""
 
     def _add(self, name: str, each: Any) -> None:
         if isinstance(each, Mean):
-            self._means.append(_MeanOverRuns(name, each.fetches))
+            self._means[name] = _MeanOverRuns(each.fetches)
         elif isinstance(each, DataWait):
-            wait = _DataWaitReading(consumers_of_last_stage(each.stage, "data_wait"))
-            self._data_waits.append(wait)
-            self._readings.append((name, wait))
+            consumers = consumers_of_last_stage(each.stage, "data_wait")
+            self._readings[name] = _DataWaitReading(consumers)
         elif isinstance(each, Reading):
-            self._readings.append((name, each))
+            self._readings[name] = each
         elif isinstance(each, Metric):
             self._add(name, each.source)
         elif isinstance(each, Result):
-            self._metrics.append((name, each))
-        elif callable(each):
-            if is_async(each):
-                raise TypeError(
-                    f"the value {name!r} is the async function {each!r}; give a plain one that "
-                    "does not wait, or call session.log_metrics in a side task"
-                )
-            self._functions.append((name, each))
+            self._metrics[name] = each
+        elif not callable(each) or isinstance(each, Spread):
+            self._outputs[name] = each
+        elif is_async(each):
+            raise TypeError(
+                f"the value {name!r} is the async function {each!r}; give a plain one that "
+                "does not wait, or call session.log_metrics in a side task"
+            )
         else:
-            is_spread = isinstance(each, Spread)
-            self._outputs.append((name, each.fetches if is_spread else each, is_spread))
+            self._functions[name] = each
 
     @property
     def has_arrays(self) -> bool:
         """Whether histograms are among what was asked for."""
-        return any(is_spread for _, _, is_spread in self._outputs)
+        return any(isinstance(each, Spread) for each in self._outputs.values())
 
     def begin(self, session: SessionHooks) -> None:
         """In the hook's begin; KeyError, ValueError: the graph has no such name, or several."""
+        self.close()  # of a session that was dropped
         if not self._is_restored:
-            for mean in self._means:
-                mean.reset()  # of a session before
-        for wait in self._data_waits:
-            wait.begin(session)
+            self._reset_means()
+        for reading in self._readings.values():
+            if isinstance(reading, _DataWaitReading):
+                reading.begin(session)
+        means = [mean.fetches for mean in self._means.values()]
+        outputs = [
+            each.fetches if isinstance(each, Spread) else each for each in self._outputs.values()
+        ]
         graph = begin_graph.get()
-        fetches = [fetches for _, fetches, _ in self._outputs]
-        means = [mean.fetches for mean in self._means]
         if graph is not None:
-            fetches = [_as_graph_element(graph, each) for each in fetches]
-            means = [_as_graph_element(graph, each) for each in means]
+            means, outputs = (_as_graph_element(graph, each) for each in (means, outputs))
         self.args_of_each = SessionRunArgs(means) if means else None
         """What to ask a run for at which the hook is not due."""
-        self.args_of_due = SessionRunArgs([*means, *fetches]) if fetches or means else None
+        self.args_of_due = SessionRunArgs([*means, *outputs]) if outputs or means else None
         """What to ask a run for at which it is."""
 
     def begin_session(self, now: float, step: int) -> None:
         """A raw session was created: statistics count from here on."""
         self._look, self._is_restored = (now, step), False
+
+    def _reset_means(self) -> None:
+        for mean in self._means.values():
+            mean.reset()
 
     def has_all(self, results: Sequence[Any] | None) -> bool:
         """Whether these results are of a run that was asked for `args_of_due`."""
@@ -168,8 +166,8 @@ class ValueReader:
 
     def take(self, results: Sequence[Any]) -> None:
         """Take what each run gives."""
-        for mean, value in zip(self._means, results, strict=False):
-            mean.add(value)
+        for (name, mean), value in zip(self._means.items(), results, strict=False):
+            mean.add(number_of(name, value))
 
     def read(self, results: Sequence[Any] | None, now: float, step: int) -> dict[str, Any]:
         """What was asked for, by name: floats, and copies of arrays for histograms.
@@ -182,50 +180,40 @@ class ValueReader:
         Raises:
             MetricError: a value is not a number.
         """
-        values = self._outputs_and_means(results)
-        for mean in self._means:
-            mean.reset()
-        for name, metric in () if self._leave else self._metrics:
-            newest = metric.newest()
-            if newest is not None:
-                values[name] = newest[1]
-        if self._readings:
-            then, last_step = self._look
-            look = Look(now - then, step - last_step)
-            for name, reading in self._readings:
-                number = reading.read(look)
-                if number is not None:
-                    values[name] = float(number)
-        self._look = (now, step)
-        self._call_functions(values)
+        (then, last_step), self._look = self._look, (now, step)
+        look = Look(now - then, step - last_step)
+        found: dict[str, float | None] = {
+            name: reading.read(look) for name, reading in self._readings.items()
+        }
+        if not self._leave:
+            newest = {name: metric.newest() for name, metric in self._metrics.items()}
+            found |= {name: each and each[1] for name, each in newest.items()}
+        values = self.read_last(results, found)
+        self._reset_means()
         return values
 
-    def read_last(self, results: Sequence[Any] | None) -> dict[str, Any]:
+    def read_last(
+        self, results: Sequence[Any] | None, found: Mapping[str, float | None] | None = None
+    ) -> dict[str, Any]:
         """What there is at the end of a session, where the hook was not due: no statistics.
 
         The means go on: a session that is resumed from here has those of an uninterrupted one.
 
         Args:
             results: of the last run; None if it was not asked for outputs.
+            found: what else there is; None where there is no value yet.
         """
-        values = self._outputs_and_means(results)
-        self._call_functions(values)
-        return values
-
-    def _outputs_and_means(self, results: Sequence[Any] | None) -> dict[str, Any]:
         values: dict[str, Any] = {}
         if self._outputs and results is not None:
             of_due = results[len(self._means) :]
-            for (name, _, is_spread), value in zip(self._outputs, of_due, strict=True):
+            for (name, each), value in zip(self._outputs.items(), of_due, strict=True):
+                is_spread = isinstance(each, Spread)
                 values[name] = _copied(name, value) if is_spread else number_of(name, value)
-        for mean in self._means:
-            if mean.num:
-                values[mean.name] = mean.value()
-        return values
-
-    def _call_functions(self, values: dict[str, Any]) -> None:
-        for name, fn in self._functions:
+        values |= {name: each.total / each.num for name, each in self._means.items() if each.num}
+        values |= {name: float(each) for name, each in (found or {}).items() if each is not None}
+        for name, fn in self._functions.items():
             _add_result(values, name, fn())
+        return values
 
     def follow(self, take: Callable[[int, Mapping[str, Any]], None]) -> None:
         """Give each result of evaluations that was asked for to `take`, when it comes.
@@ -237,11 +225,11 @@ class ValueReader:
         def follow_one(name: str, metric: Result) -> Callable[[], None]:
             return metric.follow(lambda step, value: take(step, {name: value}))
 
-        self._leave = [follow_one(name, metric) for name, metric in self._metrics]
+        self._leave = [follow_one(name, metric) for name, metric in self._metrics.items()]
 
     def check_are_taken(self, hooks: Iterable[Any], reader: str) -> None:
         """Raise RuntimeError if an evaluation that was asked for is none of a session's hooks."""
-        for _, metric in self._metrics:
+        for metric in self._metrics.values():
             metric.check_is_taken(hooks, f"{reader} keeps")
 
     def close(self) -> None:
@@ -252,48 +240,44 @@ class ValueReader:
 
     def state_dict(self) -> dict[str, Any]:
         """The means that are under way."""
-        return {"means": {mean.name: [mean.num, mean.total] for mean in self._means if mean.num}}
+        means = {name: [each.num, each.total] for name, each in self._means.items() if each.num}
+        return {"means": means}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         saved = _check.instance("saved means", state["means"], Mapping, "a mapping")
-        for mean in self._means:
-            num, total = saved.get(mean.name, (0, 0.0))
+        for name, mean in self._means.items():
+            num, total = saved.get(name, (0, 0.0))
             mean.num = _check.integer("a saved number of runs", num, least=0)
             mean.total = _check.real("a saved sum", total)
         self._is_restored = True
 
 
-class Given:
+class _Given:
     """Which values there are of each step: a later one of the same name changes none.
 
-    It remembers the steps that were given values last, `_MOST_GIVEN` of them or more. Any thread
-    may ask.
+    It remembers the last `_MOST_GIVEN` steps that were given values. Any thread may ask.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._names: dict[int, tuple[str, ...]] = {}  # by step
-        self._earlier: dict[int, tuple[str, ...]] = {}  # what was in its place before
+        self._names: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # by step
 
     def new(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those of the values that the step does not have yet; it has them from now on."""
         with self._lock:
-            if step in self._names or step in self._earlier:
-                names = self._names.get(step) or self._earlier[step]
+            names = self._names.get(step, ())
+            if names:
                 values = {name: value for name, value in values.items() if name not in names}
-                self._names[step] = (*names, *values)
-                return values
-            if len(self._names) >= _MOST_GIVEN:
-                self._names, self._earlier = {}, self._names
-            self._names[step] = tuple(values)
+            self._names[step] = (*names, *values)
+            if len(self._names) > _MOST_GIVEN:
+                self._names.popitem(last=False)
             return values
 
     def set_back(self, step: int) -> None:
         """The session was set back to this step: later ones have no values."""
         with self._lock:
-            for given in (self._names, self._earlier):
-                for later in [each for each in given if each > step]:
-                    del given[later]
+            for later in [each for each in self._names if each > step]:
+                del self._names[later]
 
 
 class KeepsValues(SessionRunHook):
@@ -321,14 +305,13 @@ class KeepsValues(SessionRunHook):
         self._interval = Interval(every_n_steps, every_n_secs)
         self._is_by_hand = False  # before `begin`, and where a class's own `begin` fails
         self._args: SessionRunArgs | None = None  # for the next run
-        self._is_planned = self._asks_for_all = True  # it is due at the next run, and asks for that
-        self._idle_until: float = 0  # below this step there is nothing to do after a run,
-        self._idle_until_secs = -math.inf  # or before this time
-        self._given = Given()
+        self._is_due = self._asks_for_all = True  # at the next run
+        self._idle_until = 0.0  # below this step there is nothing to do after a run,
+        self._idle_until_secs = 0.0  # nor before this time
+        self._given = _Given()
         self._last_step = -1  # of the last run; -1 before the first
         self._read_step = -1  # of the last run at which it was due
         self._last_results: Sequence[Any] | None = None  # of the last run, if it was asked for all
-        self._last_runs_from = math.inf  # from this step on each run may be the last one
 
     @abstractmethod
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
@@ -345,7 +328,6 @@ class KeepsValues(SessionRunHook):
 
     async def begin(self) -> None:
         session = SessionHooks.of(self)
-        self._values.close()  # of a session that was dropped
         self._values.begin(session)
         self._values.follow(self._publish)
         name = type(self).__name__
@@ -354,8 +336,7 @@ class KeepsValues(SessionRunHook):
         self._is_by_hand = session.is_by_hand
         self._now = current_engine().now
         self._interval.reset()
-        self._given = Given()
-        self._last_step, self._read_step, self._last_results = -1, -1, None
+        self._given = _Given()
         self._live = session.live
         self._live.loggers += (self._take,)
 
@@ -380,14 +361,12 @@ class KeepsValues(SessionRunHook):
             self._forget_after(step - 1)
             self._idle_until = 0
         self._last_step = step
-        if step < self._idle_until:
-            return
         results = run_values.results
-        if results is None and step < self._last_runs_from and self._now() < self._idle_until_secs:
+        if results is None and step < self._idle_until and self._now() < self._idle_until_secs:
             return
         if results is not None:
             self._values.take(results)
-        if self._is_planned and self._interval.is_due(step):
+        if self._is_due:
             self._interval.update(step)
             self._read_step, self._last_results = step, None
             values = self._values.read(results, self._now(), step)
@@ -420,13 +399,13 @@ class KeepsValues(SessionRunHook):
     def _plan(self, step: int, *, is_first: bool = False) -> None:
         """Decide what the next run is asked for; the first one is asked for all."""
         values, interval = self._values, self._interval
-        limit = 0 if self._is_of_trainer else self._step.limit
-        end = self._last_runs_from = math.inf if limit is None else limit - _LAST_RUNS
-        self._is_planned = is_first or interval.is_due(step + 1)
-        self._asks_for_all = self._is_planned or step >= end
+        limit = 0 if self._is_of_trainer else self._step.limit  # its last run may be any
+        last_runs_from = math.inf if limit is None else limit - _LAST_RUNS
+        self._is_due = interval.is_due(step + 1)
+        self._asks_for_all = is_first or self._is_due or step >= last_runs_from
         self._args = values.args_of_due if self._asks_for_all else values.args_of_each
-        self._idle_until = 0 if self._args is not None else min(interval.idle_until, end)
-        self._idle_until_secs = -math.inf if self._asks_for_all else interval.idle_until_secs
+        self._idle_until = 0 if self._asks_for_all else min(interval.idle_until, last_runs_from)
+        self._idle_until_secs = interval.idle_until_secs
 
     async def end(self, session: Any) -> None:
         try:
@@ -470,8 +449,6 @@ def _pairs(wanted: Wanted, hook: str) -> Iterable[tuple[str, Any]]:
 def _name_of(each: Any, hook: str) -> str:
     fetches = each.fetches if isinstance(each, (Mean, Spread)) else each
     name = fetches if isinstance(fetches, str) else getattr(fetches, "name", None)
-    if isinstance(each, DataWait):
-        name = _DataWaitReading.name
     if not isinstance(name, str):
         raise TypeError(
             f"{hook} was given {shown(each)}, which has no name; give it one: "

@@ -117,6 +117,11 @@ class DataWait(NamedTuple):
 
     stage: HasStageStatistics
 
+    @property
+    def name(self) -> str:
+        """What it is called unless its user says otherwise."""
+        return "data_wait"
+
 
 def data_wait(stage: Any) -> object:
     """The share of the time since the last point in which training waited for its input, 0 to 1.
