@@ -22,11 +22,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
-from itertools import count, pairwise
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any
 
 from .._engine.base import Engine
 from .._engine.recording import (
@@ -47,15 +47,16 @@ logger = logging.getLogger("asynchooks")
 
 MOST_EVENTS = 200_000
 """Events that wait for a flush: some 40 MB. More are dropped, and counted."""
-_MOST_POINTS, _MOST_RATES = 100, 10
+_MOST_POINTS = 100
 """Of one counter in one flush."""
 _MOST_TRACKS = (1 << 16) - 1
 _NUMBER = re.compile(r"\d+")
 _VALUE_OF = {"push": "staleness", "pull": "version"}
 """What the value of a mark is, by its name."""
 _RUN, _STEP = Label("run", Kind.RUN), Label("step", Kind.RUN)
-Row = tuple[tuple[Label, ...], tuple[float, ...], bool]
-"""What was done in a run, the times from the beginning of one to the next, whether it was cut."""
+Row = tuple["FileSession", tuple[Label, ...], tuple[float, ...], bool, float]
+"""A run: what was done in it, the times from the beginning of one to the next, whether it was cut,
+and the global step after it."""
 MOST_ROWS = 100_000
 """Runs that wait for a flush: some 40 MB. More are dropped, and counted."""
 Points = list[tuple[float, float]]
@@ -110,14 +111,6 @@ class FileSpan(Span):
                 self._after()
 
 
-class _StepCounter(NamedTuple):
-    """The global step that a counter is of, and its value at the last flush."""
-
-    step: Any
-    time: float
-    value: float
-
-
 class FileRecorder(Recorder):
     """Records into one file, from its first session to its last, or until it is closed.
 
@@ -154,7 +147,7 @@ class FileRecorder(Recorder):
         self._points: dict[str, Points] = {}  # by counter
         self._levels: dict[str, int] = {}  # by counter
         self._watched: dict[str, Callable[[], float | None]] = {}  # by counter
-        self._steps: dict[str, _StepCounter] = {}
+        self._rows: list[Row] = []
         self._sessions: list[FileSession] = []
         self._track_names: list[str] = []
         self._num_of: dict[str, int] = {}  # tracks, by the name that was asked for
@@ -203,19 +196,14 @@ class FileRecorder(Recorder):
 
     def open_session(self, engine: Engine, name: str, step: Any) -> FileSession:
         with self.lock:
-            counter = "" if step is None else self._counter_of(step)
+            # sessions may share a step
+            known = (each.counter for each in self._sessions if each.has_step(step))
+            counter = next(known, "") or _new_name(
+                "global step", {each.counter for each in self._sessions}
+            )
             session = FileSession(self, engine, name, counter, step)
             self._sessions.append(session)
         return session
-
-    def _counter_of(self, step: Any) -> str:
-        """The name of the counter of a step; sessions may share it."""
-        for name, counter in self._steps.items():
-            if counter.step.is_same(step):
-                return name
-        name = _new_name("global step", self._steps)
-        self._steps[name] = _StepCounter(step, self.clock(), step.last_known)
-        return name
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
         counter = f"{name} under way" if kind is Kind.CALL else ""
@@ -329,6 +317,16 @@ class FileRecorder(Recorder):
         else:
             self._num_lost += 1
 
+    def add_run(self, row: Row) -> None:
+        """Have a run written."""
+        with self.lock:
+            if self.is_closed:
+                return
+            if len(self._rows) < MOST_ROWS:
+                self._rows.append(row)
+            else:
+                self._num_lost += 1
+
     def _add_point(self, counter: str, time: float, value: float) -> None:
         points = self._points.setdefault(counter, [])
         if len(points) < MOST_EVENTS:
@@ -347,45 +345,32 @@ class FileRecorder(Recorder):
         """The lines of what has come since the last chunk."""
         now, before = self.clock(), self._flushed_at
         self._flushed_at = now
-        runs, ends = [], dict[str, Points]()
         with self.lock:
-            sessions = [*self._sessions]
-            for session in sessions:
-                rows, points = session.take()
-                runs.append((rows, session.track))
-                ends.setdefault(session.counter, []).extend(points)
-            begins = []
+            begins: list[Event] = []
             for span in [*self.open_spans]:  # at once: spans are added without the lock
                 if not span.is_written and (span.is_live or span.begun < before):
-                    span.is_written, begun = True, span.begun
-                    begin = (
-                        BEGIN,
-                        span.label,
-                        span.track,
-                        begun,
-                        begun,
-                        span.ident,
-                        math.nan,
-                        False,
-                    )
-                    begins.append(begin)
+                    span.is_written, at = True, span.begun
+                    is_of = span.label, span.track, at, at, span.ident
+                    begins.append((BEGIN, *is_of, math.nan, False))
+            rows, self._rows = self._rows, []
             events, self._events = self._events, []
             points_of, self._points = self._points, {}
             about, self._about = self._about, {}
-            for name, counter in [*self._steps.items()]:
-                points_of |= self._points_of_step(name, counter, sorted(ends[name]), now)
             watched = [*self._watched.items()]
-            self._forget_ended(sessions)
+            self._forget_ended()
             tracks = [*enumerate(self._track_names, 1)][self._num_tracks_written :]
             self._num_tracks_written += len(tracks)
+        for session, _, times, _, step in rows:
+            if not math.isnan(step):
+                points_of.setdefault(session.counter, []).append((times[-1], step))
         for name, read in watched:
             value = read()
             if value is None:
                 del self._watched[name]
             else:
                 points_of[name] = [(now, value)]
-        self._warn_of_lost(self._num_lost + sum(each.num_lost for each in sessions))
-        spans = [each for rows, track in runs for each in events_of(rows, track, self._least_secs)]
+        self._warn_of_lost()
+        spans = [each for row in rows for each in events_of(row, self._least_secs)]
         # of two others with the same times the inner one has ended first
         all_events = [*begins, *spans, *reversed(events)]
         lines = self._lines(now, tracks, about, all_events, points_of)
@@ -412,42 +397,25 @@ class FileRecorder(Recorder):
         for name, values in points.items():
             yield from writer.counter(name, _thinned(values, _MOST_POINTS))
 
-    def _points_of_step(
-        self, name: str, counter: _StepCounter, points: Points, now: float
-    ) -> dict[str, Points]:
-        """The values of a global step, and how fast it moved; with the lock."""
-        points = points or [(now, counter.step.last_known)]
-        _, *before = counter
-        last = [(before[0], before[1]), *_thinned(points, _MOST_RATES)]
-        rates = [
-            (later, (after - first) / (later - earlier))
-            for (earlier, first), (later, after) in pairwise(last)
-            if later > earlier and after >= first
-        ]
-        self._steps[name] = _StepCounter(counter.step, *points[-1])
-        return {name: points, name.replace("global step", "steps per second"): rates}
-
-    def _forget_ended(self, sessions: list[FileSession]) -> None:
+    def _forget_ended(self) -> None:
         """Of sessions that have ended, or were dropped; a file ends with the last of these."""
-        for each in sessions:
-            if each.is_over or each.is_dropped:
-                self._sessions.remove(each)
-                self._give_back(each.name, each.track)
-        known = {each.counter for each in self._sessions}
-        self._steps = {name: each for name, each in self._steps.items() if name in known}
-        is_dropped = any(each.is_dropped for each in sessions)
+        ended = [each for each in self._sessions if each.is_over or each.is_dropped]
+        for each in ended:
+            self._sessions.remove(each)
+            self._give_back(each.name, each.track)
+        is_dropped = any(each.is_dropped for each in ended)
         if is_dropped and not self._sessions and self._closes_with_sessions:
             self.is_closed = True
             self._file.ask_to_end()
 
-    def _warn_of_lost(self, num_lost: int) -> None:
-        if num_lost and not self._has_warned:
+    def _warn_of_lost(self) -> None:
+        if self._num_lost and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "The trace %s lacks %d runs and spans, and perhaps more: its disk is too slow for "
                 "what is recorded. Training goes on",
                 self._path,
-                num_lost,
+                self._num_lost,
             )
 
 
@@ -472,15 +440,15 @@ class FileSession(SessionRecord):
             self._place.enter()
         self._row: list[float] = []  # of the run under way
         self._labels: tuple[Label, ...] = ()  # of what is done in it
-        self._rows: list[Row] = []  # with the recorder's lock
-        self._points: list[tuple[float, float]] = []  # when runs ended, and the step then
-        self.num_lost = 0
-        """Runs that were dropped, as the disk was stuck."""
         self.is_over = self.is_dropped = False
         record_waits(engine)
         self._span: Span | None = FileSpan(
             recorder, Label(name, Kind.SESSION), self.track, is_live=True
         )
+
+    def has_step(self, step: Any) -> bool:
+        """Whether its global step is this one."""
+        return step is not None and self._step is not None and self._step.is_same(step)
 
     def around_runs(
         self, before_runs: tuple[HookCall, ...], after_runs: tuple[HookCall, ...]
@@ -528,15 +496,8 @@ class FileSession(SessionRecord):
             self._row.append(self._recorder.clock())
         times = tuple(self._row)
         self._row.clear()
-        if self._recorder.is_closed:  # nothing is written any more
-            return
-        with self._recorder.lock:
-            if len(self._rows) >= MOST_ROWS:
-                self.num_lost += 1
-                return
-            self._rows.append((self._labels, times, is_cut))
-            if self._step is not None and not is_cut:
-                self._points.append((times[-1], self._step.last_known))
+        step = math.nan if self._step is None or is_cut else self._step.last_known
+        self._recorder.add_run((self, self._labels, times, is_cut, step))
 
     def cut_run(self, error: BaseException) -> None:
         if self._row:
@@ -564,29 +525,22 @@ class FileSession(SessionRecord):
     def drop(self) -> None:
         self.is_dropped = True
 
-    def take(self) -> tuple[list[Row], list[tuple[float, float]]]:
-        """The runs, and the points of the step, since the last call; with the recorder's lock."""
-        rows, points = self._rows, self._points
-        self._rows, self._points = [], []
-        return rows, points
 
-
-def events_of(rows: list[Row], track: int, least_secs: float) -> Iterator[Event]:
-    """The spans of runs, and of what was done in them.
+def events_of(row: Row, least_secs: float) -> Iterator[Event]:
+    """The spans of a run, and of what was done in it.
 
     Args:
-        rows: of `FileSession.take`.
-        track: of the session.
+        row: of `FileSession`.
         least_secs: calls of hooks that took less are left out.
     """
-    for labels, times, is_cut in rows:
-        yield SPAN, _RUN, track, times[0], times[-1], -1, math.nan, is_cut
-        begun, num_left = times[0], len(times) - 1
-        for label, ended in zip(labels, times[1:], strict=False):
-            num_left -= 1
-            if is_cut or label is _STEP or ended - begun >= least_secs:
-                yield SPAN, label, track, begun, ended, -1, math.nan, is_cut and not num_left
-            begun = ended
+    session, labels, times, is_cut, _ = row
+    yield SPAN, _RUN, session.track, times[0], times[-1], -1, math.nan, is_cut
+    begun, num_left = times[0], len(times) - 1
+    for label, ended in zip(labels, times[1:], strict=False):
+        num_left -= 1
+        if is_cut or label is _STEP or ended - begun >= least_secs:
+            yield SPAN, label, session.track, begun, ended, -1, math.nan, is_cut and not num_left
+        begun = ended
 
 
 def _label_of(call: HookCall) -> Label:
@@ -623,7 +577,7 @@ def _cpu_clock() -> Callable[[], float | None] | None:
     return read
 
 
-def _new_name(name: str, known: dict[str, Any]) -> str:
+def _new_name(name: str, known: Container[str]) -> str:
     """The name, with a number if it is known already."""
     names = (name if number == 1 else f"{name} {number}" for number in count(1))
     return next(each for each in names if each not in known)

@@ -265,49 +265,33 @@ def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rows as arrays: of each name the places of its rows, and its values there."""
+    """The rows by name: the places of those that have it, None if all do, and its values there."""
     import numpy as np
 
-    places: dict[str, list[int]] = {}
-    values: dict[str, list[float]] = {}
-    for place, row in enumerate(rows):
-        for name, value in row.items():
-            places.setdefault(name, []).append(place)
-            values.setdefault(name, []).append(value)
-    columns = [
-        [name, None if len(each) == len(rows) else np.array(each, np.int32), np.array(values[name])]
-        for name, each in places.items()
-    ]
-    return {"num": len(rows), "columns": columns}
+    columns = {}
+    for name in {name: None for row in rows for name in row}:
+        places = [place for place, row in enumerate(rows) if name in row]
+        values = np.array([rows[place][name] for place in places])
+        columns[name] = [None if len(places) == len(rows) else np.array(places, np.int32), values]
+    return columns
 
 
 def _rows(saved: object) -> list[dict[str, Any]]:
     """The rows of these columns; TypeError, ValueError, LookupError: they are not such columns."""
     saved = _check.instance("saved rows", saved, Mapping, "a mapping")
-    num = _check.integer("a saved number of rows", saved["num"], least=0)
-    columns = {}
-    for name, places, values in saved["columns"]:
-        _check.metric_name(name, "the name of a saved column")
-        numbers = _array(name, values, "iu" if name == "step" else "f")
-        indices = range(num) if places is None else _array(name, places, "iu")
-        if name in columns or len(numbers) != len(indices):
-            raise ValueError(
-                f"there are {len(numbers)} saved values of {name!r} for {len(indices)} rows, or "
-                "they are there twice; give one for each row"
-            )
-        columns[name] = (indices, numbers)
-    if num == 0 and not columns:
-        return []
-    (of_steps, steps), (of_secs, _) = columns["step"], columns["secs"]
-    rises = all(before < step for before, step in pairwise([-1, *steps]))
-    if of_steps != range(num) or of_secs != range(num) or not rises:
-        raise ValueError(f"{num} saved rows have the steps {shown(steps)}; give each a later one")
+    num = len(_array("step", saved["step"][1], "iu")) if saved else 0
     rows: list[dict[str, Any]] = [{} for _ in range(num)]
-    for name, (indices, numbers) in columns.items():
+    for name, (places, values) in saved.items():
+        _check.metric_name(name, "the name of a saved column")
+        indices = range(num) if places is None else _array(name, places, "iu")
+        numbers = _array(name, values, "iu" if name == "step" else "f")
         for place, value in zip(indices, numbers, strict=True):
             if place < 0:
                 raise ValueError(f"a saved value of {name!r} is in the row {place}")
             rows[place][name] = value
+    steps = [row["step"] for row in rows if row["secs"] is not None]
+    if not all(before < step for before, step in pairwise([-1, *steps])):
+        raise ValueError(f"{num} saved rows have the steps {shown(steps)}; give each a later one")
     return rows
 
 

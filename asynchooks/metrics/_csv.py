@@ -62,14 +62,9 @@ class CsvSink(LinesSink):
         return [name for name, cell in zip(self._columns, cells, strict=False) if cell]
 
     def _cells(self, point: Point) -> dict[str, Any]:
-        cells = {}
-        for name, value in point.values.items():
-            parts = _parts_of(value) if isinstance(value, Histogram) else {"": value}
-            for part, number in parts.items():
-                column_name = self._names.of(name, part)
-                column_name.encode()  # else an error of the whole file
-                cells[column_name] = repr(float(number))
-        return cells
+        numbers = self._names.numbers(point.values, _parts_of)
+        "".join(numbers).encode()  # else an error of the whole file
+        return {name: repr(float(number)) for name, number in numbers.items()}
 
     def _encoded(self, rows: Sequence[Row]) -> bytes:
         known = dict.fromkeys(self._columns or ["step", "time"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _check
 from ._names import Names
-from ._sink import Histogram, Point, Resume, Sink
+from ._sink import Point, Resume, Sink
 from ._tracking import StoredSteps, need, position_of, summary
 
 if TYPE_CHECKING:
@@ -143,21 +143,11 @@ class MlflowSink(Sink):
     def write(self, point: Point) -> None:
         if len(self._waiting) + 3 * len(point.values) > _MOST:
             self._send()
-        numbers: dict[str, float | Histogram] = {}
-        for name, value in point.values.items():
-            if isinstance(value, Histogram):
-                parts = summary(value).items()
-                numbers.update({self._names.of(name, part): number for part, number in parts})
-            else:
-                numbers[self._names.of(name)] = value
-        self._append(Point(point.step, point.time, numbers))
-
-    def _append(self, numbers: Point) -> None:
         from mlflow.entities import Metric
 
+        numbers = Point(point.step, point.time, self._names.numbers(point.values, summary))
         for name, number in self._steps.new(numbers).items():
-            metric = Metric(name, number, int(1000 * numbers.time), numbers.step)
-            self._waiting.append(metric)
+            self._waiting.append(Metric(name, number, int(1000 * point.time), point.step))
 
     def flush(self) -> Any:
         try:

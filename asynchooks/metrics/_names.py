@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ._sink import Histogram
+
 logger = logging.getLogger("asynchooks")
 
 
@@ -51,6 +53,20 @@ class Names:
             found = self._found[name, part] = self._new(name, part)
             self._taken[found] = (name, part)
         return found
+
+    def numbers(
+        self,
+        values: Mapping[str, float | Histogram],
+        parts_of: Callable[[Histogram], Mapping[str, float]],
+    ) -> dict[str, float]:
+        """The values by their names in the store; of histograms their parts."""
+        return {
+            self.of(name, part): number
+            for name, value in values.items()
+            for part, number in (
+                parts_of(value) if isinstance(value, Histogram) else {"": value}
+            ).items()
+        }
 
     def _new(self, name: str, part: str) -> str:
         whole = f"{name}{self._joined_by}{part}" if name and part else name or part

@@ -80,14 +80,27 @@ class TensorBoardSink(Sink):
         events.writer.flush()  # before a checkpoint counts on it
 
     def write(self, point: Point) -> None:
-        if point.step <= self._restored_step:
-            self._again.append(point)
-            return
-        self._write_again()
-        self._add(point)
+        events, tags = self._events, point.values.keys()
+        if tags <= self._known.get((point.step, point.time), set()):
+            return  # it was written before the process was killed
+        assert events is not None
+        if not tags <= self._tags:
+            self._warn_of_tags_written_twice(events, tags - self._tags)
+        file = events.file
+        if file is not None and file.is_crowded():
+            file.flush()
+        summary = events.message("summary_pb2", "Summary")()
+        for name, value in point.values.items():
+            if isinstance(value, Histogram):
+                _fill(summary.value.add(tag=name).histo, value)
+            else:
+                summary.value.add(tag=name, simple_value=value)
+        event = events.message("event_pb2", "Event")
+        events.writer.add_event(event(step=point.step, wall_time=point.time, summary=summary))
+        if file is not None:
+            self._num_added = file.num_added
 
     def flush(self) -> Any:
-        self._write_again()
         assert self._events is not None
         self._events.writer.flush()
         file = self._events.file
@@ -101,7 +114,6 @@ class TensorBoardSink(Sink):
         return {"file": name, "bytes": size}
 
     def rewind(self, step: int) -> None:
-        self._write_again()
         for key in [key for key in self._known if key[0] > step]:
             del self._known[key]
         assert self._events is not None
@@ -119,7 +131,6 @@ class TensorBoardSink(Sink):
         self._restored_step = step
         self._tags: set[str] = set()  # written by this session
         self._known: dict[tuple[int, float], set[str]] = {}  # metrics by step and time
-        self._again: list[Point] = []  # of the steps before the restore
         self._num_added = 0  # events in the writer, up to the last one of this sink
 
     def _read(self, names: list[str], first: str, start: int) -> bool:
@@ -143,41 +154,6 @@ class TensorBoardSink(Sink):
         for step, wall_time, tags in known:
             self._known[step, wall_time] = tags
         return has_later
-
-    def _write_again(self) -> None:
-        """Write the points before the restore that come after the last one that is there.
-
-        Only those: of points that were dropped between, TensorBoard would take the steps for a
-        restart.
-        """
-        again, self._again = self._again, []
-        if not again:
-            return
-        found = [index for index, point in enumerate(again) if self._is_known(point)]
-        for point in again[found[-1] + 1 if found else 0 :]:
-            self._add(point)
-
-    def _is_known(self, point: Point) -> bool:
-        return point.values.keys() <= self._known.get((point.step, point.time), set())
-
-    def _add(self, point: Point) -> None:
-        events = self._events
-        assert events is not None
-        if not point.values.keys() <= self._tags:
-            self._warn_of_tags_written_twice(events, point.values.keys() - self._tags)
-        file = events.file
-        if file is not None and file.is_crowded():
-            file.flush()
-        summary = events.message("summary_pb2", "Summary")()
-        for name, value in point.values.items():
-            if isinstance(value, Histogram):
-                _fill(summary.value.add(tag=name).histo, value)
-            else:
-                summary.value.add(tag=name, simple_value=value)
-        event = events.message("event_pb2", "Event")
-        events.writer.add_event(event(step=point.step, wall_time=point.time, summary=summary))
-        if file is not None:
-            self._num_added = file.num_added
 
     def _warn_of_tags_written_twice(self, events: Events, tags: Iterable[str]) -> None:
         """A hook with `output_dir` writes them, too: itself, or all that begin as they do."""

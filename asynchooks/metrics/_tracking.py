@@ -54,12 +54,6 @@ class StoredSteps:
         """The values of a point that the store does not have, which it is given now."""
         return {name: value for name, value in point.values.items() if self._add(name, point.step)}
 
-    def forget(self, step: int, names: Iterable[str]) -> None:
-        """The store is not given these values of the step after all."""
-        for name in names:
-            steps = self._steps[name]
-            del steps[bisect_left(steps, step)]
-
     def _add(self, name: str, step: int) -> bool:
         steps = self._steps.get(name)
         if steps is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .. import _check
 from ._names import apart_from
@@ -27,10 +27,10 @@ class WandbSink(Sink):
 
     Each row has the step of its values as `global_step`, against which W&B draws all metrics. W&B's
     own `_step` is the same as long as steps rise: W&B takes no row of an earlier one, nor a value
-    for a row that it has. So a row is sent when the first value of a later step comes, and at the
-    end; what comes for a step after that, such as the result of an evaluation that took longer, is
-    a row of its own, with the next `_step` that is free and the `global_step` that it belongs to. A
-    metric that is called global_step is written as `global_step_`.
+    for a row that it has. What comes for a step half a second after its row or later, such as the
+    result of an evaluation that took longer, is a row of its own, with the next `_step` that is
+    free and the `global_step` that it belongs to. A metric that is called global_step is written as
+    `global_step_`.
 
     A new session makes a run. A session that is restored continues the run of its checkpoint, by
     its id: W&B cannot remove points, so steps that the run has already are left out. Offline W&B
@@ -75,7 +75,6 @@ class WandbSink(Sink):
     def open(self, resume: Resume) -> None:
         import wandb
 
-        self._rows: dict[int, dict[str, float | Histogram]] = {}  # that wait, by step
         self._has_new = False
         if self._given is None:
             # this starts W&B's process, and registers what waits for its end without limit when
@@ -83,17 +82,16 @@ class WandbSink(Sink):
             wandb.setup()
         atexit.unregister(self._at_exit)  # of an `open` that has failed
         atexit.register(self._at_exit)
-        position = _position(resume.position)
-        self._run = self._given or wandb.init(**self._init_options(position.id))
+        position = position_of(resume.position, "id")
+        ahead = position.get("ahead")
+        self._run = self._given or wandb.init(**self._init_options(position.get("id")))
         if self._given is None:  # else its user may have said what metrics are drawn against
             self._run.define_metric("*", step_metric=_GLOBAL_STEP)
         # W&B's own steps may have run ahead, by rows of earlier steps
         self._last_row = self._run.step - 1
-        self._last_step = self._last_row - position.ahead
+        self._last_step = self._last_row - (ahead if type(ahead) is int and ahead > 0 else 0)
         there = range(self._last_step + 1)
         self._steps = StoredSteps(lambda name: there)
-        for step, row in position.rows.items():
-            self.write(Point(step, 0.0, row))
 
     def _init_options(self, run_id: str | None) -> dict[str, Any]:
         import wandb
@@ -110,56 +108,37 @@ class WandbSink(Sink):
         return options
 
     def write(self, point: Point) -> None:
-        values = self._steps.new(point)
-        if values:
-            newest = max(self._rows, default=point.step)
-            if point.step > newest:
-                self._send_rows()
-            self._rows.setdefault(point.step, {}).update(values)
-
-    def _send_rows(self) -> None:
         import wandb
 
-        rows, self._rows = self._rows, {}
-        for step, values in sorted(rows.items()):
-            assert self._run is not None
-            row: dict[str, Any] = {
-                apart_from((_GLOBAL_STEP,), name): wandb.Histogram(
-                    np_histogram=(value.counts, value.edges)
-                )
-                if isinstance(value, Histogram)
-                else value
-                for name, value in values.items()
-            }
-            self._last_row = max(step, self._last_row + 1)
-            self._last_step = max(step, self._last_step)
-            self._run.log({_GLOBAL_STEP: step, **row}, step=self._last_row, commit=True)
-            self._has_new = True
+        values = self._steps.new(point)
+        if not values:
+            return
+        assert self._run is not None
+        row: dict[str, Any] = {
+            apart_from((_GLOBAL_STEP,), name): wandb.Histogram(
+                np_histogram=(value.counts, value.edges)
+            )
+            if isinstance(value, Histogram)
+            else value
+            for name, value in values.items()
+        }
+        self._last_row = max(point.step, self._last_row + 1)
+        self._last_step = max(point.step, self._last_step)
+        self._run.log({_GLOBAL_STEP: point.step, **row}, step=self._last_row, commit=True)
+        self._has_new = True
 
     def flush(self) -> Any:
-        """The rows that are not complete yet are in the position."""
         assert self._run is not None
         if self._has_new:
             self._run.step  # noqa: B018  # waits until W&B's process has taken all
             Event().wait(2 * _FLUSH_SECS)
             self._has_new = False
-        rows = [
-            [step, {name: _to_json(value) for name, value in row.items()}]
-            for step, row in self._rows.items()
-        ]
-        return {"id": self._run.id, "ahead": self._last_row - self._last_step, "rows": rows}
-
-    def rewind(self, step: int) -> None:
-        for at in [at for at in self._rows if at > step]:
-            self._steps.forget(at, self._rows.pop(at))
+        return {"id": self._run.id, "ahead": self._last_row - self._last_step}
 
     def close(self) -> None:
-        run = self._run
-        if run is not None:
-            self._send_rows()
-            self._run = None
-            if self._given is None:
-                run.finish()
+        run, self._run = self._run, None
+        if run is not None and self._given is None:
+            run.finish()
         atexit.unregister(self._at_exit)  # after what may be stuck
 
     def _at_exit(self) -> None:
@@ -170,43 +149,3 @@ class WandbSink(Sink):
         teardown = Thread(target=wandb.teardown, name="wandb.teardown", daemon=True)
         teardown.start()
         teardown.join(_EXIT_SECS)
-
-
-class _Position(NamedTuple):
-    """What is known of a run that goes on."""
-
-    id: str | None
-    ahead: int
-    rows: dict[int, dict[str, float | Histogram]]
-
-
-def _position(saved: object) -> _Position:
-    """The position that `flush` has returned; of another kind of sink's nothing is known."""
-    own = position_of(saved, "id")
-    try:
-        ahead = _check.integer("ahead", own["ahead"], least=0)
-        rows = {
-            _check.integer("a step", step): {
-                _check.metric_name(name): _from_json(value) for name, value in row.items()
-            }
-            for step, row in own["rows"]
-        }
-    except (TypeError, ValueError, LookupError, AttributeError):
-        return _Position(own.get("id"), 0, {})
-    return _Position(own["id"], ahead, rows)
-
-
-def _to_json(value: float | Histogram) -> Any:
-    if not isinstance(value, Histogram):
-        return value
-    state = value.state_dict()
-    return {**state, "counts": value.counts.tolist(), "edges": value.edges.tolist()}
-
-
-def _from_json(value: Any) -> float | Histogram:
-    if not isinstance(value, dict):
-        return _check.real("a number", value)
-    import numpy as np
-
-    counts, edges = np.array(value["counts"], np.int64), np.array(value["edges"], np.float64)
-    return Histogram.from_state({**value, "counts": counts, "edges": edges})

@@ -155,9 +155,11 @@ DAMAGES: dict[str, Any] = {
             {"step": 1, "time": 1.0, "values": {"\ud800": 1.0}}]}]},
     ),
     "columns without steps": (
-        HistoryHook, {"secs": 1.0, "rows": {"num": 1, "columns": [["l", None, np.zeros(1)]]}},
+        HistoryHook, {"secs": 1.0, "rows": {"l": [None, np.zeros(1)]}},
     ),
-    "rows without end": (HistoryHook, {"secs": 1.0, "rows": {"num": 10**12, "columns": []}}),
+    "rows without secs": (
+        HistoryHook, {"secs": 1.0, "rows": {"step": [None, np.arange(3)]}},
+    ),
     "results that are none": (EvaluationHook, {"timer": {}, "latest": [1], "latest_step": 1}),
 }  # fmt: skip
 
