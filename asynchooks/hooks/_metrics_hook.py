@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import _check
-from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
-from .._engine.stop import EndsAtStop
 from .._errors import shown
 from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
@@ -98,8 +97,7 @@ class MetricsHook(KeepsValues):
         self._is_open = False
         self._states: Sequence[Any] = ()  # of the sinks, from a checkpoint
         self._error: BaseException | None = None  # of a sink: the first one
-        self._is_raised = False  # it has left the session
-        self._slot: Slot | None = None  # of the side task that raises it
+        self._coord: Coordinator | None = None  # of the session
 
     @property
     def num_dropped(self) -> int:
@@ -116,7 +114,7 @@ class MetricsHook(KeepsValues):
                     f"{sink!r} is used by another hook, or by a session that has not been closed; "
                     "give each hook a sink of its own, and close the session first"
                 )
-        self._error, self._is_raised, self._slot, self._is_open = None, False, None, False
+        self._error, self._coord, self._is_open = None, None, False
         await super().begin()
         on_error = self._note_error if self._on_failure is OnFailure.STOP else None
         self._outlets = [Outlet(sink, on_error) for sink in self.sinks]
@@ -127,9 +125,9 @@ class MetricsHook(KeepsValues):
         await super().after_create_session(session, coord)  # first: others may move the step
         engine, step = current_engine(), session.global_step.value
         self._grace_secs = min(raw_session_of(session).grace_secs, _LONGEST_CLOSE_SECS)
-        self._engine = engine
-        if self._on_failure is OnFailure.STOP:
-            self._raise_errors(engine, coord)
+        self._engine, self._coord = engine, coord
+        if self._error is not None:  # from before there was a coordinator, or a recovery
+            coord.request_stop(self._error)
         if self._is_open:
             for outlet in self._outlets:
                 outlet.rewind(step)
@@ -194,28 +192,14 @@ class MetricsHook(KeepsValues):
     def _note_error(self, error: BaseException) -> None:
         """In the thread of a sink."""
         self._error = self._error or error
-        if self._slot is not None:
-            self._slot.wake(error)
-
-    def _raise_errors(self, engine: Engine, coord: Coordinator) -> None:
-        """Start a side task that raises what a sink raises; once for each raw session."""
-        slot = self._slot = Slot(engine, "an error of a sink")
-        if self._error is not None:
-            slot.wake(self._error)
-
-        async def raise_it() -> None:
-            with EndsAtStop(slot, coord.stop):
-                error = await engine.park(slot)
-            if error is not STOPPED:
-                self._raise_error()
-
-        coord.start_soon(raise_it, name="MetricsHook")
+        if self._coord is not None:
+            with suppress(type(error)):  # where the session has ended: `after_close` raises it
+                self._coord.request_stop(error)
 
     def _raise_error(self) -> None:
-        error = self._error
-        if error is not None and not self._is_raised and self._on_failure is OnFailure.STOP:
-            self._is_raised = True
-            raise error
+        """Raise an error that came as the session ended."""
+        if self._error is not None:
+            raise self._error
 
 
 _NO_STATE: Mapping[str, Any] = {"position": None, "pending": ()}
