@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from .. import _check
@@ -107,11 +107,9 @@ class Output:
             return
         self._is_of_graph = begin_graph.get() is not None
         events = self._events = Events(self._directory)
-        with self._logging_errors(None):
-            # TensorFlow knows it by the name that it was given
-            events.open(
-                _check.same_place(str(self._given), self._directory) if self._is_of_graph else ""
-            )
+        # TensorFlow knows it by the name that it was given
+        name = _check.same_place(str(self._given), self._directory) if self._is_of_graph else ""
+        self._try(None, events.open, name)
         self.writer = events.writer
 
     def claim(self, *tags: str) -> None:
@@ -128,11 +126,10 @@ class Output:
         events = self._events
         if events is None or not events.is_open or self._is_of_graph:
             return
-        with self._logging_errors(step):
-            if not events.has_begun:
-                events.begin(step)
-            elif self._last_step > step:  # the session was lost, and goes back
-                events.hide_after(step)
+        if not events.has_begun:
+            self._try(step, events.begin, step)
+        elif self._last_step > step:  # the session was lost, and goes back
+            self._try(step, events.hide_after, step)
         self._last_step = step
 
     def add_summary(self, summary: Any, step: int) -> None:
@@ -141,22 +138,21 @@ class Output:
             self.writer.add_summary(summary, step)
             return
         self._last_step = max(self._last_step, step)
-        with self._logging_errors(step):
-            # TensorFlow's writer may be of another library than the message
-            self.writer.add_summary(serialized(summary), step)
+        # TensorFlow's writer may be of another library than the message
+        self._try(step, self.writer.add_summary, serialized(summary), step)
 
-    def _logging_errors(self, step: int | None) -> _LoggingErrors:
-        return _LoggingErrors(self, step)
-
-    def log_error(self, error: BaseException, step: int | None) -> None:
-        """An event could not be written: the first time is logged."""
-        if self._has_failed:
-            return
-        self._has_failed = True
-        logger.warning(
-            "Events could not be written into %s, and are lost; more may be. Training goes on: %r",
-            self._directory, error, extra=fields("TensorBoard", step=step, reason=repr(error)),
-        )  # fmt: skip
+    def _try(self, step: int | None, write: Callable[..., object], *args: Any) -> None:
+        """Write events; the first error of the disk is logged."""
+        try:
+            write(*args)
+        except errors_of_writing() as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning(
+                    "Events could not be written into %s, and are lost; more may be. Training "
+                    "goes on: %r", self._directory, error,
+                    extra=fields("TensorBoard", step=step, reason=repr(error)),
+                )  # fmt: skip
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one scalar of the step, where there is a writer."""
@@ -172,8 +168,7 @@ class Output:
         if self._events is None:
             self.writer.add_session_log(session_start(), step)
         elif not self._events.others_have_begun:
-            with self._logging_errors(step):
-                self.writer.add_session_log(session_start(), step)
+            self._try(step, self.writer.add_session_log, session_start(), step)
 
     def drop(self) -> None:
         """The session was dropped; waits for nothing, takes no lock."""
@@ -192,25 +187,7 @@ class Output:
             self.writer.flush()
             return
         self.writer = None
-        with self._logging_errors(None):
-            self._events.close()
-
-
-class _LoggingErrors:
-    """Logs an error of the disk out of the block; a generator would cost each write more."""
-
-    __slots__ = ("_output", "_step")
-
-    def __init__(self, output: Output, step: int | None) -> None:
-        self._output, self._step = output, step
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, errors_of_writing()):
-            return False
-        self._output.log_error(error, self._step)
-        return True
+        self._try(None, self._events.close)
 
 
 class TimedOutputHook(SessionRunHook):
