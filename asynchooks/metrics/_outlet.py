@@ -100,6 +100,7 @@ class Outlet:
         self._engine: Engine | None = None  # set by `open`, as the next two
         self._resume: Resume
         self._opened: Slot
+        self._errors: type[BaseException] = BaseException
         # else, if it were given again what it was given after a save, steps would go back in it
         self._has_position = type(sink).flush is not Sink.flush
         self._thread = BackgroundThread(f"asynchooks-{type(sink).__name__}", self._serve)
@@ -139,6 +140,7 @@ class Outlet:
         self._engine, self._resume = engine, resume
         self._opened = Slot(engine, f"the opening of {self.sink!r}")
         if engine.is_virtual:
+            self._errors = Exception  # in the session's task
             self._open()
             return
         self._thread.start()
@@ -284,7 +286,7 @@ class Outlet:
         self._close()
 
     def _open(self) -> bool:
-        self._is_open = self._call(self.sink.open, self._resume)
+        self._is_open = self._call(self.sink.open, self._resume) is not _FAILED
         self._write_all()
         if self._is_open and self._position is None:
             self._flush()  # so that the first checkpoint knows where the sink writes to
@@ -319,7 +321,7 @@ class Outlet:
             self._call(self.sink.rewind, each.step)
             each.is_written = True
             return
-        each.is_written = self._call(lambda: self.sink.write(each.point()))
+        each.is_written = self._call(lambda: self.sink.write(each.point())) is not _FAILED
         if not each.is_written:
             with self._lock:
                 if each in self._unflushed:
@@ -330,17 +332,11 @@ class Outlet:
         """Flush what was written."""
         if self._is_abandoned:
             return
-        position: Any = None
-
-        def flush() -> None:
-            nonlocal position
-            position = self.sink.flush()
-
-        is_durable = self._call(flush)
+        position = self._call(self.sink.flush)
         with self._lock:
             if self._is_abandoned:
                 return
-            if is_durable:
+            if position is not _FAILED:
                 self._position = position
             else:
                 self._drop(each for each in self._unflushed if each.is_written)
@@ -354,17 +350,11 @@ class Outlet:
             self._drop(self._queue.values())
             self._set_queue({})
 
-    def _call(self, fn: Callable[..., object], *args: Any) -> bool:
-        """Call the sink; an error is logged if it is the first one. Whether it returned."""
+    def _call(self, fn: Callable[..., object], *args: Any) -> object:
+        """Call the sink; `_FAILED` where it raises, of which the first time is logged."""
         try:
-            fn(*args)
-        except BaseException as error:
-            if (
-                not isinstance(error, Exception)
-                and self._engine is not None
-                and self._engine.is_virtual
-            ):
-                raise  # in the session's task
+            return fn(*args)
+        except self._errors as error:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
@@ -375,8 +365,10 @@ class Outlet:
                 )  # fmt: skip
                 if self._on_error is not None:
                     self._on_error(error)
-            return False
-        return True
+            return _FAILED
+
+
+_FAILED = object()
 
 
 def _now(engine: Engine) -> float:
