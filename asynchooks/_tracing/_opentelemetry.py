@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
 from opentelemetry import context as contexts
@@ -20,7 +21,8 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from .._engine.base import Engine
 from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span
-from .._running.hooks import HookCall
+from ._label import Label
+from ._runs import STEP, RunRows
 
 _SESSION = contexts.create_key("asynchooks-session")
 _CANCELLATIONS = ("CancelledError", "Cancelled", "GeneratorExit")
@@ -133,15 +135,6 @@ class SpanRecorder(Recorder):
         self._num_sessions -= 1
         self.is_closed = self._num_sessions == 0
 
-    def span_of_past(
-        self, name: str, attributes: dict[str, Any], secs: float, error: BaseException | None
-    ) -> None:
-        """A span that has taken so many seconds, and ends now."""
-        now = time.time_ns()
-        begun = now - round(secs * 1e9)
-        span = self.tracer.start_span(name, attributes=attributes, start_time=begun)
-        end_span(span, error, now)
-
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
         # it may outlive the run in which it began
         return self._open(kind, name, ident, contexts.get_value(_SESSION))
@@ -159,65 +152,50 @@ class SpanRecorder(Recorder):
         return _OpenSpan(self.tracer, title, attributes, parent=parent)
 
 
-class _SpanSession(SessionRecord):
-    """The spans of one session."""
+class _SpanSession(RunRows):
+    """The spans of one session; those of hooks are made when the run has ended."""
 
     def __init__(self, recorder: SpanRecorder, span: _OpenSpan, name: str, step: Any) -> None:
+        super().__init__(recorder.clock)
         self._recorder, self._span, self._name, self._step = recorder, span, name, step
         self._run: _OpenSpan | None = None
         self._is_over = False
 
-    def around_runs(
-        self, before_runs: tuple[HookCall, ...], after_runs: tuple[HookCall, ...]
-    ) -> tuple[tuple[HookCall, ...], tuple[HookCall, ...]]:
-        async def begin(run_context: Any) -> None:
-            self.cut_run(None)  # of a run that was cut without notice
-            attributes = {"asynchooks.session.name": self._name}
-            self._run = _OpenSpan(self._recorder.tracer, "run", attributes)
+    def run_begins(self) -> None:
+        attributes = {"asynchooks.session.name": self._name}
+        self._run = _OpenSpan(self._recorder.tracer, "run", attributes)
 
-        async def end(run_context: Any, run_values: Any) -> None:
-            if self._run is not None and self._step is not None:
-                self._run.span.set_attribute("asynchooks.global_step", self._step.last_known)
-            self.cut_run(None)
-
-        return (
-            (HookCall(-1, self, "before_run", begin), *map(self._timed, before_runs)),
-            (*map(self._timed, after_runs), HookCall(-1, self, "after_run", end)),
-        )
-
-    def cut_run(self, error: BaseException | None) -> None:
-        if self._run is not None:
-            self._run.end(error)
-            self._run = None
-
-    def _timed(self, call: HookCall) -> HookCall:
-        """A call of a hook; its span is made when it has taken long."""
-        if call.place < 0:
-            return call
-        method, recorder = call.fn, self._recorder
-        clock, least_secs = recorder.clock, recorder.least_secs
-        name, attributes = f"{call.owner}.{call.moment}", _of_hook(call.owner, call.moment)
-
-        async def recorded(*args: Any) -> Any:
-            begun = clock()
-            error: BaseException | None = None
-            try:
-                return await method(*args)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                taken = clock() - begun
-                if error is not None or taken >= least_secs:
-                    recorder.span_of_past(name, attributes, taken, error)
-
-        return call.calling(recorded)
+    def run_ended(
+        self,
+        labels: tuple[Label, ...],
+        times: tuple[float, ...],
+        error: BaseException | None,
+        *,
+        is_cut: bool,
+    ) -> None:
+        run, self._run, recorder = self._run, None, self._recorder
+        if run is None:
+            return
+        then = time.time_ns() - round(1e9 * self._clock())  # when the clock was 0
+        for place, (label, (begun, ended)) in enumerate(zip(labels, pairwise(times), strict=False)):
+            its_error = error if place == len(times) - 2 else None
+            is_long = ended - begun >= recorder.least_secs
+            if label is not STEP and (is_long or its_error is not None):
+                span = recorder.tracer.start_span(
+                    label.name,
+                    run.context,
+                    attributes=_of_hook(label.name),
+                    start_time=then + round(1e9 * begun),
+                )
+                end_span(span, its_error, then + round(1e9 * ended))
+        if self._step is not None and not is_cut:
+            run.span.set_attribute("asynchooks.global_step", self._step.last_known)
+        run.end(error)
 
     def span(self, kind: Kind, name: str) -> Span:
         attributes: dict[str, Any] = {"asynchooks.session.name": self._name}
         if kind is Kind.HOOK:
-            hook, _, moment = name.partition(".")
-            attributes |= _of_hook(hook, moment)
+            attributes |= _of_hook(name)
         return _OpenSpan(self._recorder.tracer, name, attributes)
 
     async def aclose(self, error: BaseException | None) -> None:
@@ -237,5 +215,6 @@ class _SpanSession(SessionRecord):
             self._recorder.end_session()
 
 
-def _of_hook(name: str, moment: str) -> dict[str, Any]:
-    return {"asynchooks.hook.name": name, "asynchooks.hook.moment": moment}
+def _of_hook(name: str) -> dict[str, Any]:
+    hook, _, moment = name.partition(".")
+    return {"asynchooks.hook.name": hook, "asynchooks.hook.moment": moment}

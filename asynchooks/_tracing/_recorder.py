@@ -6,9 +6,7 @@ look: `_lines.py`.
 Invariants
 - A span is on the track of the task that it is of, or on a track on which nothing else is under
   way, so that the spans of a track nest.
-- A run is a row of times: when each before_run was called, when the step began, when it ended and
-  the first after_run was called, when each further one was, and when the last had ended. So a call
-  of a hook costs one reading of the clock, where a span of its own would cost five times as much.
+- A run is a row of times until it is written: see `_runs.py`.
 - A span that takes longer than a flush has a line for its begin and one for its end, and each other
   one a line. What waits for a flush is bounded; what is more is counted.
 """
@@ -22,7 +20,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
@@ -33,15 +31,14 @@ from .._engine.recording import (
     Kind,
     Place,
     Recorder,
-    SessionRecord,
     Span,
     record_waits,
     recorded_in,
 )
-from .._running.hooks import HookCall
 from ._file import TraceFile
 from ._label import Label
 from ._lines import BEGIN, END, MOMENT, SPAN, Event, Writer
+from ._runs import STEP, RunRows
 
 logger = logging.getLogger("asynchooks")
 
@@ -53,7 +50,7 @@ _MOST_TRACKS = (1 << 16) - 1
 _NUMBER = re.compile(r"\d+")
 _VALUE_OF = {"push": "staleness", "pull": "version"}
 """What the value of a mark is, by its name."""
-_RUN, _STEP = Label("run", Kind.RUN), Label("step", Kind.RUN)
+_RUN = Label("run", Kind.RUN)
 Row = tuple["FileSession", tuple[Label, ...], tuple[float, ...], bool, float]
 """A run: what was done in it, the times from the beginning of one to the next, whether it was cut,
 and the global step after it."""
@@ -419,7 +416,7 @@ class FileRecorder(Recorder):
             )
 
 
-class FileSession(SessionRecord):
+class FileSession(RunRows):
     """One session; `FileRecorder.open_session` makes it, in the task that opens the session.
 
     Args:
@@ -430,6 +427,7 @@ class FileSession(SessionRecord):
     def __init__(
         self, recorder: FileRecorder, engine: Engine, name: str, counter: str, step: Any
     ) -> None:
+        super().__init__(recorder.clock)
         self._recorder, self._engine, self.name = recorder, engine, name
         self.counter, self._step = counter, step
         self.track = recorder.take_track(name)
@@ -438,8 +436,6 @@ class FileSession(SessionRecord):
         if not _is_recorded_otherwise(recorder):
             self._place = Place(recorder, self.track, self._task, is_session=True)
             self._place.enter()
-        self._row: list[float] = []  # of the run under way
-        self._labels: tuple[Label, ...] = ()  # of what is done in it
         self.is_over = self.is_dropped = False
         record_waits(engine)
         self._span: Span | None = FileSpan(
@@ -450,62 +446,16 @@ class FileSession(SessionRecord):
         """Whether its global step is this one."""
         return step is not None and self._step is not None and self._step.is_same(step)
 
-    def around_runs(
-        self, before_runs: tuple[HookCall, ...], after_runs: tuple[HookCall, ...]
-    ) -> tuple[tuple[HookCall, ...], tuple[HookCall, ...]]:
-        labels = (*map(_label_of, before_runs), _STEP, *map(_label_of, after_runs))
-        row, clock = self._row, self._recorder.clock
-        add = row.append
-
-        def noting(fn: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-            def call(*args: Any) -> Awaitable[Any]:
-                add(clock())
-                return fn(*args)
-
-            return call
-
-        async def begin_step(context: Any) -> None: ...
-
-        first, *others = (*before_runs, HookCall(-1, self, "before_run", begin_step))
-        begin_first = noting(first.fn)
-
-        def begin(context: Any) -> Awaitable[Any]:
-            if row:  # the run before was cut without notice
-                self._keep(is_cut=True)
-            self._labels = labels
-            return begin_first(context)
-
-        async def end(context: Any, values: Any) -> None:
-            add(clock())
-            if self._labels is labels:
-                self._keep(is_cut=False)
-            else:  # another list of hooks was called before the step
-                row.clear()
-
-        return (
-            (first.calling(begin), *(call.calling(noting(call.fn)) for call in others)),
-            (
-                *(call.calling(noting(call.fn)) for call in after_runs),
-                HookCall(-1, self, "after_run", end),
-            ),
-        )
-
-    def _keep(self, *, is_cut: bool) -> None:
-        """Have the row of the run written, which has ended."""
-        if is_cut:
-            self._row.append(self._recorder.clock())
-        times = tuple(self._row)
-        self._row.clear()
+    def run_ended(
+        self,
+        labels: tuple[Label, ...],
+        times: tuple[float, ...],
+        error: BaseException | None,
+        *,
+        is_cut: bool,
+    ) -> None:
         step = math.nan if self._step is None or is_cut else self._step.last_known
-        self._recorder.add_run((self, self._labels, times, is_cut, step))
-
-    def cut_run(self, error: BaseException) -> None:
-        if self._row:
-            self._keep(is_cut=True)
-
-    def last_time(self) -> float | None:
-        """The last time of the run under way; None if none is."""
-        return self._row[-1] if self._row else None
+        self._recorder.add_run((self, labels, times, is_cut, step))
 
     def span(self, kind: Kind, name: str) -> Span:
         if task_of(self._engine) is self._task:
@@ -538,13 +488,9 @@ def events_of(row: Row, least_secs: float) -> Iterator[Event]:
     begun, num_left = times[0], len(times) - 1
     for label, ended in zip(labels, times[1:], strict=False):
         num_left -= 1
-        if is_cut or label is _STEP or ended - begun >= least_secs:
+        if is_cut or label is STEP or ended - begun >= least_secs:
             yield SPAN, label, session.track, begun, ended, -1, math.nan, is_cut and not num_left
         begun = ended
-
-
-def _label_of(call: HookCall) -> Label:
-    return Label(f"{call.owner}.{call.moment}", Kind.HOOK)
 
 
 def _is_recorded_otherwise(recorder: Recorder) -> bool:

@@ -173,6 +173,35 @@ async def test_a_file_beside_a_tracer_has_the_same_runs_and_the_side_tasks(
     assert len(found.of("Waits.before_run")) == 1
 
 
+@pytest.mark.parametrize("is_file_first", [True, False])
+async def test_a_run_that_is_cut_has_the_calls_of_hooks_alone_in_both_records(
+    tmp_path: Path, is_file_first: bool
+) -> None:
+    class Fails(SessionRunHook):
+        async def before_run(self, run_context: Any) -> None:
+            raise ConnectionError("away")
+
+    exported = Exported()
+    pair = [
+        TraceHook(tmp_path / "run.pftrace", least_secs=0),
+        TraceHook(tracer=exported.tracer, least_secs=0),
+    ]
+    hooks = [*(pair if is_file_first else pair[::-1]), Fails()]
+    with pytest.raises(ConnectionError, match="away"):
+        async with MonitoredSession(hooks, counting_creator(), step_runner="inline") as session:
+            await session.run([])
+    found = read(tmp_path / "run.pftrace")
+    of_run = "session (cut)/run (cut)"
+    assert sorted(each for each in found.paths("session") if each.startswith(of_run)) == [
+        of_run, f"{of_run}/Fails.before_run (cut)",
+    ]  # fmt: skip
+    assert [each for each in exported.paths() if "session/run" in each] == [
+        "session/run/Fails.before_run", "session/run",
+    ]  # fmt: skip
+    [span] = exported.of("Fails.before_run")
+    assert span.status.status_code is StatusCode.ERROR
+
+
 async def fail_to_report() -> None:
     raise ConnectionError("away")
 
