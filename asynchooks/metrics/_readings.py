@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .. import _check
 
@@ -106,16 +106,10 @@ def steps_per_sec() -> Reading:
     return _StepsPerSec()
 
 
-class HasStageStatistics(Protocol):
-    """A stage of asynchooks.data, and what its statistics have that is read here."""
-
-    def statistics(self) -> Any: ...
-
-
 class DataWait(NamedTuple):
     """What `data_wait` returns."""
 
-    stage: HasStageStatistics
+    stage: Any  # of asynchooks.data, a room above
 
     @property
     def name(self) -> str:
@@ -142,7 +136,7 @@ def data_wait(stage: Any) -> object:
 class _Staleness(Reading):
     name = "staleness"
 
-    def __init__(self, stage: HasStageStatistics) -> None:
+    def __init__(self, stage: Any) -> None:
         self._stage = stage
         self._last: Mapping[int, int] = {}
 
@@ -170,10 +164,9 @@ def staleness(stage: Any) -> Reading:
     return _Staleness(stage)
 
 
-def _stage(name: str, stage: Any) -> HasStageStatistics:
+def _stage(name: str, stage: Any) -> Any:
     statistics = getattr(stage, "statistics", None)
     if statistics is None:
         raise TypeError(f"{name} is of {stage!r}; give a stage, such as prefetch(...) returns")
     _check.function("statistics", statistics)
-    checked: HasStageStatistics = stage
-    return checked
+    return stage

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -114,8 +113,7 @@ class TensorBoardSink(Sink):
         return {"file": name, "bytes": size}
 
     def rewind(self, step: int) -> None:
-        for key in [key for key in self._known if key[0] > step]:
-            del self._known[key]
+        self._forget_known(step)
         assert self._events is not None
         file = self._events.file
         # a hook that shares the file may have done it, and have gone on since
@@ -135,25 +133,29 @@ class TensorBoardSink(Sink):
 
     def _read(self, names: list[str], first: str, start: int) -> bool:
         """Note what is there up to the restored step; whether there is something of later ones."""
-        has_later, known = False, deque[tuple[int, float, set[str]]](maxlen=_MAX_KNOWN)
+        has_later, known = False, self._known
         for name in names:
             if name < first:
                 continue
             for event in events_in(self.directory, name, start if name == first else 0):
                 if event.HasField("session_log") and event.session_log.status == 1:  # START
-                    known = deque((each for each in known if each[0] < event.step), _MAX_KNOWN)
+                    self._forget_known(event.step - 1)
                 if not event.HasField("summary"):
                     continue
                 if event.step > self._restored_step:
                     has_later = True
                     if self._restored_step == 0 and not first:  # a new training
                         return True
-                else:
-                    tags = {value.tag for value in event.summary.value}
-                    known.append((event.step, event.wall_time, tags))
-        for step, wall_time, tags in known:
-            self._known[step, wall_time] = tags
+                    continue
+                known[event.step, event.wall_time] = {value.tag for value in event.summary.value}
+                if len(known) > _MAX_KNOWN:
+                    del known[next(iter(known))]
         return has_later
+
+    def _forget_known(self, step: int) -> None:
+        """What was of later steps is hidden."""
+        for key in [key for key in self._known if key[0] > step]:
+            del self._known[key]
 
     def _warn_of_tags_written_twice(self, events: Events, tags: Iterable[str]) -> None:
         """A hook with `output_dir` writes them, too: itself, or all that begin as they do."""

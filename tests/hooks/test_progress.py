@@ -50,7 +50,8 @@ class Shown:
     def __init__(self, surface: Callable[[io.StringIO], Surface] = PlainSurface) -> None:
         self.file = io.StringIO()
         self.now = system_now()
-        self.display = Display(surface(self.file), has_thread=False)
+        self.display = Display(surface(self.file))
+        self.display._thread.start = lambda: None  # type: ignore[method-assign]
 
     def look(self, secs: float = 1.0) -> str:
         """What is added after some seconds."""
@@ -80,7 +81,7 @@ class Shown:
 @pytest.fixture
 def shown() -> Any:
     shown = Shown()
-    DISPLAYS.put(id(shown.file), shown.display)
+    DISPLAYS._displays[id(shown.file)] = shown.display
     yield shown
     assert DISPLAYS._displays.pop(id(shown.file), None) in (None, shown.display)
 
@@ -528,7 +529,7 @@ async def test_the_last_line_has_the_values_of_the_step_at_the_limit(shown: Show
 @pytest.mark.anyio
 async def test_a_session_in_a_terminal_ends_with_a_line_and_no_bar() -> None:
     shown = Shown(on_terminal)
-    DISPLAYS.put(id(shown.file), shown.display)
+    DISPLAYS._displays[id(shown.file)] = shown.display
     hooks = [StopAtStepHook(last_step=10), shown.hook("loss")]
     async with opened(shown, hooks) as session:
         shown.look()

@@ -30,12 +30,10 @@ class Display:
 
     Args:
         surface: what it is drawn on.
-        has_thread: whether a thread draws; tests call `draw` themselves.
     """
 
-    def __init__(self, surface: Surface, *, has_thread: bool = True) -> None:
+    def __init__(self, surface: Surface) -> None:
         self.surface = surface
-        self._has_thread = has_thread
         self._lock = threading.Lock()  # guards the next three; not held while it is drawn
         self._has_begun = False
         self._rows: list[Row] = []
@@ -53,7 +51,7 @@ class Display:
         with self._lock:
             if self.is_over:
                 return False
-            if self._has_thread and not self._has_begun:
+            if not self._has_begun:
                 self._thread.start()
             self._has_begun = True
             self._rows.append(row)
@@ -163,11 +161,6 @@ class Displays:
                 display = self._displays[place] = Display(make())
                 display.add(row)
         return display
-
-    def put(self, place: Any, display: Display) -> None:
-        """Have sessions that open at this place shown on this display."""
-        with self._lock:
-            self._displays[place] = display
 
     def discard(self, display: Display) -> None:
         with self._lock:
