@@ -64,21 +64,20 @@ class CsvSink(LinesSink):
     def _cells(self, point: Point) -> dict[str, Any]:
         numbers = self._names.numbers(point.values, _parts_of)
         "".join(numbers).encode()  # else an error of the whole file
-        return {name: repr(float(number)) for name, number in numbers.items()}
+        return {name: float(number) for name, number in numbers.items()}
 
     def _encoded(self, rows: Sequence[Row]) -> bytes:
-        known = dict.fromkeys(self._columns or ["step", "time"])
-        columns = list(known | {name: None for row in rows for name in row.cells})
+        known = dict.fromkeys(self._columns)
+        columns = list(known | {name: None for row in rows for name in row})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         if num_new := len(columns) - len(self._columns):
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerow(columns)
+            writer.writeheader()
             empty = b"," * num_new + b"\n"
             wider = (line[:-1] + empty for line in self._whole_lines())
             self._rewrite(text.getvalue().encode(), wider)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        for row in rows:
-            writer.writerow({"step": str(row.step), "time": repr(row.time), **row.cells})
+            text.truncate(text.seek(0))
+        writer.writerows(rows)
         return text.getvalue().encode()
 
 

@@ -45,8 +45,7 @@ class JsonLinesSink(LinesSink):
         return cells
 
     def _encoded(self, rows: Sequence[Row]) -> bytes:
-        lines = [_text({"step": row.step, "time": row.time, **row.cells}) for row in rows]
-        return "".join(f"{line}\n" for line in lines).encode()
+        return "".join(f"{_text(row)}\n" for row in rows).encode()
 
 
 def _text(values: dict[str, Any]) -> str:

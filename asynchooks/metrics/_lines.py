@@ -13,7 +13,7 @@ import shutil
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar
 from weakref import WeakValueDictionary
 
 from .. import _check
@@ -33,13 +33,8 @@ _USERS: WeakValueDictionary[str, LinesSink] = WeakValueDictionary()
 sessions and threads have nothing else in common."""
 
 
-class Row(NamedTuple):
-    """A point on its way into the file."""
-
-    step: int
-    time: float
-    cells: dict[str, Any]
-    """By column."""
+Row = dict[str, Any]
+"""A point on its way into the file: its step, its time, and its values by column."""
 
 
 class LinesSink(Sink):
@@ -130,7 +125,7 @@ class LinesSink(Sink):
         if there is not None:  # it was written before the process was killed, or a part of it
             cells = {name: cell for name, cell in cells.items() if name not in there}
         if cells:
-            self._rows.append(Row(point.step, float(point.time), cells))
+            self._rows.append({"step": point.step, "time": float(point.time), **cells})
 
     def flush(self) -> Any:
         rows, self._rows = self._rows, []
@@ -143,7 +138,7 @@ class LinesSink(Sink):
         return {"lines": self._num_lines}
 
     def rewind(self, step: int) -> None:
-        self._rows = [row for row in self._rows if row.step <= step]
+        self._rows = [row for row in self._rows if row["step"] <= step]
         self._there = {at: names for at, names in self._there.items() if at <= step}
         self._keep(step, sys.maxsize)
 
