@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from .._engine.background import BackgroundThread
 from .._engine.base import Engine
+from ..metrics._append import append_whole
 
 logger = logging.getLogger("asynchooks")
 
@@ -61,22 +62,11 @@ class TraceFile:
             raise FileExistsError(f"{path!r} is no file")
         with suppress(FileNotFoundError):
             os.unlink(path)  # so that another writer of it goes on with what it had
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        file, size, is_last = os.open(path, flags, 0o666), 0, False
-        try:
+        size, is_last = 0, False
+        with open(path, "xb", buffering=0) as file:
             while not is_last:
                 is_last = self._thread.pause(self._flush_secs)
-                chunk = self._collect().encode(errors="replace")
-                left = memoryview(chunk)
-                while left:
-                    left = left[os.write(file, left) :]
-                size += len(chunk)
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(file, size)  # to the last whole chunk
-            raise
-        finally:
-            os.close(file)
+                size = append_whole(file, self._collect().encode(errors="replace"), size)
 
     def close(self) -> None:
         """Write what is left, and close the file; holds up the thread for a few seconds at most."""

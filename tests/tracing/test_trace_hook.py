@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -37,10 +36,12 @@ from asynchooks._engine.recording import recorded_in
 from asynchooks._tracing import _recorder
 from asynchooks._tracing._label import Label
 from asynchooks.data import map_concurrent, prefetch, rollouts
+from asynchooks.metrics._append import append_whole
 from asynchooks.protocols import Asynchronous, ParameterServer, ProtocolHook
 from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
+from ..metrics.disks import AlmostFull
 from ..simulation.engines import BACKENDS
 from ..support.helpers import StartsTask, counting_creator, in_task, raises_at
 from ..support.threads import own_threads
@@ -378,18 +379,16 @@ async def test_a_dropped_session_ends_its_file(tmp_path: Path) -> None:
 async def test_a_disk_that_fails_is_said_once_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, write, num_writes = tmp_path / "run.pftrace", os.write, 0
+    path, num_writes = tmp_path / "run.pftrace", 0
 
-    def full(file: int, data: Any) -> int:
+    def full(file: Any, data: bytes, size: int) -> int:
         nonlocal num_writes
         num_writes += 1
-        if num_writes == 3:
-            write(file, bytes(data)[:7])  # a part of a chunk
-        if num_writes >= 3:
-            raise OSError(28, "No space left on device")
-        return write(file, data)
+        if num_writes >= 3:  # it takes a part of a chunk
+            file = AlmostFull(file, OSError(28, "No space left on device"))
+        return append_whole(file, data, size)
 
-    monkeypatch.setattr("asynchooks._tracing._file.os.write", full)
+    monkeypatch.setattr("asynchooks._tracing._file.append_whole", full)
     hooks = [TraceHook(path, flush_secs=0.005), Waits()]
     async with MonitoredSession(hooks, counting_creator()) as session:
         while num_writes < 3:
@@ -418,14 +417,14 @@ async def test_a_directory_that_cannot_be_made_is_said_once_and_training_goes_on
 async def test_a_stuck_disk_costs_bounded_memory_and_the_end_of_the_trace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on, is_stuck, write = threading.Event(), threading.Event(), os.write
+    goes_on, is_stuck = threading.Event(), threading.Event()
 
-    def stuck(file: int, data: Any) -> int:
+    def stuck(file: Any, data: bytes, size: int) -> int:
         is_stuck.set()
         goes_on.wait(30)
-        return write(file, data)
+        return append_whole(file, data, size)
 
-    monkeypatch.setattr("asynchooks._tracing._file.os.write", stuck)
+    monkeypatch.setattr("asynchooks._tracing._file.append_whole", stuck)
     monkeypatch.setattr("asynchooks._tracing._file._GRACE_SECS", 0.05)
     monkeypatch.setattr(_recorder, "MOST_ROWS", 10)
     monkeypatch.setattr(_recorder, "MOST_EVENTS", 10)
