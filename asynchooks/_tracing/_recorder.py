@@ -146,7 +146,8 @@ class FileRecorder(Recorder):
         self._watched: dict[str, Callable[[], float | None]] = {}  # by counter
         self._rows: list[Row] = []
         self._sessions: list[FileSession] = []
-        self._track_names: list[str] = []
+        self._num_tracks = 0
+        self._new_tracks: dict[int, str] = {}  # since the last flush
         self._num_of: dict[str, int] = {}  # tracks, by the name that was asked for
         self._free: dict[str, list[int]] = {}
         self._num_lost = 0
@@ -159,7 +160,6 @@ class FileRecorder(Recorder):
         # processes of several containers may have one pid
         self._writer = Writer(1 + int.from_bytes(os.urandom(3)))
         self._opening = self._writer.opening(f"{name or program or 'python'} ({os.getpid()})")
-        self._num_tracks_written = 0
         self._path = path
         self._file = TraceFile(path, self._chunk, self._stop, flush_secs)
 
@@ -290,10 +290,12 @@ class FileRecorder(Recorder):
         with self.lock:
             if free := self._free.get(name):
                 return heappop(free)
-            if len(self._track_names) < _MOST_TRACKS:
+            if self._num_tracks < _MOST_TRACKS:
+                self._num_tracks += 1
                 self._num_of[name] = number = self._num_of.get(name, 0) + 1
-                self._track_names.append(name if number == 1 else f"{name} {number}")
-            return len(self._track_names)
+                shown = name if number == 1 else f"{name} {number}"
+                self._new_tracks[self._num_tracks] = shown
+            return self._num_tracks
 
     def _give_back(self, name: str, track: int) -> None:
         with self.lock:
@@ -340,7 +342,10 @@ class FileRecorder(Recorder):
 
     def _chunk(self) -> str:
         """The lines of what has come since the last chunk."""
-        now, before = self.clock(), self._flushed_at
+        return "".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        now, before, writer = self.clock(), self._flushed_at, self._writer
         self._flushed_at = now
         with self.lock:
             begins: list[Event] = []
@@ -353,10 +358,9 @@ class FileRecorder(Recorder):
             events, self._events = self._events, []
             points_of, self._points = self._points, {}
             about, self._about = self._about, {}
+            tracks, self._new_tracks = self._new_tracks, {}
             watched = [*self._watched.items()]
             self._forget_ended()
-            tracks = [*enumerate(self._track_names, 1)][self._num_tracks_written :]
-            self._num_tracks_written += len(tracks)
         for session, _, times, _, step in rows:
             if not math.isnan(step):
                 points_of.setdefault(session.counter, []).append((times[-1], step))
@@ -367,31 +371,18 @@ class FileRecorder(Recorder):
             else:
                 points_of[name] = [(now, value)]
         self._warn_of_lost()
+        opening, self._opening = self._opening, ""
+        yield opening
+        if about or rows or begins or events or points_of:
+            cpu = None if self._cpu_secs is None else self._cpu_secs()
+            # by the times of its chunks, a reader sees a clock that has jumped
+            yield writer.about("asynchooks", 0, flushed=now, cpu=cpu, about=about)
+        for number, name in tracks.items():
+            yield writer.about("thread_name", number, name=name)
         spans = [each for row in rows for each in events_of(row, self._least_secs)]
         # of two others with the same times the inner one has ended first
-        all_events = [*begins, *spans, *reversed(events)]
-        lines = self._lines(now, tracks, about, all_events, points_of)
-        opening, self._opening = self._opening, ""
-        return opening + "".join(lines)
-
-    def _lines(
-        self,
-        now: float,
-        tracks: list[tuple[int, str]],
-        about: dict[str, Any],
-        events: list[Event],
-        points: dict[str, Points],
-    ) -> Iterator[str]:
-        writer = self._writer
-        if not (about or events or points):
-            return
-        cpu = None if self._cpu_secs is None else self._cpu_secs()
-        # by the times of its chunks, a reader sees a clock that has jumped
-        yield writer.about("asynchooks", 0, flushed=now, cpu=cpu, about=about)
-        for number, name in tracks:
-            yield writer.about("thread_name", number, name=name)
-        yield from writer.events(events)
-        for name, values in points.items():
+        yield from writer.events([*begins, *spans, *reversed(events)])
+        for name, values in points_of.items():
             yield from writer.counter(name, _thinned(values, _MOST_POINTS))
 
     def _forget_ended(self) -> None:

@@ -34,12 +34,11 @@ class MetricsHook(KeepsValues):
     the session the last step comes, too: means since the last point, functions, and outputs if
     training has reached its limit.
 
-    Each sink has a queue
-    of 16,384 points and a thread of its own, in which its library is imported, initialised and
-    called: a sink that hangs or fails costs training nothing. If the queue is full, every second
-    point in it is dropped; that is logged once, and their number at the end. At the end of the
-    session sinks have the grace period, 30 s at most, to take what waits; then their threads are
-    left alone.
+    Each sink has a queue of 16,384 points and a thread of its own, in which its library is
+    imported, initialised and called: a sink that hangs or fails costs training nothing. If the
+    queue is full, every second point in it is dropped; that is logged once, and their number at the
+    end. At the end of the session sinks have the grace period, 30 s at most, to take what waits;
+    then their threads are left alone.
 
     With a `CheckpointSaverHook` a resumed training goes on with the same run of the sink: points
     that the killed process wrote after the last checkpoint are taken back, or not written again,
@@ -49,10 +48,10 @@ class MetricsHook(KeepsValues):
         sink: a sink of `asynchooks.metrics`, a function of the step and a dict of values, or
             several of these in a list. A sink belongs to one session at a time.
         values: what to take: names of outputs, tensors, `mean(...)`, `histogram(...)`, statistics
-            such as `steps_per_sec()`, metrics of an `EvaluationHook` (each when it comes, at
-            the step that was evaluated), or functions
-            without arguments that return a number, a mapping of names to numbers, or None; one of
-            them, a list, or a mapping with names of their own. None: only what is logged.
+            such as `steps_per_sec()`, metrics of an `EvaluationHook` (each when it comes, at the
+            step that was evaluated), or functions without arguments that return a number, a mapping
+            of names to numbers, or None; one of them, a list, or a mapping with names of their own.
+            None: only what is logged.
         every_n_steps: steps between two points, >= 1; 100 if neither this nor the next is given.
         every_n_secs: seconds between two points, >= 0.
         on_failure: what the first error of a sink leads to: `OnFailure.LOG`, it is logged and
