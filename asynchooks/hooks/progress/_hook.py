@@ -96,11 +96,12 @@ class ProgressHook(SessionRunHook):
             raise TypeError(f"file is {shown(file)}; give a text stream, such as sys.stdout")
         self._file = file
         self._display: Display | None = None
-        self._row: Row | None = None
+        # before the first session it is like that of one that has ended
+        self._row = Row("", 0.0, self._look_beside, outcome=Outcome.DONE)
 
     async def begin(self) -> None:
         session = SessionHooks.of(self)
-        if self._row is not None and self._row.outcome is None:
+        if self._row.outcome is None:
             if session is self._session:
                 return  # it is listed twice
             self._row.outcome = Outcome.DROPPED  # of another session: nothing updates it any more
@@ -120,7 +121,7 @@ class ProgressHook(SessionRunHook):
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         row, step = self._row, session.global_step
-        if row is None or self._display is None:
+        if self._display is None:
             return
         self._session.live.set_back(step.value)
         self._values.begin_session(self._engine.now(), step.value)
@@ -131,24 +132,20 @@ class ProgressHook(SessionRunHook):
             self._display.change()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        row = self._row
-        assert row is not None
-        step = row.step
-        if step is not None:
-            limit = step.limit
-            if limit is not None and step.last_known + 1 >= limit:
-                row.is_wanted = True  # the last line shows the values of the last step
+        row, step = self._row, self._row.step
+        limit = None if step is None else step.limit
+        if step is not None and limit is not None and step.last_known + 1 >= limit:
+            row.is_wanted = True  # the last line shows the values of the last step
         return self._of_due if row.is_wanted else self._of_each
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         row, results = self._row, run_values.results
-        row.num_runs += 1  # type: ignore[union-attr]
-        if results is not None or row.is_wanted:  # type: ignore[union-attr]
+        row.num_runs += 1
+        if results is not None or row.is_wanted:
             self._take(run_context, results)
 
     def _take(self, run_context: SessionRunContext, results: Any) -> None:
         row = self._row
-        assert row is not None
         if results is not None:
             self._values.take(results)
         if not row.is_wanted or not self._values.has_all(results):
@@ -168,7 +165,6 @@ class ProgressHook(SessionRunHook):
     def _look_beside(self) -> tuple[str, tuple[str, ...]]:
         """Phase, and what runs beside training; called by the display."""
         stop, row = self._session.stop, self._row
-        assert row is not None
         names = () if stop is None else stop.names_of_tasks()
         hooks = [*self._session.hooks, *self._session.begun]
         ours = {type(each).__name__ for each in hooks}  # the tasks of guards are called so
@@ -197,7 +193,7 @@ class ProgressHook(SessionRunHook):
     async def after_close(self, exception: BaseException | None) -> bool | None:
         row, display = self._row, self._display
         self._values.close()
-        if row is None or display is None or row.outcome is not None:
+        if display is None or row.outcome is not None:
             return None
         if self._wanted is None:
             row.values = _first(self._session.live.latest)
@@ -228,9 +224,8 @@ class ProgressHook(SessionRunHook):
         return Outcome.FAILED, repr(exception)
 
     def on_drop(self) -> None:
-        row = self._row
-        if row is not None and row.outcome is None:
-            row.outcome = Outcome.DROPPED  # which the display finds at its next look
+        if self._row.outcome is None:
+            self._row.outcome = Outcome.DROPPED  # which the display finds at its next look
 
 
 def _first(values: Mapping[str, float]) -> Mapping[str, float]:
