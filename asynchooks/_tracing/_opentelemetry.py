@@ -21,8 +21,7 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from .._engine.base import Engine
 from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span
-from ._label import Label
-from ._runs import STEP, RunRows
+from ._runs import STEP, Run, RunRows
 
 _SESSION = contexts.create_key("asynchooks-session")
 _CANCELLATIONS = ("CancelledError", "Cancelled", "GeneratorExit")
@@ -124,7 +123,7 @@ class SpanRecorder(Recorder):
     def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
         self._num_sessions += 1
         place = Place.current()
-        # a recorder that keeps tracks has its place already, in which this one takes part
+        # what is opened in the block is in the file alone that is written beside
         own = None if place is not None and place.track is not None else Place(self)
         span = _OpenSpan(
             self.tracer, "session", {"asynchooks.session.name": name}, own, is_session=True
@@ -165,32 +164,26 @@ class _SpanSession(RunRows):
         attributes = {"asynchooks.session.name": self._name}
         self._run = _OpenSpan(self._recorder.tracer, "run", attributes)
 
-    def run_ended(
-        self,
-        labels: tuple[Label, ...],
-        times: tuple[float, ...],
-        error: BaseException | None,
-        *,
-        is_cut: bool,
-    ) -> None:
-        run, self._run, recorder = self._run, None, self._recorder
-        if run is None:
+    def run_ended(self, run: Run, error: BaseException | None) -> None:
+        span, self._run, recorder = self._run, None, self._recorder
+        if span is None:
             return
         then = time.time_ns() - round(1e9 * self._clock())  # when the clock was 0
-        for place, (label, (begun, ended)) in enumerate(zip(labels, pairwise(times), strict=False)):
-            its_error = error if place == len(times) - 2 else None
+        spans = zip(run.labels, pairwise(run.times), strict=False)
+        for place, (label, (begun, ended)) in enumerate(spans, 2):
+            its_error = error if place == len(run.times) else None
             is_long = ended - begun >= recorder.least_secs
             if label is not STEP and (is_long or its_error is not None):
-                span = recorder.tracer.start_span(
+                of_hook = recorder.tracer.start_span(
                     label.name,
-                    run.context,
+                    span.context,
                     attributes=_of_hook(label.name),
                     start_time=then + round(1e9 * begun),
                 )
-                end_span(span, its_error, then + round(1e9 * ended))
-        if self._step is not None and not is_cut:
-            run.span.set_attribute("asynchooks.global_step", self._step.last_known)
-        run.end(error)
+                end_span(of_hook, its_error, then + round(1e9 * ended))
+        if self._step is not None and not run.is_cut:
+            span.span.set_attribute("asynchooks.global_step", self._step.last_known)
+        span.end(error)
 
     def span(self, kind: Kind, name: str) -> Span:
         attributes: dict[str, Any] = {"asynchooks.session.name": self._name}

@@ -38,7 +38,7 @@ from .._engine.recording import (
 from ._file import TraceFile
 from ._label import Label
 from ._lines import BEGIN, END, MOMENT, SPAN, Event, Writer
-from ._runs import STEP, RunRows
+from ._runs import STEP, Run, RunRows
 
 logger = logging.getLogger("asynchooks")
 
@@ -51,9 +51,8 @@ _NUMBER = re.compile(r"\d+")
 _VALUE_OF = {"push": "staleness", "pull": "version"}
 """What the value of a mark is, by its name."""
 _RUN = Label("run", Kind.RUN)
-Row = tuple["FileSession", tuple[Label, ...], tuple[float, ...], bool, float]
-"""A run: what was done in it, the times from the beginning of one to the next, whether it was cut,
-and the global step after it."""
+Row = tuple["FileSession", Run, float]
+"""A run, and the global step after it; NaN where it was cut."""
 MOST_ROWS = 100_000
 """Runs that wait for a flush: some 40 MB. More are dropped, and counted."""
 Points = list[tuple[float, float]]
@@ -361,9 +360,9 @@ class FileRecorder(Recorder):
             tracks, self._new_tracks = self._new_tracks, {}
             watched = [*self._watched.items()]
             self._forget_ended()
-        for session, _, times, _, step in rows:
+        for session, run, step in rows:
             if not math.isnan(step):
-                points_of.setdefault(session.counter, []).append((times[-1], step))
+                points_of.setdefault(session.counter, []).append((run.times[-1], step))
         for name, read in watched:
             value = read()
             if value is None:
@@ -437,16 +436,9 @@ class FileSession(RunRows):
         """Whether its global step is this one."""
         return step is not None and self._step is not None and self._step.is_same(step)
 
-    def run_ended(
-        self,
-        labels: tuple[Label, ...],
-        times: tuple[float, ...],
-        error: BaseException | None,
-        *,
-        is_cut: bool,
-    ) -> None:
-        step = math.nan if self._step is None or is_cut else self._step.last_known
-        self._recorder.add_run((self, labels, times, is_cut, step))
+    def run_ended(self, run: Run, error: BaseException | None) -> None:
+        step = math.nan if self._step is None or run.is_cut else self._step.last_known
+        self._recorder.add_run((self, run, step))
 
     def span(self, kind: Kind, name: str) -> Span:
         if task_of(self._engine) is self._task:
@@ -474,7 +466,7 @@ def events_of(row: Row, least_secs: float) -> Iterator[Event]:
         row: of `FileSession`.
         least_secs: calls of hooks that took less are left out.
     """
-    session, labels, times, is_cut, _ = row
+    session, (labels, times, is_cut), _ = row
     yield SPAN, _RUN, session.track, times[0], times[-1], -1, math.nan, is_cut
     begun, num_left = times[0], len(times) - 1
     for label, ended in zip(labels, times[1:], strict=False):

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
 
 from .._engine.recording import Kind, SessionRecord
 from .._running.hooks import HookCall
 from ._label import Label
 
 STEP = Label("step", Kind.RUN)
+
+
+class Run(NamedTuple):
+    """What was done in a run that has ended."""
+
+    labels: tuple[Label, ...]
+    """Of hooks and of `STEP`."""
+    times: tuple[float, ...]
+    """From the beginning of one to that of the next; fewer where the run was cut."""
+    is_cut: bool
+    """Whether it did not come to its end."""
 
 
 class RunRows(SessionRecord):
@@ -30,22 +42,8 @@ class RunRows(SessionRecord):
         self._labels: tuple[Label, ...] = ()  # of what is done in it
 
     @abstractmethod
-    def run_ended(
-        self,
-        labels: tuple[Label, ...],
-        times: tuple[float, ...],
-        error: BaseException | None,
-        *,
-        is_cut: bool,
-    ) -> None:
-        """A run has ended.
-
-        Args:
-            labels: of what is done in it: hooks and `STEP`.
-            times: from the beginning of one to that of the next; fewer where the run was cut.
-            error: that has cut it, if it is known.
-            is_cut: whether it did not come to its end.
-        """
+    def run_ended(self, run: Run, error: BaseException | None) -> None:
+        """A run has ended, by this error if it is known."""
 
     def run_begins(self) -> None:
         """A run begins."""
@@ -96,7 +94,7 @@ class RunRows(SessionRecord):
             self._row.append(self._clock())
         times = tuple(self._row)
         self._row.clear()
-        self.run_ended(self._labels, times, error, is_cut=is_cut)
+        self.run_ended(Run(self._labels, times, is_cut), error)
 
     def cut_run(self, error: BaseException | None) -> None:
         if self._row:

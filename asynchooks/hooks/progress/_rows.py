@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -229,10 +230,7 @@ def named(name: str, parts: Iterable[str]) -> str:
 
 def counted(names: Iterable[Any]) -> list[str]:
     """Each name once, with its number if there are several of it."""
-    numbers: dict[str, int] = {}
-    for name in names:
-        numbers[name] = numbers.get(name, 0) + 1
-    return [name if num == 1 else f"{num} {name}" for name, num in numbers.items()]
+    return [name if num == 1 else f"{num} {name}" for name, num in Counter(names).items()]
 
 
 def steps_text(step: int, limit: int | None) -> str:
