@@ -337,6 +337,7 @@ class KeepsValues(SessionRunHook):
         self._now = current_engine().now
         self._interval.reset()
         self._given = _Given()
+        self._last_step, self._read_step, self._last_results = -1, -1, None
         self._live = session.live
         self._live.loggers += (self._take,)
 
