@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -59,37 +60,38 @@ Points = list[tuple[float, float]]
 """(Seconds, value) of a counter, in order of time."""
 
 
+def _nothing() -> None: ...
+
+
+@dataclass(slots=True, eq=False)
 class FileSpan(Span):
     """One span; its begin is written by itself where it takes longer than a flush."""
 
-    __slots__ = (
-        "_after", "_before", "_recorder", "_times", "begun", "ident", "is_live", "is_written",
-        "label", "least_secs", "track",
-    )  # fmt: skip
+    recorder: FileRecorder
+    label: Label
+    track: int
+    ident: int = -1
+    is_live: bool = False
+    """Whether its begin is written at the next flush."""
+    least_secs: float = 0.0
+    """It is left out if it takes less."""
+    times: Callable[[], float | None] = _nothing
+    """Tells whether something else has been recorded on the track meanwhile."""
+    after: Callable[[], None] = _nothing
+    """Called at the end, with the recorder's lock."""
+    is_written: bool = False
+    """Whether its begin is in the file."""
+    before: float | None = field(init=False)
+    begun: float = field(init=False)
 
-    def __init__(
-        self,
-        recorder: FileRecorder,
-        label: Label,
-        track: int,
-        *,
-        ident: int = -1,
-        is_live: bool = False,
-        least_secs: float = 0.0,
-        times: Callable[[], float | None] | None = None,
-        after: Callable[[], None] | None = None,
-    ) -> None:
-        self._recorder, self.label, self.track, self.ident = recorder, label, track, ident
-        self.is_live = is_live  # its begin is written at the next flush
-        self.is_written = False
-        self.least_secs = least_secs  # it is left out if it takes less
-        self._times, self._before = times, None if times is None else times()
-        self._after = after
-        self.begun = recorder.clock()
-        recorder.open_spans[self] = None  # last: the thread that writes looks at it from now on
+    def __post_init__(self) -> None:
+        self.before = self.times()
+        self.begun = self.recorder.clock()
+        # last: the thread that writes looks at it from now on
+        self.recorder.open_spans[self] = None
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
-        recorder, track, begun, ident = self._recorder, self.track, self.begun, self.ident
+        recorder, track, begun, ident = self.recorder, self.track, self.begun, self.ident
         ended = recorder.clock()
         with recorder.lock:
             recorder.open_spans.pop(self, None)
@@ -98,13 +100,12 @@ class FileSpan(Span):
             else:
                 phase = SPAN
                 # a run of another task that has moved on meanwhile would not nest with it
-                if self._times is not None and self._times() != self._before:
+                if self.times() != self.before:
                     track = recorder.take_track("other tasks")
             if self.is_written or ended - begun >= self.least_secs:
                 is_cut = error is not None
                 recorder.add((phase, self.label, track, begun, ended, ident, value, is_cut))
-            if self._after is not None:
-                self._after()
+            self.after()
 
 
 class FileRecorder(Recorder):
@@ -257,7 +258,7 @@ class FileRecorder(Recorder):
         if track is None:
             return None
         label = Label(f"wait for {_NUMBER.sub('N', what)}", Kind.WAIT)
-        times = next((each.last_time for each in self._sessions if each.track == track), None)
+        times = next((each.last_time for each in self._sessions if each.track == track), _nothing)
         return FileSpan(self, label, track, least_secs=self._least_secs, times=times)
 
     def use(self, engine: Engine, ident: int, staleness: float) -> None:
