@@ -52,21 +52,31 @@ def tensorflows_writer(directory: str) -> Any:
     return writer
 
 
-def cached_by_tensorflow(directory: str) -> Any:
+def cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any:
     """The writer of the directory, in any spelling, in TensorFlow's cache; None if there is none.
 
-    The cache's table is private: tested with TensorFlow 2.16, 2.18 and 2.21.
+    A relative name may be of another working directory, which `only_absolute` rules out. The
+    cache's table is private: tested with TensorFlow 2.16, 2.18 and 2.21.
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return None
     cache, path = tensorflow.compat.v1.summary.FileWriterCache, _canonical(directory)
     with cache._lock:
-        writers = [each for key, each in cache._cache.items() if _canonical(key) == path]
+        writers = [
+            each
+            for key, each in cache._cache.items()
+            if _canonical(key) == path and (_is_absolute(key) or not only_absolute)
+        ]
     if not writers:
         return None
     writers[0].reopen()  # only does something if it was closed
     return writers[0]
+
+
+def _is_absolute(directory: Any) -> bool:
+    path = os.fsdecode(directory)
+    return "://" in path or os.path.isabs(path)
 
 
 def _canonical(directory: Any) -> str:
@@ -419,7 +429,9 @@ class Events:
         if self.writer is not None:
             return
         writer: Any = (
-            tensorflows_writer(in_graph_as) if in_graph_as else cached_by_tensorflow(self.directory)
+            tensorflows_writer(in_graph_as)
+            if in_graph_as
+            else cached_by_tensorflow(self.directory, only_absolute=True)
         )
         if writer is None:
             check_installed(self.directory)

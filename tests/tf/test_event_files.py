@@ -169,6 +169,24 @@ async def test_a_step_function_joins_the_file_that_tensorflow_has_open(tmp_path:
     assert steps_of(read(tmp_path)) == {"eval/score": [4], "other/score": [4], "message": [1, 3]}
 
 
+async def test_a_step_function_does_not_join_a_relative_name_of_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    v1.summary.FileWriterCache.clear()
+    monkeypatch.chdir(tmp_path / "first")
+    with counting_model().graph.as_default():
+        v1.summary.FileWriterCache.get("logs")
+    monkeypatch.chdir(tmp_path / "second")
+    creator = FunctionSessionCreator(lambda: {"loss": 0.5})
+    async with MonitoredSession([evaluation("logs")], creator) as session:
+        for _ in range(4):
+            await session.run("loss")
+    v1.summary.FileWriterCache.clear()
+    assert steps_of(read(tmp_path / "second" / "logs")) == {"eval/score": [4]}
+
+
 async def test_a_later_session_writes_on_in_the_same_file(tmp_path: Path) -> None:
     for num_steps in (4, 8):
         counter = StepCounterHook(every_n_steps=1, output_dir=str(tmp_path))
