@@ -102,7 +102,7 @@ class FunctionSession(RawSession):
         self.global_step = GlobalStep(initial_step)  # until it is attached to the one that it moves
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
-        self._kept_names: tuple[str, ...] = ()  # of outputs that a saver ranks checkpoints by
+        self._kept_names: tuple[str, ...] = ()  # of outputs that are looked at after the run
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step
@@ -203,7 +203,7 @@ class FunctionSession(RawSession):
             )
         return step
 
-    def keep_for_saves(self, fetches: Any) -> bool:
+    def keep_outputs(self, fetches: Any) -> bool:
         if self.global_step.published_only or not isinstance(fetches, str):
             return False
         if fetches not in self._kept_names:

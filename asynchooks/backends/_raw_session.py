@@ -113,8 +113,8 @@ class RawSession(ABC):
     async def _finish_step(self, pending: Awaitable[Any]) -> tuple[Any, int | None, None]:
         return await pending, self.read_step(), None
 
-    def keep_for_saves(self, fetches: Any) -> bool:
-        """For a save of the present step: have runs say which step they made, and what they gave.
+    def keep_outputs(self, fetches: Any) -> bool:
+        """For what looks at the present step: have runs say which they made, and what they gave.
 
         Returns:
             Whether these fetches are kept of the runs of all workers, for `kept_outputs`.

@@ -135,7 +135,8 @@ class MetricsHook(KeepsValues):
             states, self._states = self._states or [_NO_STATE] * len(self._outlets), ()
             for outlet, state in zip(self._outlets, states, strict=True):
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
-            self._values.begin_session(engine.now(), step)  # opening sinks is no training
+            # opening sinks is no training
+            self._values.begin_session(raw_session_of(session), engine.now())
 
     def _forget_after(self, step: int) -> None:
         super()._forget_after(step)

@@ -22,7 +22,7 @@ from .._hook import (
     begin_graph,
 )
 from .._stopping.coordinator import Coordinator
-from ..backends._raw_session import RawSession
+from ..backends._raw_session import RawSession, raw_session_of
 from ..data._consumers import Consumers, consumers_of_last_stage
 from ..metrics._live import number_of
 from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
@@ -152,9 +152,11 @@ class ValueReader:
         self.args_of_due = SessionRunArgs([*means, *outputs]) if outputs or means else None
         """What to ask a run for at which it is."""
 
-    def begin_session(self, now: float, step: int) -> None:
+    def begin_session(self, raw: RawSession, now: float) -> None:
         """A raw session was created: statistics count from here on."""
-        self._look, self._is_restored = (now, step), False
+        self._raw, self._look, self._is_restored = raw, (now, raw.global_step.value), False
+        for each in self._outputs.values():  # of the last run, as no run knows that it is the last
+            raw.keep_outputs(each)
 
     def _reset_means(self) -> None:
         for mean in self._means.values():
@@ -188,23 +190,35 @@ class ValueReader:
         if not self._leave:
             newest = {name: metric.newest() for name, metric in self._metrics.items()}
             found |= {name: each and each[1] for name, each in newest.items()}
-        values = self.read_last(results, found)
+        values = self.read_last(results, step, found)
         self._reset_means()
         return values
 
     def read_last(
-        self, results: Sequence[Any] | None, found: Mapping[str, float | None] | None = None
+        self,
+        results: Sequence[Any] | None,
+        step: int,
+        found: Mapping[str, float | None] | None = None,
     ) -> dict[str, Any]:
         """What there is at the end of a session, where the hook was not due: no statistics.
 
         The means go on: a session that is resumed from here has those of an uninterrupted one.
 
         Args:
-            results: of the last run; None if it was not asked for outputs.
+            results: of the last run; None if it was not asked for outputs: then those are read that
+                the raw session keeps of it.
+            step: that of the last run.
             found: what else there is; None where there is no value yet.
         """
         values: dict[str, Any] = {}
-        if self._outputs and results is not None:
+        if self._outputs and results is None:
+            kept = self._raw.kept_outputs(step)
+            values = {
+                name: number_of(name, kept[each])
+                for name, each in self._outputs.items()
+                if isinstance(each, str) and each in kept
+            }
+        elif self._outputs and results is not None:
             of_due = results[len(self._means) :]
             for (name, each), value in zip(self._outputs.items(), of_due, strict=True):
                 is_spread = isinstance(each, Spread)
@@ -349,7 +363,7 @@ class KeepsValues(SessionRunHook):
         self._forget_after(step)
         self._last_step, self._read_step, self._last_results = -1, -1, None
         self._interval.begin(step, self._now)
-        self._values.begin_session(self._now(), step)
+        self._values.begin_session(raw_session_of(session), self._now())
         self._plan(step, is_first=True)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -392,7 +406,7 @@ class KeepsValues(SessionRunHook):
         if step == self._read_step:
             return
         self._read_step = step
-        values = self._values.read_last(self._last_results)
+        values = self._values.read_last(self._last_results, step)
         self._last_results = None
         if values:
             self._publish(step, values)

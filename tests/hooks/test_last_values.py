@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
+    FeedHook,
     FunctionSessionCreator,
     HistoryHook,
     MetricsHook,
     MonitoredSession,
+    ProgressHook,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
@@ -207,3 +210,20 @@ async def test_a_value_that_is_no_number_in_the_last_step_leaves_the_end() -> No
     steps = iter(range(1, 100))
     with pytest.raises(ValueError, match="the metric 'loss' is 'a text'"):
         await train([HistoryHook("loss", every_n_steps=10)], 12, step)
+
+
+@pytest.mark.parametrize("ends", ["data", "request"])
+async def test_the_last_step_has_its_values_wherever_the_end_comes(ends: str) -> None:
+    history = HistoryHook({"loss": "loss", "mean": mean("loss")}, every_n_steps=100)
+    shown = io.StringIO()
+    hooks: list[SessionRunHook] = [history, ProgressHook("loss", file=shown)]
+    if ends == "data":
+        hooks.append(FeedHook(range(130), "number"))
+    async with MonitoredSession(hooks, lambda number=7: {"loss": number + 1.0}) as session:
+        while not session.should_stop():
+            await session.run([])
+            if ends == "request" and session.global_step.value == 130:
+                session.request_stop()
+    assert points_of(history)[-1][0] == 130
+    assert points_of(history)[-1][1]["loss"] == (130.0 if ends == "data" else 8.0)
+    assert f"loss {130 if ends == 'data' else 8} " in shown.getvalue().splitlines()[-1]

@@ -33,7 +33,7 @@ class Ranking:
     def begin(self, raw: RawSession) -> None:
         """A new raw session: have its runs say what a save needs."""
         if self._metric is not None and self._metric.args is not None:
-            self._keeps_outputs = raw.keep_for_saves(self._metric.args.fetches)
+            self._keeps_outputs = raw.keep_outputs(self._metric.args.fetches)
 
     def forget(self) -> None:
         """The model is restored: no run has made its step."""

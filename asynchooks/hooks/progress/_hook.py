@@ -19,6 +19,7 @@ from ..._hook import (
     SessionRunValues,
 )
 from ..._stopping.coordinator import Coordinator
+from ...backends._raw_session import raw_session_of
 from .._evaluation import EvaluationHook
 from .._interval import names_options
 from .._values import ValueReader, Wanted
@@ -109,6 +110,7 @@ class ProgressHook(SessionRunHook):
         self._values.begin(session)
         self._engine: Engine = current_engine()
         self._display = None
+        self._last_step: int | None = None
         row = self._row = Row(self._name, system_now(), self._look_beside)
         self._of_due, self._of_each = self._values.args_of_due, self._values.args_of_each
         if self._engine.is_virtual:
@@ -124,7 +126,7 @@ class ProgressHook(SessionRunHook):
         if self._display is None:
             return
         self._session.live.set_back(step.value)
-        self._values.begin_session(self._engine.now(), step.value)
+        self._values.begin_session(raw_session_of(session), self._engine.now())
         if row.step is None:
             row.begun_at_step = step.value
         row.step, row.model = step, step.gate
@@ -141,6 +143,7 @@ class ProgressHook(SessionRunHook):
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         row, results = self._row, run_values.results
         row.num_runs += 1
+        self._last_step = run_context.step
         if results is not None or row.is_wanted:
             self._take(run_context, results)
 
@@ -183,6 +186,9 @@ class ProgressHook(SessionRunHook):
         return ("training" if row.num_runs else "starting"), beside
 
     async def end(self, session: Any) -> None:
+        if self._display is not None and self._last_step is not None:
+            last = self._values.read_last(None, self._last_step)
+            self._row.values = {**self._row.values, **last}
         if self._session.is_by_hand:  # no session calls the moments after this one
             await self.after_close(None)
 

@@ -191,7 +191,7 @@ class GraphSession(RawSession):
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
         return await self.call_blocking(lambda: run_in_graph(self._session, fetches, feed_dict))
 
-    def keep_for_saves(self, fetches: Any) -> bool:
+    def keep_outputs(self, fetches: Any) -> bool:
         self._says_steps = True
         return False
 
