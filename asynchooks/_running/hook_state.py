@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any
 
 from .. import _check
-from .._errors import CheckpointError, DamagedCheckpointError, add_note, shown
+from .._errors import CheckpointError, DamagedCheckpointError, InputStateError, add_note, shown
 from .._hook import SessionRunHook
 
 logger = logging.getLogger("asynchooks")
@@ -186,6 +186,7 @@ def matched_hooks(hooks: Iterable[Any], saved: bytes, *, go_on: bool = False) ->
     Raises:
         CheckpointError: some cannot be told apart, and there are more or fewer than there were.
         DamagedCheckpointError: they are not what was saved.
+        InputStateError: from the result: a hook's input is another pipeline than it was.
     """
     pairs, missed, fresh = _matched(hooks, saved)
 
@@ -196,6 +197,9 @@ def matched_hooks(hooks: Iterable[Any], saved: bytes, *, go_on: bool = False) ->
             try:
                 now.hook.load_state_dict(its.state)
             except Exception as error:
+                if isinstance(error, InputStateError) and error.__cause__ is None:
+                    add_note(error, f"in the saved state of the hook {now.key}")
+                    raise  # the checkpoint is intact: it is of another pipeline
                 is_damaged = isinstance(error, _OF_OTHER_SHAPE)
                 raise (DamagedCheckpointError if is_damaged else CheckpointError)(
                     f"the hook {now.key} cannot go on from its saved state: {error!r}. Was it "

@@ -18,8 +18,12 @@ _SAME = (
     ("every_n_steps", "every_n_iter", "every_steps", "save_steps", "log_every_n_steps"),
     ("every_n_secs", "every_secs", "save_secs"),
     ("last_step", "max_steps"),
+    ("metric", "monitor"),
+    ("restore_best", "restore_best_weights"),
+    ("retention", "save_best_only", "save_top_k", "max_to_keep"),
 )
 """Spellings of one option: ours, TensorFlow's, and those of other libraries."""
+_OF_EPOCHS = "repeat(source, 5) around the data of FeedHook makes 5 epochs, after_epoch ends each"
 
 
 def names_options(cls: type[T]) -> type[T]:
@@ -31,6 +35,8 @@ def names_options(cls: type[T]) -> type[T]:
     def checked(self: T, *args: Any, **options: Any) -> None:
         for name in options:
             if name not in known:
+                if "epoch" in name:
+                    raise TypeError(f"{cls.__name__} got {name}; {_OF_EPOCHS}")
                 same = [each for names in _SAME if name in names for each in names if each in known]
                 right = [*same, *get_close_matches(name, known), ", ".join(known[1:])][0]
                 raise TypeError(f"{cls.__name__} got {name}; write {right}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .. import _check
+from .._engine.current import current_engine
 from .._hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -19,14 +20,15 @@ from .._running.hook_state import TimerState
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ._interval import names_options
+from ._interval import Interval, names_options
 
 
 @names_options
 class LoggingTensorHook(SessionRunHook):
-    """Logs values every n runs of this session, every n seconds, and/or at the end.
+    """Logs values every n steps, every n runs of this session, every n seconds, and/or at the end.
 
-    The first run always logs (but not with `at_end` alone). On a graph, `at_end` computes the
+    The first run always logs (but not with `at_end` alone). Steps are those of all workers, and
+    multiples of n. On a graph, `at_end` computes the
     values once more; with a step function it logs those of the last run, as computing them again
     would be one more training step.
 
@@ -37,13 +39,15 @@ class LoggingTensorHook(SessionRunHook):
             fetches, which are their own tags. A fetch is a tensor, an op, a SparseTensor or a name
             (`x` means `x:0`), nested or not; on a step function the name of an output.
         every_n_iter: runs between two messages, > 0.
-        every_n_secs: seconds between two messages, >= 0; give at most one of the two.
+        every_n_secs: seconds between two messages, >= 0.
+        every_n_steps: global steps between two messages, > 0; give at most one of the three.
         at_end: whether to log at the end, too, even if the last run was logged.
         formatter: returns the text for a dict of tags to values.
 
     Raises:
-        ValueError: `every_n_iter` and `every_n_secs` are both given, or neither without `at_end`;
-            in begin: a name with several outputs, or a tensor of another graph.
+        ValueError: several of `every_n_iter`, `every_n_secs` and `every_n_steps` are given, or
+            none without `at_end`; in begin: a name with several outputs, or a tensor of another
+            graph.
         KeyError: in begin: the graph has no such name.
 
     Source: TensorFlow's `tf.compat.v1.train.LoggingTensorHook`.
@@ -59,6 +63,7 @@ class LoggingTensorHook(SessionRunHook):
         ("tensors", "_tags"),
         ("every_n_iter", "_timer._every_steps"),
         ("every_n_secs", "_timer._every_secs"),
+        ("every_n_steps", "_interval.every_steps"),
         ("at_end", "_at_end"),
     )
 
@@ -69,12 +74,15 @@ class LoggingTensorHook(SessionRunHook):
         every_n_secs: float | None = None,
         at_end: bool = False,
         formatter: Callable[[dict[Any, Any]], str] | None = None,
+        *,
+        every_n_steps: int | None = None,
     ) -> None:
-        only_at_end = at_end and every_n_iter is None and every_n_secs is None
-        if not only_at_end and (every_n_iter is None) == (every_n_secs is None):
+        num_given = 3 - (every_n_iter, every_n_secs, every_n_steps).count(None)
+        if num_given > 1 or not (num_given or at_end):
             raise ValueError(
-                f"got every_n_iter={every_n_iter}, every_n_secs={every_n_secs} and "
-                f"at_end={at_end}; give at_end and/or exactly one of the other two"
+                f"got every_n_iter={every_n_iter}, every_n_secs={every_n_secs}, "
+                f"every_n_steps={every_n_steps} and at_end={at_end}; give at_end and/or exactly "
+                "one of the other three"
             )
         if every_n_iter is not None and every_n_iter <= 0:
             raise ValueError(f"every_n_iter is {every_n_iter}; give a number of runs > 0")
@@ -87,7 +95,9 @@ class LoggingTensorHook(SessionRunHook):
         else:
             self._tags = self._given = list(tensors)
         intervals = {"every_n_secs": every_n_secs, "every_n_iter": every_n_iter}
-        self._timer = None if only_at_end else timer_of(**intervals)
+        has_timer = every_n_iter is not None or every_n_secs is not None
+        self._timer = timer_of(**intervals) if has_timer else None
+        self._interval = None if every_n_steps is None else Interval(every_n_steps, None)
         self._at_end = at_end
         self._formatter = formatter
         self.uses_default_graph = formatter is not None  # which is the user's
@@ -107,14 +117,20 @@ class LoggingTensorHook(SessionRunHook):
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         # values that cannot be computed at the end are kept from the last run
         self._keeps_last = self._at_end and not raw_session_of(session).evaluates
+        if self._interval is not None:
+            self._interval.begin(session.global_step.value, current_engine().now)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        timer = self._timer
+        timer, interval = self._timer, self._interval
         self._is_due = timer is not None and timer.should_trigger_for_step(self._num_runs)
+        if interval is not None:
+            self._is_due = interval.is_due(run_context.global_step.last_known + 1)
         return SessionRunArgs(self._fetches) if self._is_due or self._keeps_last else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if self._is_due:
+            if self._interval is not None:
+                self._interval.update(run_context.step)
             self._log(run_values.results, lambda: run_context.step, worker_of(run_context))
         if self._keeps_last:
             self._last, self._worker = run_values.results, worker_of(run_context)

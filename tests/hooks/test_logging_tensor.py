@@ -51,6 +51,19 @@ async def test_it_logs_the_first_run_and_then_every_nth(caplog: pytest.LogCaptur
     assert caplog.records[0].levelno == logging.INFO
 
 
+async def test_it_logs_the_first_step_and_multiples_of_n_of_all_workers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = SharedSessionCreator(counting_creator())
+    hook = LoggingTensorHook(["calls"], every_n_steps=3)
+    async with MonitoredSession([hook], shared) as mine, MonitoredSession([], shared) as other:
+        for _ in range(4):
+            await mine.run([])
+            await other.run([])
+    # step 6 is another worker's: the run after it makes up for it
+    assert logged(caplog) == ["calls = 1", "calls = 3", "calls = 7"]
+
+
 async def test_runs_of_other_sessions_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
     shared = SharedSessionCreator(counting_creator())
     hook = LoggingTensorHook(["calls"], every_n_iter=2)

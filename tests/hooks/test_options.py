@@ -11,6 +11,7 @@ import pytest
 from asynchooks import (
     CheckpointSaverHook,
     DataWaitHook,
+    EarlyStoppingHook,
     EvaluationHook,
     HistoryHook,
     LoggingTensorHook,
@@ -51,6 +52,10 @@ def data_wait(**options: Any) -> DataWaitHook:
     return DataWaitHook(prefetch([1], 1), **options)
 
 
+def early_stopping(**options: Any) -> EarlyStoppingHook:
+    return EarlyStoppingHook(**{"patience": 3, **options})
+
+
 OF_TENSORFLOW = [saver, summaries]
 
 
@@ -77,7 +82,11 @@ WRONG: list[tuple[Callable[..., Any], str, str]] = [
     (history, "every_secs", "HistoryHook got every_secs; write every_n_secs"),
     (data_wait, "every_steps", "DataWaitHook got every_steps; write every_n_steps"),
     (StepCounterHook, "every_n_step", "StepCounterHook got every_n_step; write every_n_steps"),
-    (logging, "every_n_steps", "LoggingTensorHook got every_n_steps; write every_n_iter"),
+    (logging, "save_steps", "LoggingTensorHook got save_steps; write every_n_steps"),
+    (early_stopping, "monitor", "EarlyStoppingHook got monitor; write metric"),
+    (saver, "save_best_only", "CheckpointSaverHook got save_best_only; write retention"),
+    (evaluation, "every_n_epochs", r"EvaluationHook got every_n_epochs; repeat\(source, 5\) aro"),
+    (StopAtStepHook, "max_epochs", r"StopAtStepHook got max_epochs; repeat\(source, 5\) around "),
     (saver, "save_step", "CheckpointSaverHook got save_step; write save_steps"),
     (summaries, "every_n_iter", "SummarySaverHook got every_n_iter; write every_n_steps"),
     (ProgressHook, "save_secs", "ProgressHook got save_secs; write every_n_secs"),
