@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._engine.base import STOPPED, Engine, Sentinel, Slot
 from .._engine.current import current_engine
@@ -40,12 +40,9 @@ News = list[tuple[Slot, Any]]
 """Slots to wake, once the lock is released, and with what."""
 
 
-class Kept(NamedTuple):
-    """Outputs of the run that made a step, for a save of that step."""
-
-    outputs: Mapping[str, Any]
-    owner: object
-    """What computed them: of several models that count on one step, this one."""
+Kept = tuple[Mapping[str, Any], object]
+"""Outputs of the run that made a step, and what computed them: of several models that count on one
+step, this one."""
 
 
 class Ticket:

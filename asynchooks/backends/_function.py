@@ -171,7 +171,8 @@ class FunctionSession(RawSession):
                 f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
                 'expected a mapping of named outputs, such as {"loss": loss}'
             )
-        gate, kept = self.global_step.gate, None
+        gate = self.global_step.gate
+        kept: Kept | None = None
         after: int | Sentinel = ADVANCED
         if gate.published_only:
             after = gate.value
@@ -179,8 +180,11 @@ class FunctionSession(RawSession):
             after = self._step_named(outputs["global_step"], before)
         self._may_go_back = False
         if self._kept_names:
-            named = {name: outputs[name] for name in self._kept_names if name in outputs}
-            kept = Kept(named, self._step_function)
+            if len(outputs) <= len(self._kept_names):  # most likely these: a copy costs less
+                named = dict(outputs)
+            else:
+                named = {name: outputs[name] for name in self._kept_names if name in outputs}
+            kept = named, self._step_function
         try:
             return pick(outputs, fetches), after, kept
         except FetchError as error:
@@ -212,9 +216,9 @@ class FunctionSession(RawSession):
 
     def kept_outputs(self, step: int) -> Mapping[str, Any]:
         made, kept = self.global_step.gate.kept
-        if kept is None or made != step or kept.owner is not self._step_function:
+        if kept is None or made != step or kept[1] is not self._step_function:
             return {}
-        return kept.outputs
+        return kept[0]
 
     def step_after(self, error: BaseException) -> tuple[Any, ...]:
         return error.made if isinstance(error, FetchError) else ()
