@@ -222,7 +222,7 @@ def test_a_line_that_goes_down_is_a_clear_error_and_leaves_the_older_ones(
         with pytest.raises(CheckpointError, match="can be reached.*are untouched"):
             store.save(2, writer())
         proxy.is_down = False
-        assert store.save(2, writer()).serial == 3
+        assert store.save(2, writer()).step == 2
         assert [each.step for each in store.checkpoints()] == [1, 2]
         store.close()
 
