@@ -7,6 +7,7 @@ from typing import Any
 from .._engine.current import now
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues, worker_of
 from .._log import show
+from .._stopping.coordinator import Coordinator
 from ..data._consumers import consumers_of_last_stage
 from ..data._stage import Stage
 from ._interval import names_options
@@ -64,6 +65,11 @@ class DataWaitHook(TimedOutputHook):
         self._timer.reset()  # the step may begin at 0 again
         await super().begin()
         self._output.claim("data_wait")
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await super().after_create_session(session, coord)
+        if self._last is None and self._timer.last_triggered_step() is not None:  # resumed
+            self._last = now(), self._consumers.waited(self._stop)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value

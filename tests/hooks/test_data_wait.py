@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from asynchooks import (
+    CheckpointSaverHook,
     DataWaitHook,
     FeedHook,
     FunctionSessionCreator,
     InputPositionHook,
     MonitoredSession,
     SharedSessionCreator,
+    StateDictSaver,
+    StopAtStepHook,
 )
 from asynchooks._engine.base import Engine
 from asynchooks.data import prefetch
@@ -187,3 +190,23 @@ def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0(
 
     on_trampoline(main)
     assert [(step, value) for _, value, step in writer.written] == [(step, 0.5) for step in steps]
+
+
+def test_a_resumed_training_has_a_value_where_an_uninterrupted_one_has(tmp_path: Path) -> None:
+    writer = Writer()
+
+    async def main(engine: Engine) -> None:
+        for last_step in (16, 38):
+            source = prefetch(numbers(0.75), 1)
+            hooks = [
+                FeedHook(source, "x"),
+                DataWaitHook(source, 10, summary_writer=writer),
+                CheckpointSaverHook(tmp_path, save_secs=1e9, saver=StateDictSaver(w={"w": [0.0]})),
+                StopAtStepHook(last_step=last_step),
+            ]
+            async with MonitoredSession(hooks, FunctionSessionCreator(step_of(0.25))) as session:
+                while not session.should_stop():
+                    await session.run([])
+
+    on_trampoline(main)
+    assert [step for _, _, step in writer.written] == [11, 21, 31]
