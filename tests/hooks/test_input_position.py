@@ -221,8 +221,9 @@ async def test_a_pipeline_without_order_says_so_once_and_is_not_in_the_checkpoin
 
 async def test_a_state_of_another_pipeline_is_refused(tmp_path: Path) -> None:
     await live(tmp_path, prefetch(range(9), 1), 3)
-    with pytest.raises(RuntimeError, match="FeedHook cannot go on .*the state is that of sequence"):
+    with pytest.raises(InputStateError, match="the state is that of sequence") as refused:
         await live(tmp_path, PIPELINES["epochs"](1), 3)
+    assert "in the saved state of the hook FeedHook" in str(refused.value.__notes__)
     with pytest.raises(InputStateError, match="the state is that of take"):
         FeedHook(prefetch(range(9), 1)).load_state_dict({"stage": "take", "taken": 1})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -79,27 +80,29 @@ class _Handler:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    def block(self) -> None:
-        """Before a fork: a signal that the child got before its handlers are back would be lost.
+    if sys.platform != "win32":  # which does not fork
 
-        Python drops what has come to a child by then: 300 of 300 that were sent at once.
-        """
-        self._of_thread.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._found)
+        def block(self) -> None:
+            """Before a fork: a signal that came before the child's handlers are back would be lost.
 
-    def unblock(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.blocked)
+            Python drops what has come to a child by then: 300 of 300 that were sent at once.
+            """
+            self._of_thread.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._found)
 
-    def put_back_in_child(self) -> None:
-        """After a fork: no session goes on in the child, so signals do there what they did."""
-        if self._takes:
-            self._stop_waking = bool  # it would look at the parent's event loop,
-            self.remove(*self._takes)
-            signal.set_wakeup_fd(-1)  # which a signal would wake
-        self.unblock()
+        def unblock(self) -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.blocked)
+
+        def put_back_in_child(self) -> None:
+            """After a fork: no session goes on in the child, so signals do there what they did."""
+            if self._takes:
+                self._stop_waking = bool  # it would look at the parent's event loop,
+                self.remove(*self._takes)
+                signal.set_wakeup_fd(-1)  # which a signal would wake
+            self.unblock()
 
 
 HANDLER = _Handler()
-if hasattr(os, "register_at_fork"):
+if sys.platform != "win32":
     os.register_at_fork(
         before=HANDLER.block,
         after_in_parent=HANDLER.unblock,
