@@ -6,7 +6,7 @@ from one another. So a place means the same item in every checkpoint of a traini
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +29,8 @@ class Position:
         self.in_hand: set[int] = set()
         """Places of items that loops kept when the input went back: the source gives them once
         more, and nobody is to get them."""
+        self.counts = Counter[str]()
+        """Of items that were finished without being used, by the reason."""
         self._mark = mark  # at the frontier
         self._frontier = place
         self._marks: deque[Any] = deque()  # behind each item from the frontier on

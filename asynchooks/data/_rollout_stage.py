@@ -186,7 +186,6 @@ class Rollouts(Buffered, RolloutStage):
         self._pending: deque[Call] = deque()  # read, and not begun
         self._source_error: Exception | None = None  # why nothing more is read; after all results
         self._num_calls = 0  # under way, also those that are cancelled and clean up
-        self._counts = Counter[str]() if state is None else _counts_in(state)
         self._staleness = Counter[int]()
         self._training_end: Stop | None = None  # of the session that asked last
         self._num_refused_in_a_row = 0
@@ -401,7 +400,7 @@ class Rollouts(Buffered, RolloutStage):
         restart = self._restart
         call.num_failures += 1
         if restart is not None and call.num_failures <= restart.max_attempts:
-            self._counts["retried"] += 1
+            self._counting.counts["retried"] += 1
             logger.info("The call for item %d of %r is made again: %r", call.place, self, error)
             slot = Slot(self._engine, "another call of rollouts")
             pause = restart.pause_before(call.num_failures)
@@ -420,7 +419,7 @@ class Rollouts(Buffered, RolloutStage):
 
     def _give_up(self, call: Call, why: str) -> None:
         """The item is finished, and is not trained on."""
-        self._counts[why] += 1
+        self._counting.counts[why] += 1  # those of the model that has gone back are forgotten
         self._counting.finish((call.place,))
         logger.debug("Item %d of %r is %s", call.place, self, why)
 
@@ -499,7 +498,8 @@ class Rollouts(Buffered, RolloutStage):
                 call.worker.cancel()
 
     def _why_empty(self) -> str:
-        counts = {why: self._counts[why] for why in ("refused", "failed", "dropped")}
+        known = self._used().counts
+        counts = {why: known[why] for why in ("refused", "failed", "dropped")}
         found = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
         if not found:
             return super()._why_empty()
@@ -512,14 +512,14 @@ class Rollouts(Buffered, RolloutStage):
         return self._source._origin()
 
     def _saved(self, mark: Mark) -> dict[str, Any]:
-        return {"stage": self.kind, "source": state_of(mark), "counts": dict(self._counts)}
+        return {"stage": self.kind, "source": state_of(mark), "counts": dict(self._used().counts)}
 
     def _position_in(
         self, state: Mapping[str, Any], left_out: Iterable[int] = ()
     ) -> tuple[Position, dict[str, Any]]:
-        found = super()._position_in(state, left_out)
-        self._counts = _counts_in(state)
-        return found
+        position, own = super()._position_in(state, left_out)
+        position.counts = _counts_in(state)
+        return position, own
 
     def _mark_in(self, state: dict[str, Any]) -> Mark:
         return state["source"]
@@ -537,7 +537,7 @@ class Rollouts(Buffered, RolloutStage):
                 logger.error("A cancelled call of %r did not end: it is left alone", self)
 
     def statistics(self) -> RolloutStatistics:
-        known, counts = Stage.statistics(self), self._counts
+        known, counts = Stage.statistics(self), self._used().counts
         return RolloutStatistics(
             **{each.name: getattr(known, each.name) for each in fields(known)}
             | {"num_failures": counts["failed"]},
