@@ -97,7 +97,7 @@ def leaves_dropped_items_unfinished(patch: pytest.MonkeyPatch) -> None:
 
     def count_only(stage: Any, call: Any, why: str) -> None:
         if why == "dropped":
-            stage._counts[why] += 1
+            stage._counting.counts[why] += 1
         else:
             give_up(stage, call, why)
 
