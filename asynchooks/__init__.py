@@ -3,7 +3,6 @@
 The rooms of the package; each imports only from rooms below it, or to the right of it:
 
     __main__ cli _cli testing       the command line; fakes for tests
-    launch                          processes of a cluster on this machine
     tf                              TensorFlow: graphs, checkpoints, clusters, bridges to its loops
     adapters                        hooks in the training loops of other libraries
     distributed                     steps counted in other processes, through Dask

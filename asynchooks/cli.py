@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
-from ._cli import HelpFormatter, launch, plan, simulate
+from ._cli import HelpFormatter, plan, simulate
 from ._errors import PlanError, SimulationError, TraceError
 from ._version import __version__
 
 INTERRUPTED = 130
 """A shell's exit code of a process that Ctrl-C ended: 128 and the number of the signal."""
 
-DESCRIPTION = "Train in virtual time, plan runs, or run a script as a cluster of processes."
+DESCRIPTION = "Train in virtual time, and plan runs."
 EPILOG = """examples:
   asynchooks simulate --workers 64 --compare async,sync
   asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64
-  asynchooks launch --workers 3 train.py
 
 Run `asynchooks COMMAND --help` for the options of a command, with more examples."""
 
@@ -37,7 +36,7 @@ class Command(Protocol):
         """The function to run, which returns the exit code."""
 
 
-COMMANDS: dict[str, Command] = {"simulate": simulate, "plan": plan, "launch": launch}
+COMMANDS: dict[str, Command] = {"simulate": simulate, "plan": plan}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1: the run failed; 2: an argument is refused, by one line on stderr, or
         there is no command, by the help on stderr (argparse exits by SystemExit with 2, and with 0
-        after --help); 130: Ctrl-C. That of `launch` may be any: it is its processes' own.
+        after --help); 130: Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = OneLineParser(prog="asynchooks", description=DESCRIPTION, epilog=EPILOG)

@@ -2,8 +2,10 @@
 
 The variables and the global step live on the ps. Each process that trains builds the graph for
 itself and lends one session, on its own server, to its workers. The workers of all processes take
-turns to join, and training stops exactly at LAST_STEP, wherever the last step is made. TF_CONFIG
-tells each process which task it is: `asynchooks launch` sets it on one machine, you on several.
+turns to join, and training stops exactly at LAST_STEP, wherever the last step is made.
+
+It starts a ps and three processes that train on this machine. On several machines, start it once
+for each task, with TF_CONFIG in the environment: then it is that task alone.
 
 Each process that trains prints at which steps its workers began and how many they ran; the chief
 prints the accuracy, too. The chief's log shows the workers that wait, and the speed.
@@ -12,15 +14,19 @@ prints the accuracy, too. The chief's log shows the workers that wait, and the s
 from __future__ import annotations
 
 import os
-import sys
 
-if __name__ == "__main__" and not os.environ.get("TF_CONFIG"):  # before TensorFlow is loaded
-    launch = "asynchooks launch --ps 1 --workers 3 --workers-per-process 8"
-    sys.exit(f"there is no TF_CONFIG; on one machine: {launch} {sys.argv[0]}")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # fewer lines from TensorFlow at its start
 
+import json
 import logging
 import math
+import multiprocessing
+import signal
+import socket
+import sys
+from contextlib import ExitStack
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -32,6 +38,7 @@ from sklearn.model_selection import train_test_split
 import asynchooks as ah
 
 LAST_STEP, K, BATCH_SIZE, SEED = 2000, 100, 64, 0
+NUM_PROCESSES, WORKERS_PER_PROCESS = 3, 8
 
 
 class Model:
@@ -92,10 +99,10 @@ async def train(task: ah.ClusterTask) -> None:
         for i in range(task.workers_per_process):
             group.start_soon(worker, i)
 
-    print(f"began by the steps {starts}, ran {num_steps} steps")
+    print(f"{task.name} began by the steps {starts}, ran {num_steps} steps")
     if task.is_chief:
         step, accuracy = final.final_ops_values
-        print(f"final step {step}, test accuracy {accuracy:.4f}")
+        print(f"{task.name}: final step {step}, test accuracy {accuracy:.4f}")
 
 
 async def main() -> None:
@@ -109,6 +116,52 @@ async def main() -> None:
         await train(task)
 
 
-if __name__ == "__main__":
+def run_task(config: str) -> None:
+    """One process of the cluster, which does not outlive the one that started it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def end_with_parent() -> None:
+            parent.join()
+            os._exit(1)
+
+        Thread(target=end_with_parent, daemon=True).start()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the one that started it
+    os.environ["TF_CONFIG"] = config
     logging.basicConfig(format="%(message)s")
     anyio.run(main)
+
+
+def run_all() -> int:
+    """All processes of a cluster on this machine; returns the exit code of the first that fails."""
+    tasks = [("ps", 0), *(("worker", index) for index in range(NUM_PROCESSES))]
+    with ExitStack() as stack:  # ports that are free at this moment
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in tasks]
+        ps, *workers = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    shared = {
+        "cluster": {"ps": [ps], "worker": workers},
+        "workers_per_process": WORKERS_PER_PROCESS,
+    }
+    context = multiprocessing.get_context("spawn")
+    running = []
+    for job, index in tasks:
+        config = json.dumps({**shared, "task": {"type": job, "index": index}})
+        running.append(context.Process(target=run_task, args=(config,), daemon=True))
+        running[-1].start()
+    while running:
+        wait([process.sentinel for process in running])
+        for process in [each for each in running if each.exitcode is not None]:
+            running.remove(process)
+            if process.exitcode:
+                return abs(process.exitcode)  # the others end with this process
+    return 0
+
+
+if __name__ == "__main__":
+    if "TF_CONFIG" in os.environ:
+        run_task(os.environ["TF_CONFIG"])
+    else:
+        try:
+            sys.exit(run_all())
+        except KeyboardInterrupt:
+            sys.exit(130)  # as a shell says it

@@ -2,9 +2,8 @@
 
 The parameters live on one Dask worker; every session pulls them, computes a gradient of a small
 network and pushes it. Worker i joins at step int(K * log(i + 1)), and training stops exactly at
-the last step. It runs on the cluster at DASK_SCHEDULER_ADDRESS with ASYNCHOOKS_NUM_WORKERS Dask
-workers, which `asynchooks launch --engine dask --workers 3 --workers-per-process 4` sets, or starts
-one on this machine.
+the last step. It starts a cluster on this machine, which ends with it, or uses the one whose
+scheduler is at DASK_SCHEDULER_ADDRESS.
 
 It prints the number of sessions, the steps of each session by process, and the accuracy.
 """
@@ -124,8 +123,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--protocol", default="async", help="such as kbatch-async:4, ssp:3, sync")
     parser.add_argument("--steps", type=int, default=2000, help="the last global step")
-    launched = int(os.environ.get("ASYNCHOOKS_NUM_WORKERS", "3"))
-    parser.add_argument("--processes", type=int, default=launched, help="Dask workers to wait for")
+    parser.add_argument("--processes", type=int, default=3, help="Dask workers to wait for")
     options = parser.parse_args()
     # where workers wait for each other, all have to begin together
     starts_gradually = options.protocol.startswith(("async", "kbatch-async"))

@@ -10,7 +10,6 @@ import resource
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -23,7 +22,6 @@ import pytest
 
 import asynchooks
 from asynchooks import cli
-from asynchooks._cli import launch as launch_command
 from asynchooks.cli import COMMANDS, Command, main
 from asynchooks.planning import record, span
 from asynchooks.protocols import StaleSynchronous
@@ -328,10 +326,6 @@ def help_of(
     [
         ("", "Run `asynchooks COMMAND --help` for the options of a command"),
         ("simulate", "least-squares problem"),
-        ("launch", "TF_CONFIG says which task it is"),
-        ("launch", "DASK_SCHEDULER_ADDRESS, which distributed.Client() reads"),
-        ("launch", "ASYNCHOOKS_NUM_WORKERS is the number of workers"),
-        ("launch", "Set these variables by hand to run the same script on several machines"),
     ],
 )
 def test_help_says_what_is_trained_and_how_on_several_machines(
@@ -405,7 +399,6 @@ def test_without_a_command_it_prints_its_help_on_stderr_and_exits_with_2(
     ("line", "refused"),
     [
         ("simulat", "asynchooks: error: there is no command 'simulat'; did you mean 'simulate'?"),
-        ("lanch a.py", "asynchooks: error: there is no command 'lanch'; did you mean 'launch'?"),
         ("fly", "asynchooks: error: there is no command 'fly'; see asynchooks --help"),
         ("--verson", "asynchooks: error: there is no option '--verson'; did you mean '--version'?"),
         ("simulate --wrokers 4", "asynchooks simulate: error: there is no option '--wrokers'; did "
@@ -422,8 +415,6 @@ def test_without_a_command_it_prints_its_help_on_stderr_and_exits_with_2(
          "see asynchooks simulate --help"),
         ("simulate --nonsense -- extra", "asynchooks simulate: error: there is no option "
          "'--nonsense'; see asynchooks simulate --help"),
-        ("launch --woker 3 train.py", "asynchooks launch: error: there is no option '--woker'; did "
-         "you mean '--workers'?"),
     ],
 )  # fmt: skip
 def test_a_misspelt_command_or_option_gets_a_suggestion(
@@ -479,125 +470,3 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"asynchooks {asynchooks.__version__}\n"
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> str:
-    path = tmp_path / "script.py"
-    path.write_text("import os; print(os.environ['TF_CONFIG'])")
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("--ps 0", "argument --ps: '0'; give a whole number >= 1"),
-        ("--workers 0", "argument --workers: '0'; give a whole number >= 1"),
-        ("--workers-per-process x", "--workers-per-process: 'x'; give a whole number >= 1"),
-        ("--engine ray", r"argument --engine: invalid choice: 'ray' \(choose from .*dask"),
-        ("--engine dask --ps 1", "--ps is for TensorFlow only, Dask has a scheduler; leave it out"),
-        ("--grace -1", "argument --grace: '-1'; give seconds >= 0"),
-        ("--grace nan", "argument --grace: 'nan'; give seconds >= 0"),
-        ("--port-base 0", "argument --port-base: '0'; give a port from 1 to 65535"),
-        ("--port-base 65536", "argument --port-base: '65536'; give a port from 1 to 65535"),
-        ("--port-base 65535", "--port-base 65535 leaves too few ports for 2 tasks; give one <= 65"),
-    ],
-)
-def test_launch_refuses_a_bad_value_with_what_is_allowed(
-    capfd: pytest.CaptureFixture[str], script: str, line: str, what: str
-) -> None:
-    assert re.search(what, refusal(capfd, "launch", *line.split(), script))
-
-
-def test_launch_refuses_a_script_that_cannot_run(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    missing, directory = str(tmp_path / "missing.py"), str(tmp_path)
-    what_to_do = "give the path of a Python file"
-    assert refusal(capfd, "launch", missing) == f"there is no script {missing!r}; {what_to_do}"
-    assert refusal(capfd, "launch", directory) == f"script {directory!r} is no file; {what_to_do}"
-    required = "the following arguments are required: script, ..."
-    assert refusal(capfd, "launch") == required
-
-
-@pytest.mark.faults
-def test_ports_follow_the_first_and_a_taken_one_is_refused(
-    capfd: pytest.CaptureFixture[str], script: str
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = other.getsockname()[1]
-        refused = refusal(capfd, "launch", "--port-base", str(taken - 1), script)
-    assert refused.startswith(
-        f"worker:0 cannot listen on 127.0.0.1:{taken} (Address already in use); give another "
-        "--port-base"
-    )
-    assert main(["launch", "--port-base", str(taken - 1), script]) == 0
-    (config, _) = [json.loads(each.split(" | ")[1]) for each in capfd.readouterr().out.splitlines()]
-    assert config["cluster"] == {
-        "ps": [f"127.0.0.1:{taken - 1}"],
-        "worker": [f"127.0.0.1:{taken}"],
-    }
-
-
-def test_without_dask_the_extra_is_named(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    assert refusal(capfd, "launch", "--engine", "dask", script) == (
-        "--engine dask needs distributed; pip install 'asynchooks[dask]'"
-    )
-
-
-DASK = """
-import os
-from distributed import Client
-
-def main():
-    with Client() as client:
-        client.wait_for_workers(2, timeout=20)
-        workers = client.scheduler_info(n_workers=-1)["workers"]
-        print("expected", os.environ["ASYNCHOOKS_NUM_WORKERS"])
-        print("threads", sorted(each["nthreads"] for each in workers.values()))
-        print("pids", *client.run(os.getpid).values())
-        print("sum", client.submit(sum, [1, 2]).result())
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.mark.faults
-def test_a_script_for_dask_finds_its_scheduler_and_the_cluster_ends_with_it(
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("distributed")
-    script = tmp_path / "script.py"
-    script.write_text(DASK)
-    line = "-m asynchooks launch --engine dask --workers 2 --workers-per-process 3"
-    done = subprocess.run(
-        [sys.executable, *line.split(), str(script)],
-        env={**os.environ, "DASK_LOGGING__DISTRIBUTED": "info"},  # else they say little
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split(" | ", 1) for line in done.stdout.splitlines()]
-    printed = [text for name, text in lines if name == "script   "]
-    assert printed[:2] == ["expected 2", "threads [3, 3]"]
-    assert printed[3] == "sum 3"
-    pids = [int(pid) for pid in printed[2].split()[1:]]
-    assert len(pids) == 2
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-    assert {name.strip() for name, _ in lines} == {"scheduler", "worker:0", "worker:1", "script"}
-    assert not [text for _, text in lines if ":8787" in text], "no web server on a fixed port"
-    assert "scheduler" in lines[-1][0], "it is the last to end"
-
-
-def test_on_windows_it_says_at_once_what_is_missing_and_what_to_do(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
-    monkeypatch.setattr(launch_command, "os", SimpleNamespace(name="nt"))
-    said = refusal(capfd, "launch", script)
-    assert said.startswith("launch does not work on Windows, which lacks the process groups and ")
-    assert "run it on Linux, macOS or in WSL, or start each process yourself" in said

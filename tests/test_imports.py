@@ -28,7 +28,7 @@ FOREIGN = {
     "asyncio": ["_engine/real_time.py", "simulation/kernel", "distributed"],
     "trio": ["_engine/real_time.py", "simulation/kernel", "distributed"],
     "anyio": [
-        "_engine/real_time.py", "_engine/current.py", "simulation/kernel", "launch",
+        "_engine/real_time.py", "_engine/current.py", "simulation/kernel",
         "adapters",
     ],
     "time": [

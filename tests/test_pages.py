@@ -13,10 +13,12 @@ import contextlib
 import gc
 import importlib.util
 import io
+import json
 import logging
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,7 +33,7 @@ from asynchooks.cli import main
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.M | re.S)
 COMMAND = re.compile(r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", re.M | re.S)
-SCRIPT = re.compile(r"# (\S+), for: asynchooks (launch .*)\n")
+SCRIPT = re.compile(r"# (\S+\.py)(?:, for (\d+) ps and (\d+) workers, (\d+) in each process)?\n")
 OPTION = re.compile(r"^<!-- (tests|needs|shows): (.*) -->$", re.M)
 FENCED = re.compile(r"^( *)(```+|:::+).*?^\1\2[`:]*$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
@@ -90,11 +92,7 @@ def pages() -> Sequence[object]:
 
 def commands() -> Sequence[object]:
     return [
-        pytest.param(
-            *found,
-            id=f"{name_of(path)}-{found[0].split()[1]}",
-            marks=[pytest.mark.faults] if found[0].startswith("asynchooks launch") else [],
-        )
+        pytest.param(*found, id=f"{name_of(path)}-{found[0].split()[1]}")
         for path in PAGES
         for found in COMMAND.findall(read(path))
     ]
@@ -152,19 +150,44 @@ def own_logging() -> Iterator[None]:
             logger.handlers[:] = handlers
 
 
-def check_launched(block: Block, name: str, command: str) -> None:
-    """Run a block as a cluster: each line that the page shows is printed by that task."""
+def check_script(block: Block, script: re.Match[str]) -> None:
+    """Run a block as a script, or as each task of a cluster; what the page shows is printed."""
+    name, *sizes = script.groups()
     Path(name).write_text(block.code)
-    done = subprocess.run(
-        [sys.executable, "-m", "asynchooks", *command.split()],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    tasks = [{}] if sizes[0] is None else cluster_tasks(*map(int, sizes))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, name],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment in tasks
+    ]
+    try:
+        outputs = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(tasks), outputs
     assert block.output is not None
-    assert set(block.output.splitlines()) <= set(done.stdout.splitlines())
+    printed = {line for output, _ in outputs for line in output.splitlines()}
+    assert set(block.output.splitlines()) <= printed, outputs
+
+
+def cluster_tasks(num_ps: int, num_workers: int, workers_per_process: int) -> list[dict[str, str]]:
+    """TF_CONFIG of each task of a cluster on this machine, on ports that are free now."""
+    tasks = [("ps", i) for i in range(num_ps)] + [("worker", i) for i in range(num_workers)]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in tasks]
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    cluster = {"ps": addresses[:num_ps], "worker": addresses[num_ps:]}
+    shared = {"cluster": cluster, "workers_per_process": workers_per_process}
+    return [
+        {"TF_CONFIG": json.dumps({**shared, "task": {"type": job, "index": index}})}
+        for job, index in tasks
+    ]
 
 
 @pytest.mark.parametrize("path", pages())
@@ -191,7 +214,7 @@ def test_page_prints_what_it_shows(
         for block in find_blocks(text):
             script = SCRIPT.match(block.code)
             if script is not None:
-                check_launched(block, *script.groups())
+                check_script(block, script)
                 continue
             begin = printed.tell()
             # empty lines in front: an error then names the page's own line

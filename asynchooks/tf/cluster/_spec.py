@@ -32,7 +32,7 @@ def parse_tf_config(text: str | None) -> tuple[Any, Any, Any, Any]:
     right = f'give {{"cluster": {_EXAMPLE}, "task": {{"type": "worker", "index": 0}}}}'
     if text is None or text == "":
         how = "not set" if text is None else "empty"
-        raise ValueError(f"TF_CONFIG is {how}; {right} (`asynchooks launch` sets it)")
+        raise ValueError(f"TF_CONFIG is {how}; {right}")
     if not isinstance(text, str):
         raise TypeError(f"TF_CONFIG is {_shown(text)}; {right}, as text")
     try:
