@@ -13,20 +13,20 @@ from .._later import later
 from .._step.remote import Demand, SourceState, StepSource
 
 if TYPE_CHECKING:
-    from .dask._cluster import DaskCluster as DaskCluster
-    from .parameter_server._hosting import host_parameter_server as host_parameter_server
-    from .parameter_server._messages import HostStatistics as HostStatistics
-    from .parameter_server._messages import ServerAddress as ServerAddress
-    from .parameter_server._remote import RemoteParameterServer as RemoteParameterServer
+    from ._cluster import DaskCluster as DaskCluster
+    from ._hosting import host_parameter_server as host_parameter_server
+    from ._messages import HostStatistics as HostStatistics
+    from ._messages import ServerAddress as ServerAddress
+    from ._remote import RemoteParameterServer as RemoteParameterServer
 else:  # Dask is imported when it is first used
     __getattr__, __dir__ = later(
         __name__,
         {
-            "DaskCluster": "dask._cluster",
-            "HostStatistics": "parameter_server._messages",
-            "RemoteParameterServer": "parameter_server._remote",
-            "ServerAddress": "parameter_server._messages",
-            "host_parameter_server": "parameter_server._hosting",
+            "DaskCluster": "_cluster",
+            "HostStatistics": "_messages",
+            "RemoteParameterServer": "_remote",
+            "ServerAddress": "_messages",
+            "host_parameter_server": "_hosting",
         },
     )
 

@@ -1,20 +1,19 @@
-"""The members of a training: their messages, heartbeats and credits, and which of them have news.
+"""The members of a training: their messages, leases and credits, and which of them have news.
 
-A state machine without I/O and without a clock: its owner reports messages and ticks, and sends the
-news. The plugin of Dask's scheduler and the host of a parameter server use it; a member of a host
-takes no credits, as its server respects the limit itself.
+A state machine without I/O and without a clock: its host reports messages and the time that has
+passed, and sends the news.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._credits import share_of
 
 _NUM_LEFT = 1000
-"""Members that have left whose late messages are recognized."""
+"""Members that have left whose repeated calls are recognized."""
 
 
 class State(NamedTuple):
@@ -32,12 +31,14 @@ class State(NamedTuple):
         """Whether the step cannot advance any more."""
         return self.is_closed or (self.limit is not None and self.step >= self.limit)
 
-    def merged(self, other: State) -> State:
-        """The newest of two states: messages overtake each other."""
-        newer, older = (self, other) if other.number < self.number else (other, self)
-        if newer.epoch == older.epoch and newer.step < older.step:
-            return newer._replace(step=older.step)
-        return newer
+
+class Answer(NamedTuple):
+    """The end of a call."""
+
+    order: int  # of all answers to the member, from 1
+    call: int  # its number, given by the member
+    value: Any
+    error: Exception | None = None
 
 
 class Member:
@@ -46,24 +47,29 @@ class Member:
     Args:
         name: unique to the process.
         wake: called when it has news; it may be called again before they are sent.
-        lease_ticks: after more ticks than these without a message the member is silent.
+        lease_secs: after more seconds than these without a message the member is silent.
     """
 
     __slots__ = (
-        "answer", "granted", "has_left", "held", "is_due", "known", "knows_limit", "lease_ticks",
-        "name", "next_step", "num_silent", "uncounted", "wake", "wanted",
+        "answers", "granted", "held", "is_due", "known", "knows_limit", "lease_secs", "name",
+        "next_step", "num_answers", "num_sent", "place", "secs_silent", "taken", "uncounted",
+        "wake", "wanted",
     )  # fmt: skip
 
-    def __init__(self, name: str, wake: Callable[[], object], lease_ticks: float) -> None:
+    def __init__(self, name: str, wake: Callable[[], object], lease_secs: float) -> None:
         self.name = name
         self.wake = wake
-        self.lease_ticks = lease_ticks
-        self.num_silent = 0  # ticks since its last message
-        self.answer = (0, 0)  # the number of its newest message, and the step after that
-        self.has_left = False  # for good: late messages do not count
-        self.known: State | None = None  # the newest state that it has
+        self.lease_secs = lease_secs
+        self.place: str | None = None  # the address of its Dask worker, if it is one
+        self.secs_silent = 0.0  # since its last message
+        self.known: State | None = None  # the newest state that was sent to it
         self.next_step: float = math.inf  # the lowest step that it waits for
         self.is_due = False  # it has news of its own
+        # Calls
+        self.taken = 0  # the number of the newest one
+        self.answers: dict[int, Answer] = {}  # by their order, until it has received them
+        self.num_answers = 0  # ever
+        self.num_sent = 0  # of these, over the present connection
         # Credits
         self.knows_limit = False  # else it has runs under way without credits
         self.held = 0  # credits that it has, or that are on the way to it
@@ -71,14 +77,14 @@ class Member:
         self.wanted = 0
         self.uncounted = 0  # of those held, the ones that others got while it was away
 
-    def tick(self) -> bool:
-        """One tick has passed; returns whether the member is silent.
+    def tick(self, secs: float) -> bool:
+        """So much time has passed; returns whether the member is silent.
 
-        Its owner counts ticks instead of reading a clock: an owner that was stopped itself has
-        received nothing, without any member being silent.
+        Its host adds up its own pauses instead of reading a clock: a host that was stopped itself
+        has received nothing, without any member being silent.
         """
-        self.num_silent += 1
-        return self.num_silent > self.lease_ticks
+        self.secs_silent += secs
+        return self.secs_silent > self.lease_secs
 
     def has_news(self, state: State) -> bool:
         """Whether this state, or something else, concerns the member."""
@@ -89,6 +95,24 @@ class Member:
             or state.number > known.number
             or known.step < state.step >= self.next_step
         )
+
+    def answer(self, call: int, value: Any, error: Exception | None = None) -> None:
+        """A call of this member has ended."""
+        self.num_answers += 1
+        self.answers[self.num_answers] = Answer(self.num_answers, call, value, error)
+        self.is_due = True
+        self.wake()
+
+    def has_received(self, order: int) -> None:
+        """It has all answers up to this one."""
+        for each in [each for each in self.answers if each <= order]:
+            del self.answers[each]
+
+    def unsent(self) -> list[Answer]:
+        """The answers that are sent now: over a new connection all that it has not received."""
+        found = [each for order, each in self.answers.items() if order > self.num_sent]
+        self.num_sent = self.num_answers
+        return found
 
 
 M = TypeVar("M", bound=Member)
@@ -104,26 +128,27 @@ class MembershipTable(Generic[M]):
         self.state = State(0, 0, 0, None)
         self.members: dict[str, M] = {}
         self._wanting: dict[str, M] = {}  # in order of asking
-        self._left: dict[str, tuple[tuple[int, int], bool]] = {}  # answer, whether for good
+        self._left: dict[str, Member] = {}
 
     def join(self, member: M) -> M:
-        """Add a member, in place of one of its name; not one that has left for good."""
+        """Add a member, in place of one of its name, whose calls it continues."""
         before = self.members.get(member.name)
         if before is not None:
             self.leave(before)
-        member.answer, member.has_left = self._left.get(member.name, (member.answer, False))
-        if not member.has_left:
-            self._left.pop(member.name, None)
-            self.members[member.name] = member
+        left = self._left.pop(member.name, None)
+        if left is not None:
+            member.taken = left.taken
+            member.answers, member.num_answers = left.answers, left.num_answers
+        self.members[member.name] = member
         return member
 
     def leave(self, member: M) -> None:
-        """Remove a member: its credits are free for others. With `has_left` it cannot rejoin."""
+        """Remove a member: its credits are free for others."""
         if self.members.get(member.name) is not member:
             return
         del self.members[member.name]
         self._wanting.pop(member.name, None)
-        self._left[member.name] = member.answer, member.has_left
+        self._left[member.name] = member
         while len(self._left) > _NUM_LEFT:
             del self._left[next(iter(self._left))]
         self._grant()
@@ -143,19 +168,6 @@ class MembershipTable(Generic[M]):
                 member.held = member.granted = member.uncounted = 0
             member.wake()
         return state
-
-    def is_new(self, member: M, number: int) -> bool:
-        """A message has come; returns whether it is newer than all before, which is noted."""
-        member.num_silent = 0
-        if number <= member.answer[0]:
-            return False
-        member.answer = (number, self.state.step)
-        return True
-
-    def notify(self, member: M) -> None:
-        """The member has news of its own."""
-        member.is_due = True
-        member.wake()
 
     def has_sent(self, member: M) -> None:
         """All news of the member were sent."""
@@ -219,4 +231,5 @@ class MembershipTable(Generic[M]):
             member.wanted = 0
             free -= num
             del self._wanting[member.name]
-            self.notify(member)
+            member.is_due = True
+            member.wake()

@@ -12,16 +12,16 @@ from asynchooks.distributed._membership import Member, MembershipTable, State
 class Woken:
     """Members of one table, and the order in which they were woken."""
 
-    def __init__(self, *names: str, lease_ticks: float = 3) -> None:
+    def __init__(self, *names: str, lease_secs: float = 3) -> None:
         self.table: MembershipTable[Member] = MembershipTable()
         self.names: list[str] = []
-        self.lease_ticks = lease_ticks
+        self.lease_secs = lease_secs
         self.members = [self.join(name) for name in names]
         for member in self.members:
             self.table.has_sent(member)
 
     def join(self, name: str) -> Member:
-        member = Member(name, lambda: self.names.append(name), self.lease_ticks)
+        member = Member(name, lambda: self.names.append(name), self.lease_secs)
         return self.table.join(member)
 
     def ask(self, member: Member, num_wanted: int) -> int:
@@ -44,19 +44,6 @@ def test_a_change_other_than_of_the_step_is_numbered_and_wakes_all() -> None:
         assert state == State(number, epoch, 4, limit, is_closed)
         assert woken.names == ["a", "b"] * number
         assert state.is_over == is_closed
-
-
-def test_of_two_states_the_one_of_the_newest_change_and_step_counts() -> None:
-    first, step, limit = State(0, 0, 4, None), State(0, 0, 6, None), State(1, 0, 5, 9)
-    epoch = State(2, 1, 2, 9)
-    for one, other, newest in [
-        (first, step, step),
-        (step, limit, State(1, 0, 6, 9)),
-        (first, limit, limit),
-        (limit, epoch, epoch),
-        (step, epoch, epoch),
-    ]:
-        assert one.merged(other) == other.merged(one) == newest
 
 
 def test_a_step_wakes_members_that_wait_for_it_until_the_news_are_sent() -> None:
@@ -90,72 +77,50 @@ def test_a_step_that_the_member_knows_is_no_news() -> None:
 def test_a_member_with_news_of_its_own_is_woken_until_they_are_sent() -> None:
     woken = Woken("a", "b")
     table, (member, other) = woken.table, woken.members
-    table.notify(member)
+    member.answer(1, None)
     assert woken.names == ["a"]
     assert (member.has_news(table.state), other.has_news(table.state)) == (True, False)
     table.has_sent(member)
     assert not member.has_news(table.state)
 
 
-def test_a_member_is_silent_after_more_ticks_than_its_lease_without_a_message() -> None:
-    woken = Woken("a", lease_ticks=3)
+def test_a_member_is_silent_after_a_longer_time_than_its_lease() -> None:
+    woken = Woken("a", lease_secs=3)
     (member,) = woken.members
-    assert [member.tick() for _ in range(3)] == [False] * 3
-    assert not woken.table.is_new(member, 0)  # any message, also one that is repeated
-    assert [member.tick() for _ in range(5)] == [False] * 3 + [True] * 2
+    assert [member.tick(1.0) for _ in range(5)] == [False] * 3 + [True] * 2
 
 
-def test_only_a_message_with_a_larger_number_is_new() -> None:
+def test_a_member_that_comes_back_continues_its_calls() -> None:
     woken = Woken("a")
     (member,) = woken.members
-    assert [woken.table.is_new(member, number) for number in (1, 1, 3, 2, 4)] == [
-        True, False, True, False, True,
-    ]  # fmt: skip
-    woken.table.update(0, 7, None)
-    assert woken.table.is_new(member, 5)
-    assert member.answer == (5, 7)
-
-
-def test_messages_of_a_member_that_comes_back_are_still_recognized() -> None:
-    woken = Woken("a")
-    (member,) = woken.members
-    woken.table.is_new(member, 6)
+    member.taken = 6
+    member.answer(6, "done")
     woken.table.leave(member)
     assert woken.table.members == {}
     again = woken.join("a")
     assert woken.table.members == {"a": again}
-    assert not woken.table.is_new(again, 6)
-    assert woken.table.is_new(again, 7)
+    assert again.taken == 6
+    assert [each.value for each in again.unsent()] == ["done"]
 
 
 def test_a_second_member_of_a_name_takes_the_place_of_the_first() -> None:
     woken = Woken("a")
     (first,) = woken.members
-    woken.table.is_new(first, 2)
+    first.taken = 2
     second = woken.join("a")
     woken.table.leave(first)  # its connection ends later
     assert woken.table.members == {"a": second}
-    assert second.answer == first.answer
-
-
-def test_a_member_that_has_left_for_good_does_not_come_back() -> None:
-    woken = Woken("a")
-    (member,) = woken.members
-    member.has_left = True
-    woken.table.leave(member)
-    for _ in range(2):
-        assert woken.join("a").has_left
-        assert woken.table.members == {}
+    assert second.taken == 2
 
 
 def test_of_members_that_have_left_the_last_thousand_are_remembered() -> None:
     woken = Woken()
     for number in range(1001):
         member = woken.join(str(number))
-        woken.table.is_new(member, 1)
+        member.taken = 1
         woken.table.leave(member)
-    assert woken.join("0").answer == (0, 0)
-    assert woken.join("1").answer == (1, 0)
+    assert woken.join("0").taken == 0
+    assert woken.join("1").taken == 1
 
 
 def test_tickets_are_granted_below_a_limit_once_all_members_know_it() -> None:

@@ -25,7 +25,6 @@ from asynchooks import (
     StopTraining,
 )
 from asynchooks.distributed import (
-    DaskCluster,
     RemoteParameterServer,
     ServerAddress,
     SourceState,
@@ -223,25 +222,21 @@ async def test_all_processes_continue_from_a_saved_state(client: Any) -> None:
                 await server.load_state_dict(make_server(Asynchronous(), 3).state_dict())
 
 
-async def test_a_training_at_the_scheduler_shows_the_updates_and_sets_a_limit(
+async def test_a_process_that_does_not_train_sees_the_updates_and_sets_the_limit(
     client: Any,
 ) -> None:
     async with native(client) as own:
         async with (
-            host_parameter_server(
-                own, np.ones(2), Asynchronous(), num_workers=1, training="shown"
-            ) as server,
-            DaskCluster(own, "shown", published_only=True) as cluster,
+            host_parameter_server(own, np.ones(2), Asynchronous(), num_workers=1) as server,
+            RemoteParameterServer(server.address, own) as evaluator,
         ):
             for version in range(3):
                 await server.push(0, np.ones(2), version)
-            assert await cluster.global_step.wait_for(3) == 3
-            cluster.global_step.raise_limit(4)
-            await cluster.publish(0)  # and with it the limit
+            assert await evaluator.global_step.wait_for(3) == 3
+            evaluator.global_step.raise_limit(4)
+            await evaluator.statistics()  # and with it the limit
             await server.push(0, np.ones(2), 3)
-            while True:
-                if await is_stopped(server.begin_step(0)):
-                    break
+            assert await is_stopped(server.begin_step(0))
             assert (await server.push(0, np.ones(2), 4)).is_discarded
             assert server.version == 4
 

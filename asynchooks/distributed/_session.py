@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from ..._engine.base import Sentinel
-from ..._engine.sync import CallLock
-from ..._errors import PreemptionError
-from ..._step.gate import Kept
-from ..._step.global_step import GlobalStep
-from ...backends._creator import Restore, SessionHandle
-from ...backends._function import FunctionSession, FunctionSessionCreator, Result, StepFunction
-from ...backends._raw_session import RawSession
-from ._source import Action, Begun, DaskSource
-from ._training import first_epoch
+from .._engine.base import Sentinel
+from .._engine.sync import CallLock
+from .._errors import PreemptionError
+from .._step.gate import Kept
+from .._step.global_step import GlobalStep
+from ..backends._creator import Restore, SessionHandle
+from ..backends._function import FunctionSession, FunctionSessionCreator, Result, StepFunction
+from ..backends._raw_session import RawSession
+from ._link import Begun, Link
 
 
 class DaskSessionCreator(FunctionSessionCreator):
@@ -32,7 +31,7 @@ class DaskSessionCreator(FunctionSessionCreator):
 
     def __init__(
         self,
-        find_source: Callable[[], DaskSource],
+        find_source: Callable[[], Link],
         global_step: GlobalStep,
         step_fn: StepFunction,
         *,
@@ -61,7 +60,7 @@ class DaskHandle(SessionHandle):
         self,
         creator: DaskSessionCreator,
         global_step: GlobalStep,
-        find_source: Callable[[], DaskSource],
+        find_source: Callable[[], Link],
     ) -> None:
         super().__init__(creator, global_step)
         self._find_source = find_source
@@ -77,11 +76,10 @@ class DaskHandle(SessionHandle):
         if isinstance(self.restored, int) and before is not None:
             # steps that were lost with the raw session are run again by all processes; the epoch
             # begins once, however many sessions lost theirs at the same time
-            await self._find_source().do(
-                Action(restart_at=self.restored, restart_of=before.lost_epoch())
-            )
+            await self._find_source().call("restart", self.restored, before.lost_epoch())
         elif self._first_step > self.global_step.value:
-            await self._find_source().do(Action(published=self._first_step))
+            source = self._find_source()
+            await source.call("publish", source.epoch, self._first_step)
         return raw
 
     def _start_from(self, value: int, *, is_restart: bool) -> None:
@@ -93,7 +91,7 @@ class DaskSession(FunctionSession):
 
     def __init__(
         self,
-        source: DaskSource,
+        source: Link,
         step_function: StepFunction,
         initial_step: int,
         call_lock: CallLock,
@@ -106,7 +104,7 @@ class DaskSession(FunctionSession):
     def lost_epoch(self) -> str:
         """The epoch of its last run; after a restart of the scheduler, its first one."""
         incarnation = self._source.incarnation
-        return self._last_epoch if incarnation == self._incarnation else first_epoch(incarnation)
+        return self._last_epoch if incarnation == self._incarnation else f"{incarnation}.0"
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         self._check()

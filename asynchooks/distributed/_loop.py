@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Self
 
-from ..._engine.base import Slot
-from ..._engine.current import current_engine
-from ..._engine.threads import Outcome
+from .._engine.base import Slot
+from .._engine.current import current_engine
+from .._engine.threads import Outcome
 
 _JOIN_SECS = 2.0
 
@@ -45,48 +45,6 @@ class DaskLoop:
     def is_running(self) -> bool:
         return self._loop.is_running()
 
-    def spawn(
-        self,
-        work: Callable[[], Awaitable[Any]],
-        end: Callable[[Outcome], object],
-        cancelled: Exception,
-    ) -> Callable[[], object]:
-        """Await `work()` in a task there, from any thread; returns what cancels it.
-
-        Args:
-            end: called there with the outcome.
-            cancelled: the outcome's error if the task is cancelled.
-
-        Raises:
-            RuntimeError: the event loop is closed.
-        """
-        tasks: list[asyncio.Task[None]] = []
-
-        async def carry() -> None:
-            outcome = Outcome(error=cancelled)
-            try:
-                outcome = Outcome(await work())
-            except Exception as error:
-                outcome = Outcome(error=error)
-            finally:
-                end(outcome)
-
-        def start() -> None:
-            task = self._loop.create_task(carry())
-            tasks.append(task)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        if self.is_here:
-            start()
-        else:  # in an empty context: that of the caller names another event loop
-            self._loop.call_soon_threadsafe(start, context=Context())
-        return lambda: self._soon(lambda: tasks[0].cancel())
-
-    def cancel_all(self) -> None:
-        """Cancel what was spawned, from any thread."""
-        self._soon(lambda: [task.cancel() for task in list(self._tasks)])
-
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Await it there; a cancellation here cancels it.
 
@@ -97,15 +55,32 @@ class DaskLoop:
             return await work
         slot = Slot(current_engine(), "Dask's event loop")
         ended = ConnectionError("the event loop of the Dask client has ended")
-        try:
-            cancel = self.spawn(lambda: work, slot.wake, ended)
+
+        async def carry() -> None:
+            outcome = Outcome(error=ended)
+            try:
+                outcome = Outcome(await work)
+            except Exception as error:
+                outcome = Outcome(error=error)
+            finally:
+                slot.wake(outcome)
+
+        def start() -> None:
+            task = self._loop.create_task(carry())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            started.append(task)
+
+        started: list[asyncio.Task[None]] = []
+        try:  # in an empty context: that of the caller names another event loop
+            self._loop.call_soon_threadsafe(start, context=Context())
         except RuntimeError:
             work.close()
             raise ended from None
         try:
             outcome: Outcome = await slot.engine.park(slot)
         except BaseException:
-            cancel()
+            self._soon(lambda: started[0].cancel())
             raise
         return outcome.unwrap()
 
@@ -116,7 +91,7 @@ class DaskLoop:
             self._soon(self._loop.stop)
             thread.join(_JOIN_SECS)
 
-    def _soon(self, fn: Callable[[], object]) -> None:
+    def _soon(self, fn: Any) -> None:
         with suppress(RuntimeError):  # it is closed
             self._loop.call_soon_threadsafe(fn)
 

@@ -1,27 +1,114 @@
 """RemoteParameterServer: a parameter server in another process, on a Dask worker.
 
-It sends requests and waits; the server handles the gradients.
+It calls and waits; the server handles the gradients.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Self
 
-from ..._check import instance, number
-from ..._engine.base import AsyncOnly, Slot
-from ..._engine.current import current_engine
-from ..._engine.recording import Kind, begun_span, current_recorder, ended
-from ..._errors import StopTraining
-from ..._step.global_step import GlobalStep
-from ...protocols import Membership, Pushed, Snapshot
-from ...protocols._server import record_push
-from ...protocols._waits import compute_unless
-from ._calls import ActorCalls
-from ._client import PendingWait, ServerClient
-from ._messages import Ending, HostStatistics, ServerAddress
+from .._check import instance, number
+from .._engine.base import AsyncOnly, Slot
+from .._engine.current import current_engine
+from .._engine.recording import Kind, begun_span, current_recorder, ended
+from .._errors import StepSourceLostError, StopTraining
+from .._step.global_step import GlobalStep
+from .._step.remote import Demand, SourceState
+from ..protocols import ABANDONED, Membership, Pushed, Snapshot
+from ..protocols._server import record_push
+from ..protocols._waits import compute_unless
+from ._link import Call, Link
+from ._loop import DaskLoop
+from ._messages import HostStatistics, ServerAddress
+from ._stream import Place, Stream
+
+_CLOSE_SECS = 2.0
+
+
+class WorkerPlace(Place):
+    """A Dask worker that hosts a parameter server."""
+
+    counts = False
+
+    def __init__(self, owner: Any, address: str, *, is_client: bool) -> None:
+        super().__init__(owner, address)
+        self._is_client = is_client
+        self._where = f"the parameter server at {address}"
+
+    @property
+    def here(self) -> str | None:
+        return None if self._is_client else str(self._owner.address)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_client and super().is_closed
+
+    async def why_gone(self, *, is_lost_long: bool) -> str:
+        if self.is_closed:
+            return "its Dask client is closed"
+        try:
+            known = await self._owner.scheduler.ncores(workers=[self.address])
+        except OSError as error:  # the network may be cut; not for ever
+            what = f"{self._where} is lost, and so is the scheduler: {error}"
+            return what if is_lost_long else ""
+        return "" if self.address in known else f"{self._where} is gone: its worker has left"
+
+    async def register(self, timeout_secs: float) -> None:
+        """`host_parameter_server` has done it."""
+
+    def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
+        why = "was its host closed, or its worker restarted?"
+        return StepSourceLostError(f"{self._where} is gone: {why}")
+
+    def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
+        return StepSourceLostError(f"{self._where} cannot be reached: {reason!r}")
+
+
+class ServerLink(Link):
+    """A link that also tells computations when they become useless."""
+
+    def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
+        super().__init__(global_step, kick, counts=False, lost=StepSourceLostError)
+        self._watchers: dict[Slot, int] = {}  # slot: the version that it works on
+        self._watches = False  # `watch` was called: most likely again for the next version
+        self._is_lost = False
+        self.abandons_stale = False
+        """Whether the protocol does so at each update."""
+
+    def watch(self, version: int, slot: Slot) -> Callable[[], object]:
+        """Have the slot woken when work on a version becomes useless; returns what undoes this."""
+        if self._is_useless(version):
+            slot.wake(ABANDONED)
+        self._watchers[slot] = version
+        self._watches = True
+        self.look_again()
+        return lambda: self._watchers.pop(slot, None)
+
+    def next_step(self, demand: Demand) -> float:
+        if self._watches and self.abandons_stale:
+            return min(demand.next_step, self.step.last_known + 1)
+        return demand.next_step
+
+    def receive(self, news: Mapping[str, Any]) -> None:
+        super().receive(news)
+        self._abandon()
+
+    def set_state(self, state: SourceState, reason: str = "") -> None:
+        super().set_state(state, reason)
+        self._is_lost = state is SourceState.CLOSED
+        self._abandon()
+
+    def _abandon(self) -> None:
+        for slot, version in list(self._watchers.items()):
+            if self._is_lost or self._is_useless(version):
+                self._watchers.pop(slot, None)
+                slot.wake(ABANDONED)
+
+    def _is_useless(self, version: int) -> bool:
+        known = self.step.last_known
+        return version > known or self.is_over or (version < known and self.abandons_stale)
 
 
 class RemoteParameterServer(AsyncOnly, Membership):
@@ -30,8 +117,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
     `host_parameter_server` makes the server; each process that trains opens one of these by
     `async with`, for all its workers, on the event loop that they run on. Unlike there, `pull` and
     `push` are awaited. A step takes two requests: `begin_step` returns with the parameters, and
-    `push` learns whether `end_step` may pass. Workers wait in this process: one blocked request
-    brings the ends of all their waits, so that a cancelled worker leaves at once.
+    `push` has the wait of `end_step` begin. Workers wait in this process: one connection brings the
+    ends of all their waits, so that a cancelled worker leaves at once.
 
     The workers of a process that dies, or is silent for the lease, have left: the others do not
     wait for them any longer; at its next request they join again. With an infinite lease the others
@@ -69,45 +156,55 @@ class RemoteParameterServer(AsyncOnly, Membership):
             "open_secs", open_secs, above=0.0, finite=False, expected="seconds > 0"
         )
         self.global_step = GlobalStep(multi_process=True, published_only=True)
-        self._opened: ServerClient | None = None
+        self._link: ServerLink | None = None
+        self._num_workers = 0
         self._steps: dict[int, GlobalStep] = {}  # each as its session sees it
         self._begun: dict[int, Snapshot] = {}  # the result of `begin_step`, until it is pulled
-        self._ends: dict[int, tuple[PendingWait, Ending | None]] = {}  # the result of `push`
+        self._ends: dict[int, Call] = {}  # the waits that `push` has begun
 
     async def __aenter__(self) -> Self:
-        engine = current_engine()
-        server = ServerClient(ActorCalls(self.address, self._client), self.global_step, engine)
-        await server.open(engine.now() + self._open_secs)
-        self._opened = server
+        owner = own_worker() if self._client is None else self._client
+        place = WorkerPlace(owner, self.address.worker, is_client=self._client is not None)
+        self._loop = DaskLoop(owner.loop.asyncio_loop)
+        self._stream = Stream(place, self.address.key)
+        link = ServerLink(self.global_step, self._stream.kick)
+        self.global_step.feed_from(link)
+        await self._loop.run(self._stream.open(link, self._open_secs))
+        self._num_workers, self._protocol, link.abandons_stale, *waits = self._stream.welcome
+        self._waits_before, self._waits_after = waits
+        self._link = link
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        server = self._server
-        with current_engine().shielded(math.inf):  # which takes a bounded time
-            await server.aclose(f"this process has left {self.address.key}")
+        reason = f"this process has left {self.address.key}"
+        with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
+            await self._loop.run(self._stream.close(_CLOSE_SECS))
+        self._server.set_state(SourceState.CLOSED, reason)
 
     @property
-    def _server(self) -> ServerClient:
-        if self._opened is None:
+    def _server(self) -> ServerLink:
+        if self._link is None:
             raise RuntimeError(
                 "the server is not open; write: async with RemoteParameterServer(address) as server"
             )
-        return self._opened
+        return self._link
 
     @property
     def num_workers(self) -> int:
         """Of all processes."""
-        return self._server.welcome.num_workers
+        _ = self._server
+        return self._num_workers
 
     @property
     def version(self) -> int:
         """The number of updates, as far as this process knows."""
-        return self._server.view.state.step
+        _ = self._server
+        return self.global_step.last_known
 
     @property
     def is_over(self) -> bool:
         """Whether no update will come, as far as this process knows."""
-        return self._server.view.state.is_over
+        return self._server.is_over
 
     def check_worker(self, worker: int) -> None:
         if not 0 <= worker < self.num_workers:
@@ -121,14 +218,14 @@ class RemoteParameterServer(AsyncOnly, Membership):
     async def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
         self.check_worker(worker)
-        await self._server.ask("begin_session", worker)
+        await self._server.call("join", worker)
 
     async def leave(self, worker: int) -> None:
         """Count a worker as gone for good; as in `ParameterServer`."""
         self.check_worker(worker)
         self._drop_step(worker)
         self._steps.pop(worker, None)
-        await self._server.ask("end_session", worker)
+        await self._server.call("leave", worker)
 
     begin_session = join
     end_session = leave
@@ -141,16 +238,12 @@ class RemoteParameterServer(AsyncOnly, Membership):
             StepSourceLostError: the server cannot be reached.
         """
         self.check_worker(worker)
-        server, stop = self._server, self._stop_of(worker)
+        server = self._server
         self._drop_step(worker)
-        wait = server.waits.begin(f"permission to begin a step, as worker {worker}")
-        with _request("begin_step", worker):
-            ending, snapshot = await server.ask(
-                "begin_step", worker, wait.number, stop=stop, wait=wait
-            )
-        begun = await server.waits.end_of(wait, ending, snapshot, stop)
-        assert begun is not None
-        self._begun[worker] = begun
+        what = f"permission to begin a step, as worker {worker}"
+        with nullcontext() if self._waits_before else _request("begin_step", worker):
+            call = server.begin("begin_step", worker, what=what)
+            self._begun[worker] = await server.answer_to(call, self._stop_of(worker))
 
     async def pull(self, worker: int) -> Snapshot:
         """The present parameters, read-only, and their version.
@@ -164,7 +257,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         snapshot = self._begun.pop(worker, None)
         if snapshot is None or snapshot.version != self.version:
             with _request("pull", worker):
-                snapshot = await self._server.ask("pull")
+                snapshot = await self._server.call("pull")
         return _frozen(snapshot)
 
     async def push(self, worker: int, gradient: Any, version: int) -> Pushed:
@@ -179,13 +272,11 @@ class RemoteParameterServer(AsyncOnly, Membership):
         self.check_worker(worker)
         server = self._server
         self._drop_step(worker)
-        wait = server.waits.begin(f"permission to end a step, as worker {worker}")
-        result: Pushed
+        call = server.begin("push", worker, gradient, version)
+        if self._waits_after:  # one message carries both
+            self._ends[worker] = self._begin_end(worker)
         with _request("push", worker):
-            result, ending = await server.ask(
-                "push", worker, gradient, version, wait.number, wait=wait
-            )
-        self._ends[worker] = (wait, ending)
+            result: Pushed = await server.answer_to(call)
         if (recorder := current_recorder()) is not None:
             record_push(recorder, worker, result, self.version)
         return result
@@ -199,18 +290,15 @@ class RemoteParameterServer(AsyncOnly, Membership):
             StepSourceLostError: the server cannot be reached.
         """
         self.check_worker(worker)
-        server, stop = self._server, self._stop_of(worker)
-        wait, ending = self._ends.pop(worker, (None, None))
-        if wait is None and not server.welcome.waits_after:
-            return
-        try:
-            if wait is None:
-                wait = server.waits.begin(f"permission to end a step, as worker {worker}")
-                with _request("end_step", worker):
-                    ending = await server.ask("end_step", worker, wait.number, stop=stop, wait=wait)
-            await server.waits.end_of(wait, ending, None, stop)
-        except StopTraining:
-            return
+        server = self._server
+        if self._waits_after:
+            wait = self._ends.pop(worker, None) or self._begin_end(worker)
+            with suppress(StopTraining):
+                await server.answer_to(wait, self._stop_of(worker))
+
+    def _begin_end(self, worker: int) -> Call:
+        what = f"permission to end a step, as worker {worker}"
+        return self._server.begin("end_step", worker, what=what)
 
     def watch_update(self, version: int, slot: Slot) -> Callable[[], object]:
         """Have the slot woken with `ABANDONED` when this process learns that work is useless.
@@ -230,7 +318,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
     async def close(self) -> None:
         """Have the server make no further update: every wait of every process ends."""
-        await self._server.ask("close_server")
+        await self._server.call("close")
 
     async def state_dict(self) -> dict[str, Any]:
         """The state to continue training from, as `ParameterServer.state_dict`; a copy.
@@ -238,7 +326,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Savers do not await it: save the result, `StateDictSaver(server=state)`, and `restore` into
         that for `load_state_dict`.
         """
-        state: dict[str, Any] = _writeable(await self._server.ask("state_dict"))
+        state: dict[str, Any] = _writeable(await self._server.call("state_dict"))
         return state
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -247,16 +335,16 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Raises:
             ValueError, TypeError: as `ParameterServer.load_state_dict`.
         """
-        await self._server.ask("load_state_dict", dict(state))
+        await self._server.call("load_state_dict", dict(state))
 
     async def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""
-        counts: dict[int, int] = await self._server.ask("staleness_counts", worker)
+        counts: dict[int, int] = await self._server.call("staleness_counts", worker)
         return counts
 
     async def statistics(self) -> HostStatistics:
         """The server's present counts, of all processes."""
-        statistics: HostStatistics = await self._server.ask("statistics")
+        statistics: HostStatistics = await self._server.call("statistics")
         return statistics
 
     def _stop_of(self, worker: int) -> Any:
@@ -266,17 +354,15 @@ class RemoteParameterServer(AsyncOnly, Membership):
     def _drop_step(self, worker: int) -> None:
         """Drop the results of an earlier step of the worker."""
         self._begun.pop(worker, None)
-        wait, _ = self._ends.pop(worker, (None, None))
+        wait = self._ends.pop(worker, None)
         if wait is not None:
-            self._server.waits.release(wait)
+            self._server.release(wait)
 
     def __repr__(self) -> str:
-        if self._opened is None:
+        if self._link is None:
             return f"<RemoteParameterServer at {self.address.worker}, not open>"
-        return (
-            f"<RemoteParameterServer {self._server.welcome.protocol} at {self.address.worker}, "
-            f"version {self.version}>"
-        )
+        where = f"{self._protocol} at {self.address.worker}"
+        return f"<RemoteParameterServer {where}, version {self.version}>"
 
 
 def _request(function: str, worker: int) -> AbstractContextManager[None]:
@@ -305,3 +391,15 @@ def _writeable(state: Any) -> Any:
     if isinstance(state, list):
         return [_writeable(each) for each in state]
     return np.array(state) if isinstance(state, np.ndarray) else state
+
+
+def own_worker() -> Any:
+    """The Dask worker that this code runs on; ValueError if this is no Dask task."""
+    try:
+        from distributed import get_worker
+
+        return get_worker()
+    except ValueError:
+        raise ValueError(
+            "no client is given, and this is no task on a Dask worker; give a distributed.Client"
+        ) from None

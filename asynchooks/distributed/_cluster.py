@@ -6,22 +6,23 @@ import logging
 from contextlib import suppress
 from typing import Any, Self
 
-from ..._check import instance, integer, number, seconds
-from ..._engine.base import AsyncOnly
-from ..._engine.current import current_engine
-from ..._step.global_step import GlobalStep
-from ..._step.remote import SourceState
-from ...backends._creator import SessionCreator
-from ...backends._function import StepFunction
-from .._old_objects import OldObjects
+from .._check import instance, integer, number, seconds
+from .._engine.base import AsyncOnly
+from .._engine.current import current_engine
+from .._errors import StepUnreachableError
+from .._step.global_step import GlobalStep
+from .._step.remote import SourceState
+from ..backends._creator import SessionCreator
+from ..backends._function import StepFunction
+from ._link import Link
+from ._old_objects import OldObjects
 from ._session import DaskSessionCreator
-from ._source import Action, DaskSource
 
 try:
     import distributed
 
     from ._loop import DaskLoop
-    from ._stream import DaskStream, Scheduler
+    from ._stream import Place, Stream
 except ModuleNotFoundError as error:
     if error.name not in ("dask", "distributed"):
         raise
@@ -108,8 +109,8 @@ class DaskCluster(AsyncOnly):
         self.name = name
         self._times = heartbeat_secs, lease_secs
         self._step = GlobalStep(multi_process=True, published_only=published_only)
-        self._source: DaskSource | None = None
-        self._stream: DaskStream | None = None
+        self._source: Link | None = None
+        self._stream: Stream | None = None
         self._loop: DaskLoop
 
     @property
@@ -122,7 +123,7 @@ class DaskCluster(AsyncOnly):
         return self._step
 
     @property
-    def source(self) -> DaskSource:
+    def source(self) -> Link:
         """The source that connects the step here with the scheduler.
 
         Raises:
@@ -144,9 +145,13 @@ class DaskCluster(AsyncOnly):
         """
         if self._source is not None:
             raise RuntimeError(f"{self!r} was opened before; make a new one")
-        scheduler = await self._find_scheduler()
-        stream = self._stream = DaskStream(scheduler, self.name, *self._times)
-        self._source = DaskSource(self._step, stream.kick)
+        place = await self._find_scheduler()
+        stream = self._stream = Stream(place, self.name, *self._times)
+
+        def lost(reason: str) -> Exception:
+            return StepUnreachableError(f"{self._step!r} gets no more news: {reason}")
+
+        self._source = Link(self._step, stream.kick, counts=True, lost=lost)
         self._step.feed_from(self._source)
         try:
             await self._loop.run(stream.open(self._source, self._timeout_secs))
@@ -161,7 +166,7 @@ class DaskCluster(AsyncOnly):
             logger.warning(
                 "The training %r at %s has ended at step %d, its limit: sessions run no step. "
                 "Call `await cluster.forget()` to begin again, or give another name",
-                self.name, scheduler.address, step,
+                self.name, place.address, step,
             )  # fmt: skip
         return self
 
@@ -175,7 +180,7 @@ class DaskCluster(AsyncOnly):
             with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
                 await self._loop.run(stream.close(_CLOSE_SECS))
         finally:
-            self._source.set_state(SourceState.CLOSED)
+            self._source.set_state(SourceState.CLOSED, "its DaskCluster is closed")
             self._loop.end()
 
     async def __aenter__(self) -> Self:
@@ -195,11 +200,15 @@ class DaskCluster(AsyncOnly):
 
     async def advance(self, num_steps: int = 1) -> int:
         """Count steps that were made without a session; returns the step after them."""
-        return await self.source.do(Action(num_runs=integer("num_steps", num_steps, least=0)))
+        num_steps = integer("num_steps", num_steps, least=0)
+        after: int = await self.source.call("count", self.source.epoch, num_steps)
+        return after
 
     async def publish(self, step: int) -> int:
         """Set the step to at least `step`, for programs that count themselves; returns the step."""
-        return await self.source.do(Action(published=integer("step", step, least=0)))
+        step = integer("step", step, least=0)
+        after: int = await self.source.call("publish", self.source.epoch, step)
+        return after
 
     def publish_soon(self, step: int) -> None:
         """As `publish`, without waiting for the scheduler; from any thread."""
@@ -211,29 +220,27 @@ class DaskCluster(AsyncOnly):
         Runs that are under way do not count in it. A session that restores a checkpoint when it
         recovers does so by itself.
         """
-        return await self.source.do(Action(restart_at=integer("step", step, least=0)))
+        after: int = await self.source.call("restart", integer("step", step, least=0), "")
+        return after
 
     async def forget(self) -> None:
         """Have the scheduler forget this training when the last process has left it."""
-        await self.source.do(Action(is_done=True))
+        await self.source.call("forget")
 
     async def statistics(self) -> dict[str, Any]:
         """The scheduler's state of this training at one moment: counts of steps, processes.
 
         Raises:
             RuntimeError: it is not open.
-            OSError: the scheduler does not answer.
         """
-        if self._stream is None:
-            raise RuntimeError(f"{self!r} is not open")
-        found: dict[str, Any] = await self._loop.run(self._stream.statistics())
+        found: dict[str, Any] = await self.source.call("statistics")
         return found
 
-    async def _find_scheduler(self) -> Scheduler:
+    async def _find_scheduler(self) -> Place:
         client = self._client
         if isinstance(client, str):
             self._loop = DaskLoop.of_its_own()
-            return Scheduler(None, client)
+            return Place(None, client)
         self._loop = DaskLoop(client.loop.asyncio_loop)
         if self._loop.is_here:
             await client
@@ -242,7 +249,7 @@ class DaskCluster(AsyncOnly):
                 f"the Dask client {client!r} is {client.status}; give one that is connected, and "
                 "keep its event loop running"
             )
-        return Scheduler(client, client.scheduler.address)
+        return Place(client, client.scheduler.address)
 
     def __repr__(self) -> str:
         return f"<DaskCluster {self.name!r} of {self._client!r}: {self._step!r}>"

@@ -1,0 +1,309 @@
+"""Link: one process's part of a training that a Dask server hosts: its calls, and the news for it.
+
+It neither waits for the network nor sends: the stream does, on another event loop perhaps.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
+
+from .._engine.base import STOPPED, Slot
+from .._engine.current import current_engine, now
+from .._engine.stop import EndsAtStop, Stop
+from .._engine.threads import Outcome
+from .._errors import StopTraining
+from .._step.global_step import GlobalStep
+from .._step.remote import Demand, SourceState, StepSource
+from ._credits import CreditPolicy, Move
+from ._messages import Message
+
+_LOOK_SECS = 0.1
+"""How often to check for failed runs, of which there is no event."""
+
+
+class Call(NamedTuple):
+    """Something to do at the host, once and in order, and the slot that waits until it is done."""
+
+    number: int
+    function: str
+    args: tuple[Any, ...]
+    slot: Slot | None = None
+    ticket_of: int | None = None  # the epoch of the step here in which a run got its ticket
+
+
+class Begun(NamedTuple):
+    """The epoch in which a run began, in the host's terms and in those of the step here."""
+
+    epoch: str
+    local_epoch: int
+
+
+class Link(StepSource):
+    """One process of a training.
+
+    A call is sent once; after a broken connection it is sent again, and the host does it once all
+    the same. It waits for its answer while the host is lost, and fails once that will not come.
+
+    Args:
+        global_step: follows the host's.
+        kick: has the stream check for a message, in any thread.
+        counts: whether runs here count at the host, below its credits. Then calls go together:
+            those that are made while others are under way wait for their answers.
+        lost: makes the error of what waits when no news will come, of the reason.
+    """
+
+    def __init__(
+        self,
+        global_step: GlobalStep,
+        kick: Callable[[], None],
+        *,
+        counts: bool,
+        lost: Callable[[str], Exception],
+    ) -> None:
+        self.step = global_step
+        self.grants_credits = counts and not global_step.published_only
+        self.uid = uuid.uuid4().hex
+        self.epoch = ""  # the host's name of it; empty before the first news
+        self.limit: int | None = None
+        self.is_closed = False  # the host makes no further update
+        self.num_messages = 0  # ever
+        self.look_at = math.inf  # when to look again, in seconds of `now`
+        self._kick = kick
+        self._counts = counts
+        self._lost = lost
+        self._policy = CreditPolicy()
+        self._lock = threading.Lock()  # guards the following fields that several threads use
+        self._num_calls = 0
+        self._unsent: list[Call] = []
+        self._sent: dict[int, Call] = {}  # by number, until they are answered
+        self._unsettled: Counter[int] = Counter()  # unanswered runs, by the step's epoch
+        self._closed_for = ""
+        # of the stream only
+        self._local_epoch = 0
+        self._received = 0
+        self._granted = 0  # credits received since connecting, in this epoch
+        self._last = Message()  # sent, with the credits received since
+
+    @property
+    def incarnation(self) -> str:
+        """Identifies the host: one of a restarted scheduler is another one."""
+        return self.epoch.partition(".")[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no update will come, as far as this process knows."""
+        return self.is_closed or (self.limit is not None and self.step.last_known >= self.limit)
+
+    def look_again(self) -> None:
+        if self.limit is not None and self.step.limit is None:
+            # the last session here has closed; the next one must not run beyond it
+            self.step.raise_limit(self.limit)
+        self._kick()
+
+    # Calls, from any thread
+
+    async def call(self, function: str, *args: Any) -> Any:
+        """Have something done at the host, also if cancelled; returns its value."""
+        return await self.answer_to(self.begin(function, *args))
+
+    def begin(self, function: str, *args: Any, what: str = "") -> Call:
+        """A call whose answer is awaited by `answer_to`, or released.
+
+        Args:
+            what: it waits for, at the host; "": for nothing.
+        """
+        what = what or f"the answer to {function!r}, about {self.step.name}"
+        return self._add(function, args, Slot(current_engine(), what))
+
+    async def answer_to(self, call: Call, stop: Stop | None = None) -> Any:
+        """The value of a call, or its error. When cancelled, a wait at the host is released.
+
+        Raises:
+            StopTraining: the stop came first.
+        """
+        slot = call.slot
+        assert slot is not None
+        try:
+            with EndsAtStop(slot, stop):
+                value = await slot.engine.park(slot)
+        except BaseException:
+            self.release(call)
+            raise
+        if value is STOPPED:
+            self.release(call)
+            raise StopTraining(f"a stop was requested while waiting for {slot.what}")
+        outcome: Outcome = value
+        return outcome.unwrap()
+
+    def release(self, call: Call) -> None:
+        """Wait for its answer no more."""
+        with self._lock:
+            is_known = call.number in self._sent or call in self._unsent
+        if is_known and not self._counts:
+            self._add("release", (call.number,))
+
+    def begin_run(self) -> Begun:
+        """Call it when a run begins that `count_run` will count."""
+        return Begun(self.epoch, self.step.epoch)
+
+    def count_run(self, begun: Begun, published: int = 0) -> Coroutine[Any, Any, int]:
+        """Count a run with a ticket, from any thread; returns a coroutine for the step after it."""
+        slot = Slot(current_engine(), f"the answer about {self.step.name}")
+        function = "publish" if published else "count"
+        args = (begun.epoch, published or 1)
+        call = self._add(function, args, slot, begun.local_epoch)
+        return self._settle(call, begun.local_epoch)
+
+    def publish_soon(self, step: int) -> None:
+        """Set the step to at least `step`, without waiting for the host; from any thread."""
+        with self._lock:
+            # merged: else they would accumulate while the host is lost
+            last = self._unsent[-1] if self._unsent else None
+            if last and last[1:] == ("publish", (self.epoch, last.args[-1]), None, None):
+                self._unsent.pop()
+                step = max(step, last.args[1])
+        self._add("publish", (self.epoch, step))
+
+    # The stream, on its event loop
+
+    def hello(self) -> Message:
+        """The state here when a connection begins; credits granted before it are void."""
+        self._granted = 0
+        spare = self.step.demand().num_spare
+        if spare:
+            self.step.grant(-spare, epoch=self._local_epoch)
+        with self._lock:  # the host knows which of them it has taken
+            self._unsent, self._sent = [*self._sent.values(), *self._unsent], {}
+        self._last = Message()
+        return self._message(0)
+
+    def next_message(self, *, is_heartbeat: bool = False) -> Message | None:
+        """The message to send now, if any: calls, or changes that concern the host."""
+        if self._counts and self._sent:
+            return None  # the answer comes soon: changes until then go together
+        move = self._next_move()
+        before = self._last
+        message = self._message(move.ask)
+        self.look_at = min(move.look_at, now() + _LOOK_SECS if message.num_held else math.inf)
+        if is_heartbeat:
+            self._add("look", ())
+        if self._unsent:
+            message = self._message(move.ask, takes=True)
+        elif not (
+            message.next_step < before.next_step
+            or message.limit != before.limit
+            or (message.limit is not None and message.num_held < before.num_held)
+            or message.num_wanted > before.num_wanted or 0 == message.num_wanted < before.num_wanted
+        ):  # fmt: skip
+            return None
+        self._last = message._replace(calls=())
+        self.num_messages += 1
+        return message
+
+    def receive(self, news: Mapping[str, Any]) -> None:
+        """Apply news of the host; they come in order."""
+        step, limit = self.step, news["limit"]
+        if news["epoch"] != self.epoch:
+            if self.epoch:
+                step.restart(news["step"])
+            self._local_epoch, self.epoch, self._granted = step.epoch, news["epoch"], 0
+            self._last = self._last._replace(num_held=0, num_granted=0)
+        step.publish(news["step"], epoch=self._local_epoch)
+        if limit is not None and limit != self.limit:
+            self.limit = limit
+            step.raise_limit(limit)
+        num = news["num_granted"] - self._granted
+        if num > 0:
+            self._granted += num
+            step.grant(num, epoch=self._local_epoch)
+            self._policy.take_note(num, step.demand(), now())
+            self._last = self._last._replace(num_wanted=0, num_held=self._last.num_held + num)
+        if news["step"] >= self._last.next_step:
+            self._last = self._last._replace(next_step=math.inf)
+        if news["is_closed"] and not self.is_closed:
+            self.is_closed = True
+            step.set_source_state(SourceState.CLOSED, "its host was closed")
+        for order, number, value, error in news["answers"]:
+            self._received = order
+            with self._lock:
+                call = self._sent.pop(number, None)
+            if call is not None and call.slot is not None:
+                call.slot.wake(Outcome(value, error))
+
+    def set_state(self, state: SourceState, reason: str = "") -> None:
+        if state is SourceState.CLOSED:
+            with self._lock:
+                self._closed_for = self._closed_for or reason or "this process has left"
+                pending = [*self._sent.values(), *self._unsent]
+                self._unsent, self._sent = [], {}
+            for each in pending:
+                self._fail(each)
+        if not (self.is_closed and state is SourceState.LIVE):
+            self.step.set_source_state(state, reason)
+
+    def next_step(self, demand: Demand) -> float:
+        """The lowest step that concerns this process."""
+        return demand.next_step
+
+    def _fail(self, call: Call) -> None:
+        if call.slot is not None:
+            call.slot.wake(Outcome(error=self._lost(self._closed_for)))
+
+    def _add(
+        self, function: str, args: tuple[Any, ...], slot: Slot | None = None,
+        ticket_of: int | None = None,
+    ) -> Call:  # fmt: skip
+        with self._lock:
+            self._num_calls += 1
+            call = Call(self._num_calls, function, args, slot, ticket_of)
+            if not self._closed_for:
+                self._unsent.append(call)
+        if self._closed_for:
+            self._fail(call)
+        self._kick()
+        return call
+
+    async def _settle(self, call: Call, epoch: int) -> int:
+        with self._lock:
+            self._unsettled[epoch] += 1
+        try:
+            value: int = await self.answer_to(call)
+            return value
+        finally:
+            with self._lock:
+                self._unsettled[epoch] -= 1
+
+    def _next_move(self) -> Move:
+        demand = self.step.demand()
+        move = self._policy.next_move(demand, now()) if self.grants_credits else Move()
+        if move.give_back:
+            self.step.grant(-move.give_back, epoch=demand.epoch)
+        return move
+
+    def _message(self, num_wanted: int, *, takes: bool = False) -> Message:
+        demand = self.step.demand()
+        # A run is held until it is among the calls of a message, whether its ticket was returned or
+        # not. One that ends after `demand` was read is held, too.
+        with self._lock:
+            calls: list[Call] = []
+            if takes:
+                calls, self._unsent = self._unsent, []
+                self._sent.update((each.number, each) for each in calls)
+            num_held = demand.num_spare + demand.num_out - self._unsettled[demand.epoch]
+            num_held += sum(each.ticket_of == demand.epoch for each in self._unsent)
+        limits = [each for each in (demand.limit, self.limit) if each is not None]
+        return Message(
+            calls=tuple((each.number, each.function, each.args) for each in calls),
+            received=self._received,
+            next_step=self.next_step(demand),
+            limit=max(limits, default=None),
+            epoch=self.epoch,
+            num_held=max(0, num_held) if self.grants_credits else 0,
+            num_granted=self._granted,
+            num_wanted=num_wanted,
+        )

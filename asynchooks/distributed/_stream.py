@@ -1,0 +1,344 @@
+"""The one connection of a process to a host, and its reconnection.
+
+Everything here runs on the event loop of Dask's client or worker. The link makes the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import struct
+from contextlib import suppress
+from typing import Any
+
+import distributed
+from distributed.comm import connect
+from distributed.protocol import to_serialize
+
+from .._engine.current import now
+from .._errors import StepSourceLostError, StepUnreachableError
+from .._step.remote import SourceState
+from .._version import __version__
+from ._dask_plugin import StepPlugin
+from ._link import Link
+from ._loop import running_loop
+from ._messages import FOLLOW, Message
+
+logger = logging.getLogger("asynchooks")
+
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.02, 1.0
+_HEARTBEATS = 3
+"""In the time after which a silent host counts as lost."""
+_LONGEST_HEARTBEAT_SECS = 10.0
+_GIVE_UP_SECS = 10.0
+"""How long neither a worker nor the scheduler may answer, with any lease."""
+
+
+class Place:
+    """A Dask server that hosts a training: the scheduler, reached by a client or an address alone.
+
+    Args:
+        owner: a `distributed.Client` or `distributed.Worker`, or None.
+    """
+
+    counts = True
+    """Whether its host counts runs, and holds no parameters."""
+
+    def __init__(self, owner: Any, address: str) -> None:
+        self._owner = owner
+        self.address = address
+
+    @property
+    def here(self) -> str | None:
+        """The address of this process's Dask worker, if it is one."""
+        return None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client was closed, or gave up reconnecting."""
+        return self._owner is not None and self._owner.status in ("closed", "closing")
+
+    async def why_gone(self, *, is_lost_long: bool) -> str:
+        """Why it will not answer any more; "" if it may."""
+        return "its Dask client is closed" if self.is_closed else ""
+
+    async def connect(self, timeout_secs: float) -> Any:
+        role = "worker" if self.here else "client"
+        owner = distributed.Security() if self._owner is None else self._owner.security
+        arguments = owner.get_connection_args(role)
+        try:
+            return await connect(self.address, timeout=timeout_secs, **arguments)
+        except ValueError as error:  # a malformed address
+            raise ConnectionError(str(error)) from error
+        except TypeError:  # raised by Dask
+            if arguments.get("ssl_context") is not None or not self.address.startswith("tls:"):
+                raise
+            raise ConnectionError(
+                f"there are no certificates for {self.address}; give a Client that has them "
+                "(security=...), or set distributed.comm.tls in Dask's configuration"
+            ) from None
+
+    async def register(self, timeout_secs: float) -> None:
+        """Bring the hosts there, where they are missing."""
+        if self._owner is not None:
+            await _awaited(self._owner.register_plugin(StepPlugin()))
+            return
+        async with distributed.Client(
+            self.address, asynchronous=True, set_as_default=False, timeout=timeout_secs
+        ) as client:
+            await _awaited(client.register_plugin(StepPlugin()))
+
+    def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
+        """The error where there is no host."""
+        return RuntimeError(
+            f"the Dask scheduler at {self.address} has no plugin of asynchooks, and took none: "
+            f"{cause!r}, it answered {welcome!r}. Install asynchooks where the scheduler runs; "
+            "where it takes no plugins from clients, start it with `dask scheduler --preload "
+            "asynchooks.distributed._dask_plugin`"
+        )
+
+    def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
+        """The error where nothing answers in time."""
+        return ConnectionError(
+            f"no Dask scheduler answers at {self.address or repr('')} within {timeout_secs:g} s "
+            f"({reason!r}); start one with `dask scheduler`, or give the address that it prints "
+            "when it starts"
+        )
+
+
+class Stream:
+    """Connects, sends and receives for one link. What makes it opens and closes it.
+
+    Args:
+        training: its name at the place.
+        heartbeat_secs: of silence after which the host counts as lost; several heartbeats are sent
+            meanwhile.
+        lease_secs: of silence after which this process has left, for the host; it may have its own.
+    """
+
+    def __init__(
+        self, place: Place, training: str, heartbeat_secs: float = 3.0, lease_secs: float = 30.0
+    ) -> None:
+        self._place = place
+        self._training = training
+        self._heartbeat_secs = heartbeat_secs
+        self._interval_secs = heartbeat_secs / _HEARTBEATS
+        self._lease_secs = lease_secs
+        self._link: Link
+        self._kicked = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.comm: Any = None  # the connection, while there is one
+        self.welcome: Any = None
+        """What the host said of itself."""
+        self._num_silent = 0  # heartbeats since the last news
+        self._state: SourceState | None = None
+        self._is_heartbeat_due = False
+
+    def kick(self) -> None:
+        """Check for a message to send; from any thread."""
+        loop = self._loop
+        if loop is None or self._kicked.is_set():
+            return
+        if running_loop() is loop:
+            self._kicked.set()
+        else:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(self._kicked.set)
+
+    async def open(self, link: Link, timeout_secs: float) -> None:
+        """Join the training.
+
+        Raises:
+            ConnectionError: nothing answers in time.
+            RuntimeError: there is no host, or one of another version.
+        """
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_secs if timeout_secs < math.inf else None):
+                # sooner, so that the error is Dask's, with the cause
+                comm = await self._join(0.9 * min(timeout_secs, 3600.0), is_reconnect=False)
+        # the latter three where another program answers, whose bytes Dask takes for lengths
+        except (TimeoutError, OSError, MemoryError, ValueError, struct.error) as error:
+            if isinstance(error, StepSourceLostError):
+                raise
+            reason: BaseException = error
+            while isinstance(reason.__cause__, Exception):  # of Dask's attempts the last one
+                reason = reason.__cause__
+            raise self._place.unreachable(timeout_secs, reason) from error
+        self._task = asyncio.create_task(self._serve_until_end(comm), name="asynchooks-dask")
+
+    async def close(self, timeout_secs: float) -> None:
+        """Send the last calls, if the host answers, and leave."""
+        task = self._task
+        if task is None:
+            return
+        if self._state is SourceState.LIVE and not task.done():
+            try:
+                async with asyncio.timeout(timeout_secs):
+                    await self._link.call("bye")  # answered after all that came before
+            except (TimeoutError, StepSourceLostError, StepUnreachableError):
+                logger.warning("%s has not taken all steps", self._place.address)
+        self._set_state(SourceState.CLOSED, "")
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def _join(self, timeout_secs: float, *, is_reconnect: bool) -> Any:
+        comm = await self._place.connect(timeout_secs)
+        try:
+            # registering may take a client of its own, and most schedulers still have the plugin
+            cause = None
+            welcome: Any = await self._send_hello(comm) if is_reconnect else None
+            if not _is_welcome(welcome):
+                try:
+                    await self._place.register(timeout_secs)
+                except OSError:
+                    raise
+                except Exception as error:  # of any kind; the scheduler may have the plugin anyway
+                    cause = error
+                welcome = await self._send_hello(comm)
+            if not _is_welcome(welcome) or welcome.get("is_gone"):
+                raise self._place.refusal(welcome, cause) from cause
+            if welcome["version"] != __version__:
+                raise RuntimeError(
+                    f"the Dask server at {self._place.address} runs asynchooks "
+                    f"{welcome['version']}, this process {__version__}; install the same version "
+                    "in both places and start it again"
+                )
+            self.welcome, lease_secs = welcome["welcome"], welcome["lease_secs"]
+            if lease_secs is not None:
+                self._lease_secs = lease_secs
+                self._heartbeat_secs = max(1.0, min(lease_secs / 2, _LONGEST_HEARTBEAT_SECS))
+                self._interval_secs = min(lease_secs / 4, self._heartbeat_secs / _HEARTBEATS)
+            self._receive(welcome)
+        except BaseException:
+            comm.abort()
+            raise
+        return comm
+
+    async def _send_hello(self, comm: Any) -> Any:
+        await comm.write(
+            {
+                "op": FOLLOW,
+                "training": self._training,
+                "counts": self._place.counts,
+                "version": __version__,
+                "uid": self._link.uid,
+                "place": self._place.here,
+                "lease_secs": self._lease_secs,
+                "message": self._link.hello().packed(),
+            }
+        )
+        return await comm.read()
+
+    async def _serve_until_end(self, comm: Any) -> None:
+        """Send and receive over one connection after the other."""
+        try:
+            while comm is not None:
+                comm = await self._reconnect(await self._serve(comm))
+        except asyncio.CancelledError:
+            # unless `close` did it: a synchronous client ended its event loop
+            self._set_state(SourceState.CLOSED, "its Dask client is closed")
+            raise
+        except Exception as error:  # the host is gone, or a defect: no task may wait for ever
+            if not isinstance(error, ConnectionError):
+                logger.exception("The connection to %s failed", self._place.address)
+            self._set_state(SourceState.CLOSED, str(error) or repr(error))
+
+    async def _serve(self, comm: Any) -> str:
+        """Send and receive over a connection; returns why it ended."""
+        self.comm = comm
+        reason = ""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send_heartbeats())
+                group.create_task(self._send(comm))
+                self._kicked.set()
+                while True:
+                    self._receive(await comm.read())
+        except* OSError as ended:
+            reason = repr(ended.exceptions[0])
+        finally:
+            comm.abort()
+        return reason
+
+    async def _reconnect(self, reason: str) -> Any:
+        """The next connection; None if there will be none."""
+        pause, lost_at = _FIRST_PAUSE_SECS, now()
+        while True:
+            is_lost_long = now() >= lost_at + max(self._lease_secs, _GIVE_UP_SECS)
+            why = await self._place.why_gone(is_lost_long=is_lost_long)
+            if why:
+                self._set_state(SourceState.CLOSED, f"{why} ({reason})")
+                return None
+            self._set_state(SourceState.LOST, f"{self._place.address}: {reason}")
+            try:
+                async with asyncio.timeout(max(self._heartbeat_secs, 1.0)):
+                    return await self._join(self._heartbeat_secs, is_reconnect=True)
+            except StepSourceLostError:  # the server is there, without a host
+                raise
+            except (OSError, TimeoutError) as error:
+                reason = repr(error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+    async def _send(self, comm: Any) -> None:
+        while True:
+            self._kicked.clear()
+            message = self._link.next_message(is_heartbeat=self._is_heartbeat_due)
+            if message is not None:
+                self._is_heartbeat_due = False
+                await comm.write(self._packed(message))
+            until = self._link.look_at
+            if until == math.inf:
+                await self._kicked.wait()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, until - now())):
+                    await self._kicked.wait()
+
+    def _packed(self, message: Message) -> dict[str, Any]:
+        fields = message.packed()
+        if "calls" in fields and not self._place.counts:  # they may hold arrays
+            fields["calls"] = to_serialize(fields["calls"])
+        return fields
+
+    async def _send_heartbeats(self) -> None:
+        """Send heartbeats, and detect a silent host by counting them, not by a clock.
+
+        A process that was stopped itself cannot know how long the host was silent.
+        """
+        self._num_silent = 0
+        most = math.ceil(self._heartbeat_secs / self._interval_secs)
+        while True:
+            await asyncio.sleep(self._interval_secs)
+            if self._place.is_closed:
+                raise ConnectionAbortedError("the Dask client is closed")
+            self._num_silent += 1
+            if self._num_silent > most:
+                reason = f"{self._place.address} is silent for {self._heartbeat_secs:g} s"
+                self._set_state(SourceState.LOST, reason)
+            self._is_heartbeat_due = True
+            self._kicked.set()
+
+    def _receive(self, news: Any) -> None:
+        self._num_silent = 0
+        self._link.receive(news)
+        self._set_state(SourceState.LIVE, "")
+        self._kicked.set()
+
+    def _set_state(self, state: SourceState, reason: str) -> None:
+        if state is not self._state and self._state is not SourceState.CLOSED:
+            self._state = state
+            self._link.set_state(state, reason)
+
+
+def _is_welcome(answer: Any) -> bool:
+    return isinstance(answer, dict) and "version" in answer
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result

@@ -1,1 +1,0 @@
-"""Trainings whose steps are counted at a Dask scheduler."""

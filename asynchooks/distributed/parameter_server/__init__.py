@@ -1,1 +1,0 @@
-"""A parameter server in another process, on a Dask worker."""

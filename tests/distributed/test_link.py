@@ -1,0 +1,152 @@
+"""What a process sends to its host: each run is held until it is sent, and sent once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import GlobalStep, StepUnreachableError
+from asynchooks.distributed import SourceState
+from asynchooks.distributed._link import Link
+from asynchooks.distributed._messages import Message
+
+from ..support.helpers import settle
+
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+
+
+def a_source(*, limit: int | None = 10, num_granted: int = 0) -> Link:
+    step = GlobalStep(multi_process=True)
+
+    def lost(reason: str) -> Exception:
+        return StepUnreachableError(f"no more news: {reason}")
+
+    source = Link(step, lambda: None, counts=True, lost=lost)
+    step.feed_from(source)
+    step.gate.open()
+    news(source, limit=limit, num_granted=num_granted)
+    return source
+
+
+def news(source: Link, **changes: Any) -> None:
+    plain = {"epoch": "a.0", "step": 0, "limit": 10, "num_granted": 0, "answers": ()}
+    source.receive({**plain, "is_closed": False, **changes})
+
+
+def sent_by(source: Link) -> Message:
+    message = source.next_message()
+    assert message is not None
+    return message
+
+
+async def settled(source: Link, ticket: Any, counted: Coroutine[Any, Any, int]) -> None:
+    source.step.gate.settle(ticket, await counted)
+
+
+async def test_runs_that_were_not_sent_are_held_after_a_reconnection() -> None:
+    source = a_source(num_granted=4)
+    async with anyio.create_task_group() as group:
+        tickets = [source.step.gate.take_ticket_nowait() for _ in range(2)]
+        begun = source.begin_run()
+        group.start_soon(settled, source, tickets[0], source.count_run(begun))
+        await settle()
+        sent = sent_by(source)
+        assert (sent.calls, sent.num_held) == (((1, "count", ("a.0", 1)),), 3)
+        group.start_soon(settled, source, tickets[1], source.count_run(begun))
+        await settle()
+        assert source.next_message() is None  # the first is under way
+        assert source.hello().num_held == 2  # what was not used is void
+        again = sent_by(source)
+        assert [number for number, _, _ in again.calls] == [1, 2]
+        assert again.num_held == 0
+        news(source, step=2, answers=[(1, 1, 1, None), (2, 2, 2, None)])
+        await settle()
+        assert source.next_message() is None
+    assert source.step.value == 2
+
+
+async def test_runs_that_end_together_share_a_message_and_get_a_step_each() -> None:
+    source = a_source(limit=None)
+    found: list[int] = []
+
+    async def count() -> None:
+        found.append(await source.count_run(source.begin_run()))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(count)
+        await settle()
+        assert len(sent_by(source).calls) == 3
+        news(source, step=20, limit=None, answers=[(i, i, 9 + i, None) for i in (1, 2, 3)])
+    assert sorted(found) == [10, 11, 12]
+    assert source.step.value == 20
+
+
+async def test_a_cancelled_run_counts_all_the_same() -> None:
+    source = a_source(num_granted=1)
+    ticket = source.step.gate.take_ticket_nowait()
+    assert ticket is not None
+    with anyio.move_on_after(0.01):
+        await source.count_run(source.begin_run())
+    source.step.gate.settle(ticket)
+    message = sent_by(source)
+    assert (len(message.calls), message.num_held) == (1, 0)
+
+
+async def test_published_steps_do_not_accumulate_while_the_scheduler_is_lost() -> None:
+    source = a_source(limit=None)
+    for step in (3, 9, 5):
+        source.publish_soon(step)
+    assert [args for _, _, args in sent_by(source).calls] == [("a.0", 9)]
+
+
+async def test_a_wait_is_sent_once() -> None:
+    source = a_source(limit=None)
+    async with anyio.create_task_group() as group:
+        group.start_soon(source.step.wait_for, 5)
+        await settle()
+        message = sent_by(source)
+        assert (message.next_step, message.calls) == (5, ())
+        assert source.next_message() is None
+        news(source, step=5, limit=None)
+    assert source.next_message() is None
+    assert source.look_at == math.inf
+
+
+async def test_a_received_limit_is_confirmed() -> None:
+    source = a_source(limit=None)
+    assert source.step.gate.take_ticket_nowait() is not None
+    news(source, limit=9)
+    message = sent_by(source)
+    assert (message.limit, message.num_held) == (9, 1)
+    assert source.step.gate.take_ticket_nowait() is None
+
+
+async def test_the_limit_holds_for_the_next_session_when_the_last_one_has_closed() -> None:
+    source = a_source(limit=9)
+    source.step.gate.close(source.step.gate.open())
+    for worker in list(source.step.gate.workers):
+        source.step.gate.close(worker)
+    assert source.step.limit == 9
+
+
+async def test_a_call_fails_when_there_will_be_no_answer() -> None:
+    source = a_source()
+    async with anyio.create_task_group() as group:
+
+        async def wait() -> None:
+            with pytest.raises(StepUnreachableError, match="no more news: cut off"):
+                await source.call("count", "a.0", 1)
+
+        group.start_soon(wait)
+        await settle()
+        source.next_message()
+        group.start_soon(wait)
+        await settle()
+        source.set_state(SourceState.CLOSED, "cut off")
+    with pytest.raises(StepUnreachableError, match="cut off"):
+        await source.call("count", "a.0", 1)
