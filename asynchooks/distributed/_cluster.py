@@ -65,7 +65,6 @@ class DaskCluster(AsyncOnly):
         client: a `distributed.Client` that is connected, asynchronous or not, or the address of
             the scheduler ("tcp://host:8786"). The caller closes the client, afterwards.
         name: which training; processes that give the same one train together.
-        published_only: whether runs do not count: the publisher respects the limit. Same for all.
         heartbeat_secs: seconds of silence after which the scheduler counts as lost, > 0; a third
             of it lies between two heartbeats.
         lease_secs: seconds of silence after which a process loses its credits, >= heartbeat_secs.
@@ -92,7 +91,6 @@ class DaskCluster(AsyncOnly):
         client: Any,
         name: str = "training",
         *,
-        published_only: bool = False,
         heartbeat_secs: float = 3.0,
         lease_secs: float = 30.0,
         timeout_secs: float = 10.0,
@@ -108,7 +106,7 @@ class DaskCluster(AsyncOnly):
         self._timeout_secs = seconds("timeout_secs", timeout_secs)
         self.name = name
         self._times = heartbeat_secs, lease_secs
-        self._step = GlobalStep(multi_process=True, published_only=published_only)
+        self._step = GlobalStep(multi_process=True)
         self._source: Link | None = None
         self._stream: Stream | None = None
         self._loop: DaskLoop
@@ -209,10 +207,6 @@ class DaskCluster(AsyncOnly):
         step = integer("step", step, least=0)
         after: int = await self.source.call("publish", self.source.epoch, step)
         return after
-
-    def publish_soon(self, step: int) -> None:
-        """As `publish`, without waiting for the scheduler; from any thread."""
-        self.source.publish_soon(integer("step", step, least=0))
 
     async def restart(self, step: int) -> int:
         """Begin a new epoch at a step, for all processes; returns it.

@@ -66,7 +66,7 @@ class Link(StepSource):
         lost: Callable[[str], Exception],
     ) -> None:
         self.step = global_step
-        self.grants_credits = counts and not global_step.published_only
+        self.grants_credits = counts
         self.uid = uuid.uuid4().hex
         self.epoch = ""  # the host's name of it; empty before the first news
         self.limit: int | None = None
@@ -74,7 +74,6 @@ class Link(StepSource):
         self.num_messages = 0  # ever
         self.look_at = math.inf  # when to look again, in seconds of `now`
         self._kick = kick
-        self._counts = counts
         self._lost = lost
         self._policy = CreditPolicy()
         self._lock = threading.Lock()  # guards the following fields that several threads use
@@ -144,7 +143,7 @@ class Link(StepSource):
         """Wait for its answer no more."""
         with self._lock:
             is_known = call.number in self._sent or call in self._unsent
-        if is_known and not self._counts:
+        if is_known and not self.grants_credits:
             self._add("release", (call.number,))
 
     def begin_run(self) -> Begun:
@@ -158,16 +157,6 @@ class Link(StepSource):
         args = (begun.epoch, published or 1)
         call = self._add(function, args, slot, begun.local_epoch)
         return self._settle(call, begun.local_epoch)
-
-    def publish_soon(self, step: int) -> None:
-        """Set the step to at least `step`, without waiting for the host; from any thread."""
-        with self._lock:
-            # merged: else they would accumulate while the host is lost
-            last = self._unsent[-1] if self._unsent else None
-            if last and last[1:] == ("publish", (self.epoch, last.args[-1]), None, None):
-                self._unsent.pop()
-                step = max(step, last.args[1])
-        self._add("publish", (self.epoch, step))
 
     # The stream, on its event loop
 
@@ -184,7 +173,7 @@ class Link(StepSource):
 
     def next_message(self, *, is_heartbeat: bool = False) -> Message | None:
         """The message to send now, if any: calls, or changes that concern the host."""
-        if self._counts and self._sent:
+        if self.grants_credits and self._sent:
             return None  # the answer comes soon: changes until then go together
         move = self._next_move()
         before = self._last

@@ -108,8 +108,6 @@ class DaskSession(FunctionSession):
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         self._check()
-        if self.global_step.published_only:
-            return super().run_and_read_step(args)
         begun = self._source.begin_run()
         self._last_epoch = begun.epoch
         result = super().run_and_read_step(args)
@@ -140,7 +138,7 @@ class DaskSession(FunctionSession):
 
     def step_after(self, error: BaseException) -> tuple[Any, ...]:
         after = super().step_after(error)
-        if not self.global_step.published_only and after and isinstance(after[0], Sentinel):
+        if after and isinstance(after[0], Sentinel):
             # the outputs do not hold what was fetched; the source says the step
             self._count(self._source.begin_run(), after[0]).close()
             return ()

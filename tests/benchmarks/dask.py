@@ -100,7 +100,7 @@ async def release_secs(client: Any, loop: str, num_waiters: int) -> list[float]:
                 await anyio.sleep(0.002)  # the scheduler alone knows
             await anyio.sleep(0.005)  # until they are idle
             published.append(time.monotonic())
-            cluster.publish_soon(step)
+            await cluster.publish(step)
     return [
         resumed - published[place]
         for of_process in found

@@ -97,13 +97,6 @@ async def test_a_cancelled_run_counts_all_the_same() -> None:
     assert (len(message.calls), message.num_held) == (1, 0)
 
 
-async def test_published_steps_do_not_accumulate_while_the_scheduler_is_lost() -> None:
-    source = a_source(limit=None)
-    for step in (3, 9, 5):
-        source.publish_soon(step)
-    assert [args for _, _, args in sent_by(source).calls] == [("a.0", 9)]
-
-
 async def test_a_wait_is_sent_once() -> None:
     source = a_source(limit=None)
     async with anyio.create_task_group() as group:
