@@ -78,8 +78,8 @@ class Link(StepSource):
         self._policy = CreditPolicy()
         self._lock = threading.Lock()  # guards the following fields that several threads use
         self._num_calls = 0
-        self._unsent: list[Call] = []
-        self._sent: dict[int, Call] = {}  # by number, until they are answered
+        self._calls: dict[int, Call] = {}  # by number, until they are answered
+        self._unsent: list[Call] = []  # of these, in order
         self._unsettled: Counter[int] = Counter()  # unanswered runs, by the step's epoch
         self._closed_for = ""
         # of the stream only
@@ -142,7 +142,7 @@ class Link(StepSource):
     def release(self, call: Call) -> None:
         """Wait for its answer no more."""
         with self._lock:
-            is_known = call.number in self._sent or call in self._unsent
+            is_known = call.number in self._calls
         if is_known and not self.grants_credits:
             self._add("release", (call.number,))
 
@@ -167,13 +167,14 @@ class Link(StepSource):
         if spare:
             self.step.grant(-spare, epoch=self._local_epoch)
         with self._lock:  # the host knows which of them it has taken
-            self._unsent, self._sent = [*self._sent.values(), *self._unsent], {}
+            self._unsent = list(self._calls.values())
         self._last = Message()
         return self._message(0)
 
     def next_message(self, *, is_heartbeat: bool = False) -> Message | None:
         """The message to send now, if any: calls, or changes that concern the host."""
-        if self.grants_credits and self._sent:
+        if self.grants_credits and len(self._calls) > len(self._unsent):
+            self.look_at = math.inf
             return None  # the answer comes soon: changes until then go together
         move = self._next_move()
         before = self._last
@@ -220,7 +221,9 @@ class Link(StepSource):
         for order, number, value, error in news["answers"]:
             self._received = order
             with self._lock:
-                call = self._sent.pop(number, None)
+                call = self._calls.pop(number, None)
+                if call in self._unsent:  # it was sent over the connection before
+                    self._unsent.remove(call)
             if call is not None and call.slot is not None:
                 call.slot.wake(Outcome(value, error))
 
@@ -228,8 +231,7 @@ class Link(StepSource):
         if state is SourceState.CLOSED:
             with self._lock:
                 self._closed_for = self._closed_for or reason or "this process has left"
-                pending = [*self._sent.values(), *self._unsent]
-                self._unsent, self._sent = [], {}
+                pending, self._calls, self._unsent = [*self._calls.values()], {}, []
             for each in pending:
                 self._fail(each)
         if not (self.is_closed and state is SourceState.LIVE):
@@ -251,6 +253,7 @@ class Link(StepSource):
             self._num_calls += 1
             call = Call(self._num_calls, function, args, slot, ticket_of)
             if not self._closed_for:
+                self._calls[call.number] = call
                 self._unsent.append(call)
         if self._closed_for:
             self._fail(call)
@@ -282,7 +285,6 @@ class Link(StepSource):
             calls: list[Call] = []
             if takes:
                 calls, self._unsent = self._unsent, []
-                self._sent.update((each.number, each) for each in calls)
             num_held = demand.num_spare + demand.num_out - self._unsettled[demand.epoch]
             num_held += sum(each.ticket_of == demand.epoch for each in self._unsent)
         limits = [each for each in (demand.limit, self.limit) if each is not None]

@@ -69,6 +69,23 @@ async def test_runs_that_were_not_sent_are_held_after_a_reconnection() -> None:
     assert source.step.value == 2
 
 
+async def test_an_answer_that_comes_with_the_next_connection_ends_its_call() -> None:
+    source = a_source(limit=None)
+    found: list[int] = []
+
+    async def count() -> None:
+        found.append(await source.count_run(source.begin_run()))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(count)
+        await settle()
+        sent_by(source)
+        source.hello()  # the connection was cut, and the host has taken the call
+        news(source, step=1, limit=None, answers=[(1, 1, 1, None)])
+    assert found == [1]
+    assert source.next_message() is None
+
+
 async def test_runs_that_end_together_share_a_message_and_get_a_step_each() -> None:
     source = a_source(limit=None)
     found: list[int] = []
