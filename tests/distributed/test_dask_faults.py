@@ -29,7 +29,13 @@ from .processes import Scheduler, a_scheduler
 from .proxy import a_proxy
 from .sessions import Join, cut, step, train_here, until_state, wait_until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.faults,
+    # Dask's own connect forgets its socket when it is cancelled while it shakes hands
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +225,6 @@ async def test_a_network_that_was_cut_is_found_again_and_the_others_go_on_meanwh
             assert far.global_step.epoch == 0
 
 
-# Dask's own connect forgets its socket when it is cancelled while it shakes hands
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind(
     own_scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
 ) -> None:
