@@ -36,7 +36,7 @@ FOREIGN = {
         "_tracing/_opentelemetry.py", "_tracing/_recorder.py",  # processor time
         "metrics/_event_files.py", "metrics/_outlet.py",
         "metrics/_tensorboard.py", "planning/_outside.py", "planning/_record.py",
-        "distributed/parameter_server/_host.py",  # processor time
+        "distributed/_served.py",  # processor time
     ],
 }  # fmt: skip
 """Where other libraries may be imported: event loops and clocks behind the engine alone."""
