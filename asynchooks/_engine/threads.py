@@ -91,8 +91,9 @@ class WorkThread:
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
+        self._what = f"a call in the thread {name}"
         self._thread: threading.Thread | None = None
-        self._jobs: queue.SimpleQueue[_Job | None]  # of the present thread
+        self._jobs: queue.SimpleQueue[Job | None]  # of the present thread
         self._is_busy = False
 
     async def run(
@@ -117,12 +118,9 @@ class WorkThread:
             lost_peer: says that the call will never return; it is abandoned, the error raised.
         """
         engine = self._engine
-        slot = Slot(engine, f"a call in the thread {self._name}")
-        job = _Job(fn, when_late, slot)
-        if engine.is_virtual and (stand_in := current_stand_in()) is not None:
-            stand_in.call_apart(engine, job.run, slot)
-        else:
-            self._put(job)
+        slot = Slot(engine, self._what)
+        job = Job(fn, when_late, slot)
+        self._put(job)
         self._is_busy, is_waited_for = True, False
         if lost_peer is not None:
             lost_peer.add(slot)
@@ -141,7 +139,7 @@ class WorkThread:
                 lost_peer.discard(slot)
             outcome = slot.value
             if not isinstance(outcome, Outcome):  # lost, out of time, or out of patience
-                self._abandon(job)
+                self.abandon(job)
             elif not is_waited_for:
                 if outcome.error is not None:
                     logger.warning("A cancelled call failed: %r", outcome.error)
@@ -150,7 +148,17 @@ class WorkThread:
             raise lost_peer.error_now()
         return None if outcome is TIMED_OUT else outcome.unwrap()
 
-    def _put(self, job: _Job) -> None:
+    def begin(self, fn: Callable[[], Any]) -> LastingJob:
+        """Have the thread call `fn`, whether or not a task waits for it."""
+        job = LastingJob(fn, drop, _Ending(self._engine, self._what))
+        self._put(job)
+        return job
+
+    def _put(self, job: Job) -> None:
+        engine = self._engine
+        if engine.is_virtual and (stand_in := current_stand_in()) is not None:
+            stand_in.call_apart(engine, job.run, job.slot)
+            return
         if self._thread is None:
             self._jobs = queue.SimpleQueue()
             args = (self._jobs,)
@@ -158,7 +166,8 @@ class WorkThread:
             self._thread.start()
         self._jobs.put(job)
 
-    def _abandon(self, job: _Job) -> None:
+    def abandon(self, job: Job) -> None:
+        """Wait no more for a call, and leave its thread to it."""
         thread = self.drop()
         if thread is not None:
             self.left_alone.add(thread)
@@ -187,7 +196,7 @@ class WorkThread:
         return thread
 
 
-class _Job:
+class Job:
     """One call; its outcome goes to the task that waits, or to `when_late` if none does."""
 
     _outcome: Outcome
@@ -208,7 +217,42 @@ class _Job:
             self._when_late(self._outcome)
 
 
-def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
+class LastingJob(Job):
+    """One that goes on when its task is cancelled; tasks may wait for it one after the other."""
+
+    slot: _Ending
+
+    async def wait(self, until: float = math.inf) -> bool:
+        """Whether it has ended by then, on `Engine.now`; raises what it has raised.
+
+        Cancellation safe.
+        """
+        ending = self.slot
+        if not ending.is_woken:
+            ending.waiting = slot = Slot(ending.engine, ending.what)
+            if not ending.is_woken:  # by the thread, just now, which saw nobody wait
+                await ending.engine.park(slot, until)
+        if ending.is_woken:
+            ending.value.unwrap()
+        return ending.is_woken
+
+
+class _Ending(Slot):
+    """Wakes the slot of the task that waits at that time, if one does."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self, engine: Engine, what: str) -> None:
+        super().__init__(engine, what)
+        self.waiting: Slot | None = None
+
+    def wake(self, value: Any = None) -> None:
+        self.value, self.is_woken = value, True
+        if self.waiting is not None:
+            self.waiting.wake()
+
+
+def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         slot, outcome = job.slot, job.run()
         del job  # the task that is woken may end the process: free the step's arrays first

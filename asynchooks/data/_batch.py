@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 from .. import _check as check
 from .._errors import InputStateError, InputStructureError, note_once, shown
 from ._sources import Source, stage_of
-from ._stage import Mark, Pair, Stage, State, T, saved_count, state_of
-from ._statistics import CALLS, SOURCE
+from ._stage import Gathered, Mark, Pair, Stage, State, T, saved_count, state_of
+from ._statistics import CALLS, CONSUMER
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +138,7 @@ class Batch(Stage[Any]):
         self._collate = collate
 
     def _set(self, state: State | None) -> None:
-        self._pairs: list[Pair] = []  # of the next batch; here, so that a cancellation loses none
+        self._gathered = Gathered()  # for the next batch; here, so that a cancellation loses none
         self._num_in = 0 if state is None else saved_count(state["items"])
         self._is_at_end = False
 
@@ -146,22 +146,22 @@ class Batch(Stage[Any]):
         return {"items": 0}
 
     async def _pull(self, limit: int) -> Sequence[Pair]:
-        pairs, size = self._pairs, self._batch_size
+        gathered, size = self._gathered, self._batch_size
         if not self._is_at_end:
-            self._is_at_end = not await self._source._read_into(pairs, size)
-        if not pairs or (len(pairs) < size and self._drop_remainder):
-            self._pairs = []
+            self._is_at_end = not await self._source._read_into(gathered, size)
+        items = gathered.items
+        if not items or (len(items) < size and self._drop_remainder):
+            self._gathered = Gathered()
             return ()
-        items = [item for item, _ in pairs]
         collate, begun = self._collate, self._wait_for(CALLS)
         made = collate_items(items, self._num_in) if collate is None else collate(items)
-        self._clocks.add_call(self._wait_for(SOURCE) - begun)
+        self._clocks.add_call(self._wait_for(CONSUMER) - begun)
         self._num_in += len(items)
-        self._pairs = []
-        return ((made, (self, {"items": self._num_in}, pairs[-1][1])),)
+        self._gathered = Gathered()
+        return ((made, (self, {"items": self._num_in}, gathered.mark)),)
 
     def _explain(self, error: Exception) -> None:
-        if len(self._pairs) == self._batch_size or self._is_at_end:  # else it is the source's
+        if len(self._gathered.items) == self._batch_size or self._is_at_end:  # else it is the source's
             note_once(error, f"in batch, after {self._num_in} items")
 
 

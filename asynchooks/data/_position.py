@@ -54,6 +54,18 @@ class Position:
             return place
         return None
 
+    def add_finished(self, mark: Any) -> bool:
+        """Count an item that is used at once; False if nobody is to get it."""
+        if self._marks or self._finished or self.in_hand:
+            place = self.add(mark)
+            if place is None:
+                return False
+            self.finish((place,))
+        else:
+            self._frontier += 1
+            self._mark = self.last_mark = mark
+        return True
+
     def is_finished(self, place: int) -> bool:
         return place < self._frontier or place in self._finished
 

@@ -217,8 +217,7 @@ class Buffered(Stage[Any]):
             self._is_taken_from = True
             if taken.position is None:
                 self._clocks.count((taken.item,))
-                taken.position = self._counting
-                taken.places = self._places_of(taken)
+                taken.position, taken.places = self._counting, self._places_of(taken)
             self._make_room()
             if taken.places:
                 return taken
@@ -385,14 +384,20 @@ class Prefetch(Buffered):
         super().__init__(source)
         self._parameters = {"buffer_size": buffer_size}
         self._size = buffer_size
+        self._is_handing_out = False  # several items at once, to others that wait for them
 
     def _num_room(self) -> int:
         return self._size - len(self._ready)
 
     def _accept(self, pairs: Sequence[Pair]) -> None:
+        self._is_handing_out = len(pairs) > 1 and bool(self._takers)
         self._put([Taken(item, mark) for item, mark in pairs])
 
     async def _read_source(self, limit: int) -> Sequence[Pair]:
+        if self._is_handing_out:  # to ask a thread once for all that goes, not for what is left now
+            self._is_handing_out = False
+            await self._engine.checkpoint()
+            limit = self._num_room()
         recorder = self._recorder
         if recorder is None:
             return await self._source._read(limit)

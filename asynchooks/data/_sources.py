@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from .._errors import InputError, is_thrown_away
 from .._later import is_a
 from ._source_stage import Own, SourceStage, has_methods, read_elsewhere, short_repr, too_short
-from ._stage import Epoch, Mark, Pair, Phase, Stage, State, T
+from ._stage import Epoch, Gathered, Mark, Pair, Phase, Stage, State, T
 from ._statistics import CONSUMER, SOURCE, StageStatistics
 from ._thread_source import ThreadSource
 
@@ -124,10 +124,10 @@ class FunctionSource(Stage[Any]):
             self._open_by_itself()
         return await self._made._read(limit)
 
-    async def _read_into(self, pairs: list[Pair], size: int) -> bool:
+    async def _read_into(self, found: Gathered, size: int) -> bool:
         if self._phase is not Phase.OPEN:
             self._open_by_itself()
-        return await self._made._read_into(pairs, size)
+        return await self._made._read_into(found, size)
 
     def _check_repeatable(self) -> None:
         """It can be called again."""
@@ -159,6 +159,18 @@ class SequenceSource(SourceStage):
         items = self._all[at : at + limit]
         self._num_given += len(items)
         return [(item, (self, place, None)) for place, item in enumerate(items, at + 1)]
+
+    async def _read_into(self, found: Gathered, size: int) -> bool:
+        if self._phase is not Phase.OPEN:
+            self._open_by_itself()
+        at = self._num_before + self._num_given
+        items = self._all[at : at + size - len(found.items)]
+        self._num_given += len(items)
+        self._clocks.count(items)
+        if len(items):
+            found.items.extend(items)  # an array would be added up by +=
+            found.mark = (self, at + len(items), None)
+        return len(found.items) == size
 
     def _set(self, state: State | None) -> None:
         super()._set(state)
@@ -225,47 +237,53 @@ class AsyncSource(SourceStage):
             self._claim(self._source)
 
     async def _pull(self, limit: int) -> Sequence[Pair]:
-        if self._iterator is None:
-            if self._own is not None:
-                self._stateful.load_state_dict(self._own.value)
-            self._beginning.ask(self._stateful)
-            self._iterator = self._source.__aiter__()
-        pairs: list[Pair] = []
-        while self._num_to_pass:
-            if not await self._add(pairs, 1):
-                begin = self._num_before
-                raise too_short(self, begin - self._num_to_pass, begin)
-            pairs.clear()
-            self._num_given = 0
-            self._num_to_pass -= 1
-        await self._add(pairs, 1)
-        if not pairs and self._is_pass_over:
-            iterator, self._iterator = self._iterator, self._source.__aiter__()
-            await _close(iterator)
-            await self._add(pairs, 1)
-        self._is_pass_over = False
-        return pairs
+        found = Gathered()
+        await self._gather(found, 1)
+        return [(item, found.mark) for item in found.items]
 
-    async def _read_into(self, pairs: list[Pair], size: int) -> bool:
-        if self._iterator is None or self._num_to_pass or self._is_pass_over:
-            return await super()._read_into(pairs, size)
+    async def _read_into(self, found: Gathered, size: int) -> bool:
         if not self._lock.enter_now():
             await self._lock.wait()
-        before = len(pairs)
-        self._wait_for(SOURCE)
+        before = len(found.items)
         try:
+            if self._phase is not Phase.OPEN:
+                self._open_by_itself()
+            self._wait_for(SOURCE)
             try:
-                return await self._add(pairs, size)
+                return await self._gather(found, size)
             finally:
                 self._wait_for(CONSUMER)
-                self._clocks.count([item for item, _ in pairs[before:]])
+                self._clocks.count(found.items[before:] if before else found.items)
         except Exception as error:
             self._explain(error)
             raise
         finally:
             self._lock.leave()
 
-    async def _add(self, pairs: list[Pair], size: int) -> bool:
+    async def _gather(self, found: Gathered, size: int) -> bool:
+        if self._iterator is None:
+            if self._own is not None:
+                self._stateful.load_state_dict(self._own.value)
+            self._beginning.ask(self._stateful)
+            self._iterator = self._source.__aiter__()
+        while self._num_to_pass:
+            passed = Gathered()
+            if not await self._add(passed, 1):
+                begin = self._num_before
+                raise too_short(self, begin - self._num_to_pass, begin)
+            self._num_given = 0
+            self._num_to_pass -= 1
+        before = len(found.items)
+        has_more = await self._add(found, size)
+        if self._is_pass_over:
+            if len(found.items) == before:
+                iterator, self._iterator = self._iterator, self._source.__aiter__()
+                await _close(iterator)
+                has_more = await self._add(found, size)
+            self._is_pass_over = False
+        return has_more
+
+    async def _add(self, found: Gathered, size: int) -> bool:
         """Add items until there are so many; False if the end came first.
 
         One call and one `try` for all of them: for each they would cost more than the item.
@@ -276,20 +294,15 @@ class AsyncSource(SourceStage):
                 f"{self!r} was cancelled while it was read, which ends a generator, so that the "
                 "rest is lost; put prefetch around it, which reads it in a task of its own"
             )
-        step, before, num = self._iterator.__anext__, len(pairs), self._num_before - len(pairs)
-        num += self._num_given
-        stateful = self._stateful
+        step, items, stateful = self._iterator.__anext__, found.items, self._stateful
+        before = len(items)
         try:
-            while len(pairs) < size:
-                item = await step()
-                if stateful is None:
-                    mark: Mark = (self, num + len(pairs) + 1, None)
-                else:
+            while len(items) < size:
+                items.append(await step())
+                if stateful is not None:
                     self._last_own = Own(stateful.state_dict())
-                    mark = (self, self._last_own, None)
-                pairs.append((item, mark))
         except StopAsyncIteration:
-            return self._ended(len(pairs) > before)
+            return self._ended(len(items) > before)
         except RuntimeError as error:
             if "already running" in str(error):  # the other reader goes on
                 raise read_elsewhere(self) from error
@@ -307,7 +320,10 @@ class AsyncSource(SourceStage):
                 self._failure = error
             raise
         finally:  # counted first: the note of an error says how many there were
-            self._num_given += len(pairs) - before
+            self._num_given += len(items) - before
+            if len(items) > before:
+                behind = self._num_before + self._num_given
+                found.mark = (self, behind if stateful is None else self._last_own, None)
         self._failure = None
         return True
 

@@ -41,6 +41,20 @@ Epoch = tuple[int, ...]
 """The number of the pass of each `repeat` around a stage, the outermost first."""
 
 
+class Gathered:
+    """Items of one batch, and the mark behind the last of them."""
+
+    __slots__ = ("items", "mark")
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.mark: Mark = None
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        self.items += [item for item, _ in pairs]
+        self.mark = pairs[-1][1]
+
+
 class Phase(Enum):
     NEW = "new"
     OPEN = "open"
@@ -275,7 +289,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                     raise
                 raise RuntimeError(f"{self.kind} called what raised {error!r}") from error
             finally:
-                self._wait_for(CONSUMER)
+                if self._clocks.waits_for != CONSUMER:
+                    self._wait_for(CONSUMER)
             self._clocks.count([item for item, _ in pairs])
         except Exception as error:
             self._explain(error)
@@ -287,21 +302,21 @@ class Stage(ABC, AsyncOnly, Generic[T]):
 
     def _wait_for(self, what: int) -> float:
         """From now on it waits for its source, its calls or its consumer; returns the time."""
-        now, clocks = self._engine.stopwatch(), self._clocks
+        now, clocks = self._stopwatch(), self._clocks
         clocks.secs[clocks.waits_for] += now - clocks.since
         clocks.waits_for, clocks.since = what, now
         return now
 
-    async def _read_into(self, pairs: list[Pair], size: int) -> bool:
+    async def _read_into(self, found: Gathered, size: int) -> bool:
         """Add items until there are so many; False if the end came first.
 
-        A cancellation leaves those that were read in the list.
+        A cancellation loses none of those that were read.
         """
-        while len(pairs) < size:
-            more = await self._read(size - len(pairs))
-            if not more:
+        while len(found.items) < size:
+            pairs = await self._read(size - len(found.items))
+            if not pairs:
                 return False
-            pairs += more
+            found.add(pairs)
         return True
 
     def __aiter__(self) -> Self:
@@ -312,9 +327,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         position = self._used()
         while pairs := await self._read(1):
             item, mark = pairs[0]
-            place = position.add(mark)
-            if place is not None:
-                position.finish((place,))
+            if position.add_finished(mark):
                 found: T = item
                 return found
         raise StopAsyncIteration
@@ -348,6 +361,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                 self._opened.append(source)
             self._phase = Phase.OPEN
             self._engine = current_engine()
+            self._stopwatch = self._engine.stopwatch
             self._wait_for(CONSUMER)
             self._recorder = current_recorder()
             if self._recorder is not None and self._parameters:
@@ -450,7 +464,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def statistics(self) -> StageStatistics:
         """Counts and times of this stage and, in `sources`, of those below; from any thread."""
         below, clocks = tuple(each.statistics() for each in self._sources), self._clocks
-        now = self._engine.stopwatch() if self._phase is Phase.OPEN else -math.inf
+        now = self._stopwatch() if self._phase is Phase.OPEN else -math.inf
         return StageStatistics(
             self.kind,
             clocks.num_items,

@@ -160,12 +160,11 @@ class Clocks:
 
     def count(self, items: Sequence[Any]) -> None:
         self.num_items += len(items)
-        if _SIZELESS.issuperset(map(type, items)):
-            return
-        for item in items:
-            size = size_of(item)
-            if size is not None:
-                self.num_bytes = max(self.num_bytes, 0) + size
+        if len(items) == 1 or not _SIZELESS.issuperset(map(type, items)):
+            for item in items:
+                size = size_of(item)
+                if size is not None:
+                    self.num_bytes = max(self.num_bytes, 0) + size
 
 
 def size_of(item: Any) -> int | None:
@@ -183,7 +182,7 @@ def size_of(item: Any) -> int | None:
 
 
 def _sum(parts: Sequence[Any]) -> int | None:
-    if len(parts) > _FEW and size_of(parts[0]) is None:  # a long list of small things
-        return None
+    if len(parts) > _FEW and (type(parts[0]) in _SIZELESS or size_of(parts[0]) is None):
+        return None  # a long list of small things
     sizes = [size for size in map(size_of, parts) if size is not None]
     return sum(sizes) if sizes else None

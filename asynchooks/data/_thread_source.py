@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from .._engine.base import EngineTask
 from .._engine.recording import blocks_inline
-from .._engine.threads import WorkThread
+from .._engine.threads import LastingJob, WorkThread
 from ._readings import kind_of
 from ._source_stage import SourceStage, short_repr
 from ._stage import Pair, State, wait_to_end
@@ -28,8 +27,7 @@ class ThreadSource(SourceStage):
     def __init__(self, source: Any) -> None:
         self._source, self._kind = source, kind_of(source)
         self._thread: WorkThread | None = None
-        # what goes on in the thread: a task of its own, which a cancelled reader leaves to the next
-        self._task: EngineTask | None = None
+        self._job: LastingJob | None = None  # in the thread; a cancelled reader leaves it to the next
         super().__init__(self._kind(source).stateful)
 
     def _set(self, state: State | None) -> None:
@@ -72,15 +70,15 @@ class ThreadSource(SourceStage):
             return
         thread = self._thread
         assert thread is not None
-        if self._task is None:
-            self._task = self._engine.start(thread.run, call, 0.0)
-        task = self._task
+        if self._job is None:
+            self._job = thread.begin(call)
+        job = self._job
         if patience_secs:
-            has_ended = await task.wait(self._engine.now() + patience_secs)
+            has_ended = await job.wait(self._engine.now() + patience_secs)
             if not has_ended and self._reading.ready:
                 return
-        await task.wait()
-        self._task = None
+        await job.wait()
+        self._job = None
 
     async def _release(self) -> None:
         self._unclaim(self._source)
@@ -90,19 +88,20 @@ class ThreadSource(SourceStage):
         try:
             await wait_to_end(self._engine, partial(self._end, until))
         finally:
-            self._thread = self._task = None
-            thread.close()
+            if self._job is None:
+                thread.close()
+            else:
+                thread.abandon(self._job)
+            self._thread = self._job = None
         if self._reading.closing_error is not None:
             raise self._reading.closing_error
 
     async def _end(self, until: float) -> None:
-        reading, task = self._reading, self._task
+        reading, job = self._reading, self._job
         reading.is_closing = True
-        if task is not None and not await task.wait(until):
-            task.cancel()  # it is left alone, and closes what it reads when it comes back
-            await task.wait()
-            return
-        self._task = None
+        if job is not None and not await job.wait(until):
+            return  # it is left alone, and closes what it reads when it comes back
+        self._job = None
         if not reading.is_closed:
             await self._in_thread(reading.close)
 

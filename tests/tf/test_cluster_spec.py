@@ -100,7 +100,7 @@ def each_with(error: type[Exception], *cases: tuple[Any, str]) -> list[Any]:
     [
         *each_with(
             ValueError,
-            (None, r"TF_CONFIG is not set; give \{\"cluster\".*launch"),
+            (None, r"TF_CONFIG is not set; give \{\"cluster\""),
             ("", "TF_CONFIG is empty; give"),
             ("{", r"TF_CONFIG is '\{', no JSON \(Expecting .*\); give"),
             ("[" * 100_000, r"TF_CONFIG is '\[\[.*\.\.\., no JSON"),
