@@ -161,7 +161,7 @@ class Batch(Stage[Any]):
         return ((made, (self, {"items": self._num_in}, gathered.mark)),)
 
     def _explain(self, error: Exception) -> None:
-        if len(self._gathered.items) == self._batch_size or self._is_at_end:  # else it is the source's
+        if self._is_at_end or len(self._gathered.items) == self._batch_size:  # else the source's
             note_once(error, f"in batch, after {self._num_in} items")
 
 

@@ -27,7 +27,7 @@ class ThreadSource(SourceStage):
     def __init__(self, source: Any) -> None:
         self._source, self._kind = source, kind_of(source)
         self._thread: WorkThread | None = None
-        self._job: LastingJob | None = None  # in the thread; a cancelled reader leaves it to the next
+        self._job: LastingJob | None = None  # a reader that is cancelled leaves it to the next
         super().__init__(self._kind(source).stateful)
 
     def _set(self, state: State | None) -> None:
