@@ -67,11 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(parser, f"error: {message_of(error)}", 2)
         code: int = run()
         sys.stdout.flush()
-        return code
     except (SimulationError, PlanError, TraceError, OSError) as error:
         return _fail(parser, f"error: {message_of(error)}", 1)
     except KeyboardInterrupt:
         return _fail(parser, "interrupted", INTERRUPTED)
+    else:
+        return code
 
 
 def _fail(parser: Parser, message: str, code: int) -> int:
