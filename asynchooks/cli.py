@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ValueError, OSError, ImportError) as error:
             return _fail(parser, f"error: {message_of(error)}", 2)
         code: int = run()
-        sys.stdout.flush()
+        print(end="", flush=True)  # a full disk is an error of this run; there may be no stdout
     except (SimulationError, PlanError, TraceError, OSError) as error:
         return _fail(parser, f"error: {message_of(error)}", 1)
     except KeyboardInterrupt:

@@ -31,10 +31,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def message_of(error: Exception) -> str:
-    """What the error says, in one line; without the number of an OSError, which helps nobody."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename!r}: {error.strerror}"
-    return " ".join(str(error).split("\n"))
+    """What the error says; without the number of an OSError, which helps nobody."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename or 'the output'!r}: {error.strerror}"
 
 
 def argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-_WIDTH = 200
-"""Columns, where there is no terminal that could be too narrow."""
+_WIDTH = 1000
+"""Columns of the widest table. On a narrower terminal a row goes on below: in columns that are made
+to fit, numbers would be cut."""
 
 
 def check_rich() -> None:
@@ -51,8 +52,7 @@ def print_table(
         table.add_column(titles[place], justify="left" if place < num_left else "right")
     for row in rows:
         table.add_row(*(row[place] for place in kept), style="bold" if row is bold else None)
-    width = None if sys.stdout.isatty() else _WIDTH
-    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+    Console(width=_WIDTH, markup=False, emoji=False, highlight=False).print(table)
 
 
 def figure(value: float, low: float, high: float) -> str:

@@ -155,6 +155,7 @@ def test_the_plot_is_written(
         (["--set", "a=8..2"], "the smaller one first"),
         (["--set", "a=0..4"], "cannot be doubled from 0"),
         (["--set", "a=1..4..0"], "give one > 0"),
+        (["--set", f"a=1..{'9' * 400}"], "give two numbers"),
         (["--set", "a=1", "--set", "a=2"], "gives 'a' twice"),
         (["--target", "speed<=3"], "give one of staleness, max_staleness, idle_share"),
         (["--program", "nothing.py:main"], "there is no file 'nothing.py'"),
@@ -200,6 +201,18 @@ def test_a_module_that_exits_as_it_is_imported_is_refused(
     program = tmp_path / "exits.py"
     program.write_text("raise SystemExit(3)\n")
     assert "ends with exit code 3" in refused(capsys, recorded, "--program", f"{program}:main")
+
+
+def test_what_a_program_prints_as_it_is_imported_is_not_in_the_json(
+    recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "random.py"  # whose name is that of another module
+    program.write_text(f"{Path(program_of_sleeps.__file__).read_text()}\nprint('imported')\n")
+    arguments = [recorded, "--program", f"{program}:main", "--set", "concurrency=4"]
+    assert main(["plan", *arguments, "--allow-mismatch", "--json", "--processes", "1"]) == 0
+    printed, errors = capsys.readouterr()
+    assert [each["settings"] for each in json.loads(printed)["settings"]] == [{"concurrency": 4}]
+    assert errors == "imported\n"
 
 
 QUEUE = """\
