@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -127,13 +127,17 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
     """
     if not options.json:
         check_rich()
-    names = [name for name, _ in options.settings]
-    for name in names:
-        if names.count(name) > 1:
+    values: dict[str, list[Any]] = {}
+    for name, each in options.settings:
+        if name in values:
             raise ValueError(f"--set gives {name!r} twice; give all its values once, with commas")
+        values[name] = each
+    settings = [
+        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+    ]
     traces = [_trace(each) for each in options.traces]
     main = None if options.program is None else load_program(options.program)
-    return partial(_run, options, traces, main)
+    return partial(_run, options, traces, main, settings)
 
 
 def _trace(text: str) -> Trace:
@@ -147,7 +151,12 @@ def _trace(text: str) -> Trace:
     return Trace.read(*paths)
 
 
-def _run(options: argparse.Namespace, traces: Sequence[Trace], main: Any) -> int:
+def _run(
+    options: argparse.Namespace,
+    traces: Sequence[Trace],
+    main: Any,
+    settings: Sequence[Mapping[str, Any]],
+) -> int:
     """Check the plan by the recorded settings, predict the others, and print all of it.
 
     The exit code is 1 if there is no prediction at all.
@@ -158,11 +167,6 @@ def _run(options: argparse.Namespace, traces: Sequence[Trace], main: Any) -> int
     from .plan_output import Answer, print_recorded
 
     plan, main = built_in(traces) if main is None else (Plan(traces), main)
-    names = [name for name, _ in options.settings]
-    settings = [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(values for _, values in options.settings))
-    ]
     try:
         plan.check_settings(main, settings[0])
     except TypeError as error:

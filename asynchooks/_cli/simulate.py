@@ -159,13 +159,13 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
     options.failures = [] if options.mtbf is None else [Crashes(options.mtbf, options.repair)]
     if options.updates is None and options.until is None:
         options.updates = DEFAULT_UPDATES
-    groups = contenders(options)
+    protocols = contenders(options)
     if options.trace is not None:
-        if len(groups) > 1:
+        if len(protocols) > 1:
             raise ValueError("--trace takes one protocol; give a single --protocol")
         if options.trace == options.plot:
             raise ValueError(f"--trace and --plot are both {options.trace!r}; give two paths")
-    return partial(train_all, options, groups)
+    return partial(train_all, options, protocols)
 
 
 _rate = number(float, "a learning rate, a finite number >= 0")

@@ -1,7 +1,7 @@
 """The trainings of `asynchooks simulate`, and what is shown of them.
 
-All protocols train with each of their learning rates and each seed, in one sweep. The rate with
-the lowest loss gives the row of a protocol.
+Each protocol trains with all its learning rates and all seeds, in one sweep. The rate with the
+lowest loss gives its row.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,9 @@ _NUM_LOSSES = 200
 _EXPECTED_UPDATES = 10_000
 """Of a training that ends at a time alone, if each update takes one gradient."""
 _SHARES = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")
+_INTERVALS = ("updates_per_second", "mean_staleness", "loss")
 _FIGURES = (
-    "updates_per_second",
-    "mean_staleness",
-    "loss",
+    *_INTERVALS,
     "secs",
     "updates",
     "max_staleness",
@@ -37,49 +36,38 @@ _FIGURES = (
 )
 
 
-@dataclass(frozen=True)
-class Training:
-    """A protocol with one learning rate."""
+class Contender(NamedTuple):
+    """A protocol, and the learning rates of which it is shown with its best."""
 
     name: str
     protocol: Protocol
-    rate: float
-
-    def __repr__(self) -> str:
-        return f"{self.name}@{self.rate:g}"
+    rates: Sequence[float]
 
 
-@dataclass(frozen=True)
-class Result:
-    """A training with the rate that ended with the lowest loss."""
+class Result(NamedTuple):
+    """A protocol with the learning rate that ended with the lowest loss."""
 
-    training: Training
     figures: dict[str, Any]
-    """Means over seeds by name, with `_low` and `_high` of their intervals."""
+    """Its name and rate, and means over seeds, with `_low` and `_high` of their intervals."""
     reports: Sequence[Report]
     """By seed."""
     tried: dict[float, float]
     """The loss by learning rate."""
 
-    def shown(self, name: str) -> str:
-        """A figure for the table."""
-        return figure(*(self.figures[name + end] for end in ("", "_low", "_high")))
 
-
-def contenders(options: argparse.Namespace) -> list[list[Training]]:
-    """For each protocol that the options name its trainings, one for each of its rates.
+def contenders(options: argparse.Namespace) -> list[Contender]:
+    """The protocols that the options name.
 
     Raises:
         ValueError: there is no such protocol.
     """
-    groups = []
+    found = []
     for name, own in dict.fromkeys(options.protocols or [("async", None)]):
         protocol = parse_protocol(name, options.workers)
-        rates = [own]
-        if own is None:
-            rates = options.learning_rates or [_default_rate(protocol, options.workers)]
-        groups.append([Training(name, protocol, rate) for rate in dict.fromkeys(rates)])
-    return groups
+        default = [_default_rate(protocol, options.workers)]
+        rates = (options.learning_rates or default) if own is None else [own]
+        found.append(Contender(name, protocol, list(dict.fromkeys(rates))))
+    return found
 
 
 def _default_rate(protocol: Protocol, num_workers: int) -> float:
@@ -90,48 +78,66 @@ def _default_rate(protocol: Protocol, num_workers: int) -> float:
     return min(0.05, 0.5 * num_gradients / num_workers)
 
 
-def train_all(options: argparse.Namespace, groups: Sequence[Sequence[Training]]) -> int:
+def train_all(options: argparse.Namespace, contenders: Sequence[Contender]) -> int:
     """Train, and write and print the results; the exit code is 0.
 
     Raises:
         SimulationError: a training failed (says which and why).
         OSError: a file cannot be written.
     """
-    trainings = [each for group in groups for each in group]
-    total = len(trainings) * options.seeds
-    label = ", ".join(dict.fromkeys(each.name for each in trainings))
+    total = sum(len(each.rates) for each in contenders) * options.seeds
     num_done = itertools.count(1)
-    with progress(label, total) as show:
+    with progress(", ".join(each.name for each in contenders), total) as show:
         look = show if total == 1 else lambda done: None  # others are counted when they are done
-        found = sweep(
-            lambda seed, training: _train(options, training, seed, look),
-            {"training": trainings},
-            seeds=range(options.seed, options.seed + options.seeds),
-            num_processes=1 if options.seeds == 1 else None,
-            done=lambda: show(next(num_done)),
-        )
-    each_result = zip(trainings, found.to_rows(_FIGURES), found.reports, strict=True)
-    results = [_best(list(itertools.islice(each_result, len(group)))) for group in groups]
+        results = [_best(options, each, look, lambda: show(next(num_done))) for each in contenders]
     if options.trace is not None:
         write_trace(options.trace, results[0].reports[0])
     if options.plot is not None:
         plot_reports(
             options.plot,
             [
-                [replace(report, protocol=repr(each.training)) for report in each.reports]
+                [
+                    replace(one, protocol=f"{one.protocol}@{each.figures['rate']:g}")
+                    for one in each.reports
+                ]
                 for each in results
             ],
         )
     if options.json:
-        rows = [_row(each) for each in results]
-        print_json({"seed": options.seed, "reports": rows})
+        print_json({"seed": options.seed, "reports": [_row(each) for each in results]})
     else:
         _print_table(results)
     return 0
 
 
+def _best(
+    options: argparse.Namespace,
+    contender: Contender,
+    look: Callable[[float], object],
+    done: Callable[[], object],
+) -> Result:
+    """With the rate of the lowest loss; of equals the first. One that has diverged may be NaN."""
+    found = sweep(
+        lambda seed, protocol, rate: _train(options, contender, rate, seed, look),
+        {"protocol": [contender.name], "rate": contender.rates},
+        seeds=range(options.seed, options.seed + options.seeds),
+        num_processes=1 if options.seeds == 1 else None,
+        done=done,
+    )
+    rows = found.to_rows(_FIGURES)
+    figures, reports = min(
+        zip(rows, found.reports, strict=True),
+        key=lambda each: (math.isnan(each[0]["loss"]), each[0]["loss"]),
+    )
+    return Result(figures, reports, {row["rate"]: row["loss"] for row in rows})
+
+
 def _train(
-    options: argparse.Namespace, training: Training, seed: int, look: Callable[[float], object]
+    options: argparse.Namespace,
+    contender: Contender,
+    rate: float,
+    seed: int,
+    look: Callable[[float], object],
 ) -> Report:
     problem = LeastSquares(seed)
     simulation = Simulation(seed, "turbo")
@@ -139,17 +145,17 @@ def _train(
     cluster = simulation.cluster(
         options.workers,
         parameters=problem.first,
-        protocol=training.protocol,
+        protocol=contender.protocol,
         compute=options.delay,
         pull=options.pull,
         push=options.push,
         service=options.service,
         failures=options.failures,
-        learning_rate=training.rate,
+        learning_rate=rate,
         keep_timeline=is_drawn and seed == options.seed,
     )
     updates, until = options.updates, options.until
-    expected = updates or _EXPECTED_UPDATES // training.protocol.num_gradients(cluster.server)
+    expected = updates or _EXPECTED_UPDATES // contender.protocol.num_gradients(cluster.server)
 
     def loss(parameters: Any) -> float:
         by_updates = cluster.server.version / updates if updates else 0.0
@@ -166,34 +172,29 @@ def _train(
             loss_every=max(1, expected // _NUM_LOSSES),
             max_secs_without_update=options.max_secs_without_update,
         )
-    return replace(report, protocol=training.name)
-
-
-def _best(tried: Sequence[tuple[Training, dict[str, Any], Sequence[Report]]]) -> Result:
-    """The one with the lowest loss; of equals the first. A loss that has diverged may be NaN."""
-    losses = {training.rate: figures["loss"] for training, figures, _ in tried}
-    best = min(tried, key=lambda each: (math.isnan(each[1]["loss"]), each[1]["loss"]))
-    return Result(*best, losses)
+    return replace(report, protocol=contender.name)
 
 
 def _print_table(results: Sequence[Result]) -> None:
     titles = ("protocol", "rate", "virtual s", "updates", "per s", "staleness", "max", "dropped")
     rows = []
-    for each in results:
-        figures = each.figures
+    for figures, _, _ in results:
         shares = [figures[f"share_{kind}"] for kind in _SHARES]
+        rate, staleness, loss = (
+            figure(*(figures[name + end] for end in ("", "_low", "_high"))) for name in _INTERVALS
+        )
         rows.append(
             [
-                each.training.name,
-                f"{each.training.rate:.4g}",
+                figures["protocol"],
+                f"{figures['rate']:.4g}",
                 f"{figures['secs']:.6g}",
                 f"{figures['updates']:.0f}",
-                each.shown("updates_per_second"),
-                each.shown("mean_staleness"),
+                rate,
+                staleness,
                 f"{figures['max_staleness']:.0f}",
                 f"{figures['discarded']:.0f}",
                 *(f"{share:.1%}" if share >= 5e-4 else "" for share in shares),
-                each.shown("loss"),
+                loss,
             ]
         )
     print_table([*titles, *_SHARES, "loss"], rows)
@@ -201,21 +202,21 @@ def _print_table(results: Sequence[Result]) -> None:
 
 def _row(result: Result) -> dict[str, Any]:
     """For JSON: the report of the first seed, and of several seeds the means with intervals."""
-    report = result.reports[0]
+    figures, reports, tried = result
     row = {
-        **report.summary_row(),
-        "staleness": report.staleness,
-        "learning_rate": result.training.rate,
-        "loss_by_learning_rate": result.tried,
+        **reports[0].summary_row(),
+        "staleness": reports[0].staleness,
+        "learning_rate": figures["rate"],
+        "loss_by_learning_rate": tried,
     }
-    if len(result.reports) == 1:
-        return row
-    means = {
-        name: {
-            "mean": result.figures[name],
-            "low": result.figures[f"{name}_low"],
-            "high": result.figures[f"{name}_high"],
+    if len(reports) > 1:
+        row["num_seeds"] = len(reports)
+        row["means"] = {
+            name: {
+                "mean": figures[name],
+                "low": figures[f"{name}_low"],
+                "high": figures[f"{name}_high"],
+            }
+            for name in _INTERVALS
         }
-        for name in ("updates_per_second", "mean_staleness", "loss")
-    }
-    return {**row, "num_seeds": len(result.reports), "means": means}
+    return row
