@@ -25,11 +25,11 @@ def print_recorded(plan: Plan, checks: Sequence[Check]) -> None:
     rows, notes = [], []
     for service in plan.services.values():
         about = service.describe()
-        secs = [_secs(about[name]) for name in ("mean_secs", "p99_secs")]
+        millis = [f"{about[name] * 1e3:.4g}" for name in ("mean_secs", "p99_secs")]
         load = "{:.0f} to {:.0f}".format(*about["load"])
-        rows.append([service.name, service.law_words(), f"{about['num']:,}", *secs, load])
+        rows.append([service.name, service.law_words(), f"{about['num']:,}", *millis, load])
         notes += [f"{service.name}: {each}" for each in service.notes]
-    titles = ["recorded", "dependence", "spans", "mean", "99 % below", "load"]
+    titles = ["recorded", "dependence", "spans", "mean ms", "99 % below ms", "load"]
     print_table(titles, rows, num_left=2)
     print(*notes, "", sep="\n")
     rows = []
@@ -175,10 +175,6 @@ def _plain(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
 def _shown(estimate: Estimate | None) -> str:
     """For a table: nothing where there is no such number."""
     return "" if estimate is None or math.isnan(estimate.value) else figure(*estimate)
-
-
-def _secs(secs: float) -> str:
-    return f"{secs:.3g} s" if secs >= 1 else f"{secs * 1e3:.3g} ms"
 
 
 def _value(value: object) -> str:
