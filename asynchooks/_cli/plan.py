@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import argument, numeric, positive
+from . import argument, number, plot_file, positive
+from .output import check_rich, progress
 from .plan_program import load_program
-from .plan_settings import Target, parse_setting, parse_target, products
+from .plan_settings import parse_setting, parse_target
 
 if TYPE_CHECKING:
     from ..planning import Trace
-    from .plan_output import Row
 
 SUMMARY = "Predict what a recorded program does at other settings, in virtual time."
 DESCRIPTION = """\
-Read records of real runs, run the same program in virtual time at other settings, with durations \
-drawn from the records, and print what each would give: updates per second, staleness, idle share, \
-seconds and cost, each with a 90 % interval. The recorded settings are predicted first, beside \
-what was measured.
+Read records of real runs, run the same program in virtual time at other
+settings, with durations drawn from the records, and print what each would
+give: updates per second, staleness, idle share, seconds and cost, each with a
+90 % interval. The recorded settings are predicted first, beside what was
+measured.
 
-TRACE is a file that record(...) or TraceHook has written. Several are several runs; files of the \
-processes of one run are joined by +, as in a.pftrace+b.pftrace.
+TRACE is a file that record(...) or TraceHook has written. Several are several
+runs; files of the processes of one run are joined by +, as in
+a.pftrace+b.pftrace.
 
-VALUES are numbers, true, false, none or texts with commas between them, or ranges: 8..64 doubles \
-from 8 to 64, and 1..9..2 goes by 2."""
+VALUES are numbers, true, false, none or texts with commas between them, or
+ranges: 8..64 doubles from 8 to 64, and 1..9..2 goes by 2."""
 EPILOG = """\
 examples:
 Predict a learner with 8, 16, 32 and 64 rollouts at a time:
@@ -43,40 +46,75 @@ Ask a built-in program, made of the recorded stages:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="Read this record of a run.")
-    what = parser.add_argument_group("program and settings").add_argument
-    what("--program", metavar="FILE:NAME",
+    add = parser.add_argument_group("program and settings").add_argument
+    add(
+        "--program",
+        metavar="FILE:NAME",
         help="Run this async function, of learner.py:main or package.module:main, whose module is "
         "imported: keep what starts a real run under `if __name__ == '__main__':`. What it prints "
         "goes to stderr. The default is a built-in program, made of the stages, or of the "
         "parameter server, that were recorded.",
-    )  # fmt: skip
-    what("--set", dest="settings", action="append", default=[], type=argument(parse_setting),
+    )
+    add(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        type=argument(parse_setting),
         metavar="NAME=VALUES",
         help="Predict these values of an argument of the program. Several --set are combined.",
-    )  # fmt: skip
-    how = parser.add_argument_group("predictions").add_argument
-    how("--runs", type=numeric(int, 2, "a whole number >= 2"), default=4, metavar="N",
-        help="Run each setting N times (default: 4).")  # fmt: skip
-    how("--seed", type=numeric(int, 0, "a whole number >= 0"), default=0, metavar="N",
-        help="Draw all random numbers from this seed (default: 0).")  # fmt: skip
-    how("--processes", type=positive, metavar="N",
-        help="Predict in N processes (default: one for each core).")  # fmt: skip
-    how("--allow-mismatch", action="store_true",
-        help="Print the table even if the recorded settings are missed.")  # fmt: skip
-    shown = parser.add_argument_group("output").add_argument
-    shown("--updates", type=positive, default=1000, metavar="N",
-        help="Print seconds and cost of N updates (default: 1000).")  # fmt: skip
-    shown("--price", type=numeric(float, 0, "a finite number >= 0"), metavar="PRICE",
-        help="Print the cost at this price an hour.")  # fmt: skip
-    shown("--target", type=argument(parse_target), metavar="FIGURE<=VALUE",
+    )
+    add = parser.add_argument_group("predictions").add_argument
+    add(
+        "--runs",
+        type=number(int, "a whole number >= 2", 2),
+        default=4,
+        metavar="N",
+        help="Run each setting N times (default: 4).",
+    )
+    add(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="Predict in N processes (default: one for each core).",
+    )
+    add(
+        "--allow-mismatch",
+        action="store_true",
+        help="Print the table even if the recorded settings are missed.",
+    )
+    add = parser.add_argument_group("output").add_argument
+    add(
+        "--updates",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="Print seconds and cost of N updates (default: 1000).",
+    )
+    add(
+        "--price",
+        type=number(float, "a finite number >= 0"),
+        metavar="PRICE",
+        help="Print the cost at this price an hour.",
+    )
+    add(
+        "--target",
+        type=argument(parse_target),
+        metavar="FIGURE<=VALUE",
         help="Name the best setting whose staleness, max_staleness or idle_share is at most this, "
         "by the upper end of its interval (default: the one with the highest rate).",
-    )  # fmt: skip
-    shown("--plot", metavar="PATH",
-        help="Write a plot of rate and staleness as .png, .svg or .pdf. This needs the extra "
-        "plot.")  # fmt: skip
-    shown("--json", action="store_true",
-        help="Print JSON instead of the table, which needs the extra cli.")  # fmt: skip
+    )
+    add(
+        "--plot",
+        type=plot_file,
+        metavar="PATH",
+        help="Write a plot of rate and staleness as .png, .svg or .pdf. This needs the extra plot.",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="Print JSON instead of the table, which needs the extra cli.",
+    )
 
 
 def checked(options: argparse.Namespace) -> Callable[[], int]:
@@ -84,100 +122,80 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
 
     Raises:
         ValueError: arguments do not go together, or a trace cannot be read.
-        ImportError: an extra is missing, or the program cannot be imported.
-        OSError: a file cannot be read or written.
+        ImportError: the table cannot be printed, or the program cannot be imported.
+        OSError: a file cannot be read.
     """
-    from ..planning import Trace
-    from ..simulation.output._plots import check_format, check_matplotlib
-    from ..simulation.output._whole_file import check_writable
-
     if not options.json:
-        try:
-            import rich  # noqa: F401
-        except ImportError:
-            raise ImportError(
-                "the table needs rich, which is not installed; pip install 'asynchooks[cli]', or "
-                "give --json"
-            ) from None
-    if options.plot is not None:
-        check_format(options.plot)
-        check_matplotlib()
-        check_writable(options.plot)
-    names = [name for name, _ in options.settings]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(
-            f"--set gives {sorted(twice)[0]!r} twice; give all its values once, with commas"
-        )
-    traces: list[Trace] = [Trace.read(*_paths(each)) for each in options.traces]
-    if options.program is None:
-        return partial(_run, options, traces, None)
-    return partial(_run, options, traces, load_program(options.program))
+        check_rich()
+    values: dict[str, list[Any]] = {}
+    for name, each in options.settings:
+        if name in values:
+            raise ValueError(f"--set gives {name!r} twice; give all its values once, with commas")
+        values[name] = each
+    settings = [
+        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+    ]
+    traces = [_trace(each) for each in options.traces]
+    main = None if options.program is None else load_program(options.program)
+    return partial(_run, options, traces, main, settings)
 
 
-def _paths(text: str) -> list[str]:
+def _trace(text: str) -> Trace:
+    from ..planning import Trace
+
     paths = text.split("+")
     if not all(paths):
         raise ValueError(
             f"the trace {text!r}; give a path, or those of one run's processes with + between them"
         )
-    return paths
+    return Trace.read(*paths)
 
 
-def _run(options: argparse.Namespace, traces: list[Trace], main: Any) -> int:
-    from ..planning import Plan, PlanError
+def _run(
+    options: argparse.Namespace,
+    traces: Sequence[Trace],
+    main: Any,
+    settings: Sequence[Mapping[str, Any]],
+) -> int:
+    """Check the plan by the recorded settings, predict the others, and print all of it.
+
+    The exit code is 1 if there is no prediction at all.
+    """
+    from ..planning import Plan, PlanError, Prediction, plot_plan
     from ..planning._grid import predict_all
     from ..planning._models import built_in
-    from .plan_output import Result, Row, print_json, print_recorded, print_result, progress
+    from .plan_output import Answer, print_recorded
 
     plan, main = built_in(traces) if main is None else (Plan(traces), main)
-    settings = products(options.settings)
     try:
         plan.check_settings(main, settings[0])
     except TypeError as error:
         raise PlanError(str(error)) from error
     with redirect_stdout(sys.stderr):  # what the program prints is no part of the table or JSON
-        checks = plan.checks(main, options.runs, options.seed)
+        checks = plan.checks(main, options.runs)
     missed = [each for each in checks if each.is_mismatch]
     if not options.json:
         print_recorded(plan, checks)
     if missed and not options.allow_mismatch:
         if options.json:
-            print_json(Result(plan, checks, [], None, options.target, options.updates, None))
+            Answer(options, plan, checks, []).print()
         raise PlanError(
             "the recorded settings are missed by more than 10 % beyond chance, so no table is "
             f"printed. {missed[0].reasons()}. --allow-mismatch prints it anyway"
         )
-    with progress(len(settings)) as done, redirect_stdout(sys.stderr):
+    num_done = itertools.count(1)
+    with progress("settings", len(settings)) as show, redirect_stdout(sys.stderr):
         found = predict_all(
-            plan, main, settings, num_runs=options.runs, seed=options.seed,
-            num_processes=options.processes, allow_mismatch=options.allow_mismatch, done=done,
-        )  # fmt: skip
-    rows = [
-        Row(each, None, str(result)) if isinstance(result, Exception) else Row(each, result, None)
-        for each, result in zip(settings, found, strict=True)
-    ]
-    best = _best(rows, options.target)
-    result = Result(plan, checks, rows, best, options.target, options.updates, options.price)
+            plan,
+            main,
+            settings,
+            num_runs=options.runs,
+            num_processes=options.processes,
+            allow_mismatch=options.allow_mismatch,
+            done=lambda: show(next(num_done)),
+        )
+    predictions = [each for each in found if isinstance(each, Prediction)]
     if options.plot is not None:
-        from ..planning._plot import plot_plan
-
-        predictions = [each.prediction for each in rows if each.prediction is not None]
         plot_plan(options.plot, predictions, checks)
-    if options.json:
-        print_json(result)
-    else:
-        print_result(result)
-    with suppress(ValueError):  # stdout is closed
-        sys.stdout.flush()
-    return 0 if any(each.prediction is not None for each in rows) else 1
-
-
-def _best(rows: Sequence[Row], target: Target | None) -> Row | None:
-    """The one with the highest rate of those that keep the target."""
-    kept = [
-        each
-        for each in rows
-        if each.prediction is not None and (target is None or target.is_kept(each.prediction))
-    ]
-    return max(kept, key=lambda row: row.prediction.rate.value, default=None)  # type: ignore[union-attr]
+    Answer(options, plan, checks, list(zip(settings, found, strict=True))).print()
+    return 0 if predictions else 1

@@ -61,9 +61,12 @@ class Lease:
         self._wait_until_free(newest)
         self._key = f"lease/{int(newest[6:] or 0) + 1:010d}"
         self._content = {
-            "run": uuid.uuid4().hex, "renewed": 0, "host": platform.node(), "pid": os.getpid(),
+            "run": uuid.uuid4().hex,
+            "renewed": 0,
+            "host": platform.node(),
+            "pid": os.getpid(),
             "machine": machine(),
-        }  # fmt: skip
+        }
         encoded = json.dumps(self._content).encode()
         if not self._store.create(self._key, encoded):
             raise self._in_use(self._read(self._newest()))

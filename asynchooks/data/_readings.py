@@ -209,9 +209,10 @@ class _DataLoader(Reading):
                 "that needs a lock which a thread held at that moment hangs. Where one does, give "
                 'the DataLoader multiprocessing_context="forkserver"%s; its workers then import '
                 "the main module: %s. Or give num_workers=0.",
-                self, "" if self.source.persistent_workers else " and persistent_workers=True",
+                self,
+                "" if self.source.persistent_workers else " and persistent_workers=True",
                 _GUARD,
-            )  # fmt: skip
+            )
 
 
 def kind_of(source: Any) -> type[Reading]:
