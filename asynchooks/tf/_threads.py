@@ -8,16 +8,13 @@ One that never comes back does no harm. Nothing here ends a thread.
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import suppress
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 from .._engine.current import now
-from .._engine.threads import WorkThread, call
+from .._engine.threads import WorkThread
 
 _PATIENCE_SECS = 5.0
 """How long the exit of the process waits at most: a server may not answer."""
@@ -61,55 +58,3 @@ class TensorFlowThread(threading.Thread):
 
 
 atexit.register(TensorFlowThread.end_all)
-
-
-GivenUp = CancelledError
-"""A call was abandoned."""
-
-
-class PatientThread:
-    """A daemon thread that makes blocking calls for another thread, one at a time.
-
-    The other thread is notified when a call takes too long, and continues to wait: a stopped server
-    may be continued. A call that has not returned is never followed by another one.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._jobs = queue.SimpleQueue()
-        self._result: Future[Any] = Future()  # of the last call
-        self._is_given_up = False
-        TensorFlowThread(self._serve, name)
-
-    def call(
-        self, fn: Callable[[], Any], patience_secs: float, impatient: Callable[[], None]
-    ) -> Any:
-        """Return what `fn()` returns; call `impatient()` once if it takes longer than that.
-
-        Raises GivenUp if `give_up` was called.
-        """
-        result = self._result = Future()
-        if self._is_given_up:  # read after the future is set; `give_up` goes in the other order
-            result.cancel()
-        self._jobs.put((fn, result))
-        try:
-            result.exception(patience_secs)
-        except TimeoutError:
-            impatient()
-        return result.result()
-
-    def give_up(self) -> None:
-        """Abandon the call that is under way, and make no more; from any thread."""
-        self._is_given_up = True
-        self._result.cancel()
-        self._jobs.put(None)
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            outcome, result = call(job[0]), job[1]
-            with suppress(InvalidStateError):  # it was given up
-                if outcome.error is None:
-                    result.set_result(outcome.value)
-                else:
-                    result.set_exception(outcome.error)
-            del job, outcome, result

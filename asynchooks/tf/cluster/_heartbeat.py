@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -32,6 +32,8 @@ class Heartbeat:
 
     def __init__(self, master: str, secs: float, others: Mapping[str, str] | None = None) -> None:
         self.lost_peer = LostPeer()
+        self.on_lost: Callable[[str], object] = self.report
+        """What is called, in the thread, when a server does not answer."""
         self._servers = {"the server": master}
         for name, target in (others or {}).items():
             self._servers[f"the server of {name}"] = target
@@ -58,7 +60,7 @@ class Heartbeat:
             problem = self._problem()
             if problem and not self._stopped.is_set():
                 logger.warning("%s", problem)
-                self.report(problem)
+                self.on_lost(problem)
                 return
 
     def _problem(self) -> str:

@@ -23,11 +23,8 @@ from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ..._stopping.coordinator import Coordinator
 from ...backends._creator import SessionCreator, SessionHandle, not_alone
 from ...backends._raw_session import RawSession
-from ..cluster._failure_detector import ProcessIds
 from ..cluster._heartbeat import Heartbeat
-from ..cluster._membership_client import ReadyListener
-from ..cluster._notifications import Notifications
-from ..cluster._own_server import Servers
+from ..cluster._publishing import Publishing
 from ..cluster._server import Server
 from ._default_graph import Driven, entered_graph, entering, step_name
 from ._session import GraphCoordinator, GraphSession
@@ -121,7 +118,7 @@ class GraphState:
         self.lock = Lock("the graph")  # held while the graph is changed
         self.num_users = 0
         self.was_finalized = False
-        self.notifications: Notifications | None = None
+        self.publishing: Publishing | None = None
 
     @classmethod
     def of(cls, graph: tf.Graph) -> GraphState:
@@ -150,7 +147,6 @@ class GraphHandle(SessionHandle):
         self._server = server
         self._state = GraphState.of(graph)
         self._is_complete = False  # the Scaffold has added what it needs
-        self._is_member = False
         self._num_openings = 0  # by the sessions that share this
         self._turn = threading.Lock()
         self._known: GlobalStepStatistics  # before the raw session was made
@@ -225,12 +221,15 @@ class GraphHandle(SessionHandle):
 
     def _complete(self) -> None:
         self.creator.plain_scaffold.finalize()
-        step = v1.train.get_global_step() if self._server is not None else None
-        if step is None or self._state.notifications is not None:
+        if self._server is None or self._state.publishing is not None:
+            return
+        step = v1.train.get_global_step()
+        if step is None:
             return
         if self.graph.finalized:
             self.graph._unsafe_unfinalize()
-        self._state.notifications = Notifications(self.graph, step)
+        num_tasks = len(self._server.member.names)
+        self._state.publishing = Publishing(self.graph, step, num_tasks)
 
     def _variables(self) -> list[Any]:
         keys = v1.GraphKeys
@@ -245,7 +244,6 @@ class GraphHandle(SessionHandle):
         max_wait_secs = self.creator.max_wait_secs
         deadline = engine.now() + max_wait_secs
         pause = _FIRST_PAUSE_SECS
-        was_notified = False  # a chief has announced that the model is ready
         while True:
             seen = 0 if self._server is None else self._server.num_chiefs_come
             try:
@@ -274,32 +272,18 @@ class GraphHandle(SessionHandle):
                 "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s",
                 self.creator.master, until - engine.now(), reason,
             )  # fmt: skip
-            if self._server is None or not (has_chief or was_notified or is_preemption(cause)):
-                was_notified = await self._wait_for_ready(engine, until)
+            if self._server is None:
+                await engine.park(Slot(engine, "a chief"), until)
             else:
                 await self._server.wait_for_chief(engine, seen, until)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
-
-    async def _wait_for_ready(self, engine: Engine, until: float) -> bool:
-        """Suspend until a chief of any process announces a ready model; False if none did."""
-        slot = Slot(engine, f"a chief to be ready on {self.creator.master}")
-        place = None if self._state.notifications is None else self._state.notifications.place
-        if self._server is None or place is None:
-            await engine.park(slot, until)
-            return False
-        wake = partial(slot.wake, True)
-        listener = ReadyListener(place, self.creator.master, self.creator.config, wake)
-        try:
-            return await engine.park(slot, until) is True
-        finally:
-            listener.close()
 
     async def _create_now(self, engine: Engine) -> tuple[RawSession, int]:
         heartbeat: Heartbeat | None = None
         lost_peer: LostPeer | None = None
         if self._server is not None:
             master = self._server.master
-            heartbeat = Heartbeat(master, self.creator.heartbeat_secs, Servers.ps_of(master))
+            heartbeat = Heartbeat(master, self.creator.heartbeat_secs, self._server.ps)
             lost_peer = heartbeat.lost_peer
             await run_blocking(engine, heartbeat.check, self.grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
@@ -324,8 +308,15 @@ class GraphHandle(SessionHandle):
             raise
         if self._server is not None and heartbeat is not None:
             # only now: the table that was lost may be that of the server before
-            self._server.add_heartbeat(heartbeat)
-            self._join_members(self._server)
+            self._server.join(
+                self,
+                heartbeat,
+                self._state.publishing,
+                self.creator.config,
+                self.creator.heartbeat_secs,
+            )
+            if self.creator.is_chief:
+                self._server.note_chief(self, has_come=True)
         return created
 
     def _wrap(
@@ -341,9 +332,9 @@ class GraphHandle(SessionHandle):
                 raise tf.errors.CancelledError(
                     None, None, "the session that was created is not needed any more"
                 )
-            raw = GraphSession(self.call(make), heartbeat, server, self._state.notifications)
-            if raw.notifier is not None:
-                raw.notifier.announce(is_chief=self.creator.is_chief)
+            raw = GraphSession(self.call(make), heartbeat, server, self._state.publishing)
+            if raw.publisher is not None:
+                raw.publisher.announce(is_chief=self.creator.is_chief)
             step = raw.read_step() or 0
         except BaseException as error:
             if raw is not None:
@@ -357,32 +348,19 @@ class GraphHandle(SessionHandle):
                 self._turn.release()
         return raw, step
 
-    def _join_members(self, server: Server) -> None:
-        notifications = self._state.notifications
-        if notifications is not None and not self._is_member:
-            self._is_member = True
-            process_ids = ProcessIds(*Servers.cluster_of(server.master))
-            server.join_membership(
-                notifications, self.creator.config, process_ids, self.creator.heartbeat_secs
-            )
-        if self.creator.is_chief:
-            server.note_chief(self, has_come=True)
-
     def _start_from(self, value: int, *, is_restart: bool) -> None:
         if self._server is None:
             super()._start_from(value, is_restart=is_restart)
         elif not self._server.epoch and value < self._known.value:
             # it has restarted, and its chief, which does not use asynchooks, begins no epoch
             self.global_step.restart(value)
-        else:  # in a new epoch the step has come with the notification
+        else:  # in a new epoch the step has come with the news
             self.global_step.publish(value, epoch=self._known.epoch)
 
     def close(self) -> None:
         self._num_openings -= 1
         if self._server is not None and self._num_openings == 0:
-            if self._is_member:
-                self._is_member = False
-                self._server.leave_membership()
+            self._server.leave(self)
             if self.creator.is_chief:
                 self._server.note_chief(self, has_come=False)
         self._state.num_users -= 1
