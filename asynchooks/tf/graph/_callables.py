@@ -48,32 +48,16 @@ class Callables:
     def __init__(self, session: Any, *, is_remote: bool = False) -> None:
         self._session = session
         self._make = None if is_remote else getattr(session, "_make_callable_from_options", None)
-        self._lock = threading.Lock()  # guards changes of the next two
+        self._lock = threading.Lock()  # guards changes of the next one
         self._steps: dict[Hashable, _Step | None] = {}  # by fetches and feeds; None: impossible
-        # the keys of fetches that never change, by their ids, which are valid while they are kept
-        self._constants: dict[int, tuple[Any, Hashable]] = {}
 
     def clear(self) -> None:
         with self._lock:
             self._steps.clear()
-            self._constants.clear()
-
-    def key_of(self, fetches: Any) -> Hashable:
-        """Equal for equal fetches; None for fetches that only TensorFlow can take apart."""
-        known = self._constants.get(id(fetches))
-        if known is not None:
-            return known[1]
-        key = _key(fetches)
-        if key is not None and _is_constant(fetches):
-            with self._lock:
-                if len(self._constants) >= 4 * MAX_CALLABLES:
-                    self._constants.clear()
-                self._constants[id(fetches)] = fetches, key
-        return key
 
     def run(self, fetches: Any, feed_dict: dict[Any, Any]) -> Any:
         """As `Session.run(fetches, feed_dict)`; from any thread."""
-        key = self.key_of(fetches)
+        key = key_of(fetches)
         if key is None:
             return run_in_graph(self._session, fetches, feed_dict)
         if feed_dict:
@@ -330,7 +314,7 @@ def _nothing(values: list[Any]) -> None:
     """The result of fetching an operation: None."""
 
 
-def _key(fetches: Any) -> Hashable:
+def key_of(fetches: Any) -> Hashable:
     """The key of a compiled callable; None for fetches that only TensorFlow can take apart."""
     if isinstance(fetches, str):
         return fetches
@@ -345,7 +329,7 @@ def _key(fetches: Any) -> Hashable:
         fetches = fetches.values()
     elif kind not in (list, tuple) and not (isinstance(fetches, tuple) and hasattr(kind, "_make")):
         return None
-    keys = [_key(each) for each in fetches]
+    keys = [key_of(each) for each in fetches]
     return None if None in keys or not keys else (kind, *names, *keys)
 
 
@@ -354,13 +338,6 @@ def _hashable(name: Any) -> Hashable:
     if isinstance(name, tf.Variable):
         return id(name)
     return tuple(map(_hashable, name)) if isinstance(name, tuple) else name
-
-
-def _is_constant(fetches: Any) -> bool:
-    """Whether the fetches are immutable."""
-    if type(fetches) is tuple:
-        return all(map(_is_constant, fetches))
-    return isinstance(fetches, (str, *_ELEMENTS))
 
 
 def raise_explained(session: Any, failure: list[BaseException]) -> None:

@@ -23,7 +23,7 @@ from ..cluster._heartbeat import Heartbeat
 from ..cluster._publishing import Publishing
 from ..cluster._server import Server
 from ..cluster._table import News
-from ._callables import Callables
+from ._callables import Callables, key_of
 from ._default_graph import compiled, in_graph, run_in_graph
 
 logger = logging.getLogger("asynchooks")
@@ -184,7 +184,7 @@ class GraphSession(RawSession):
         return False
 
     def run_key(self, fetches: Any) -> Hashable:
-        return self._callables.key_of(fetches)
+        return key_of(fetches)
 
     def read_step(self) -> int | None:
         return None if self._read is None else int(self._read()[0])
