@@ -15,10 +15,11 @@ import pytest
 
 from asynchooks import SharedSessionCreator
 
-from .models import ChiefSessionCreator, counting_model, monitored
+from .models import ChiefSessionCreator, Model, counting_model, monitored
 from .servers import ServerProcess, chief_of, creator_of, listening, worker_of
 
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
@@ -183,3 +184,33 @@ async def test_what_the_program_has_frozen_stays_so(server: ServerProcess) -> No
 async def test_a_session_in_this_process_leaves_collections_alone() -> None:
     async with monitored(counting_model().graph):
         assert gc.get_freeze_count() == 0
+
+
+def updates_of_the_step(model: Model) -> dict[str, tuple[Any, int]]:
+    """Fetches, and by how much a run of them moves the step."""
+    step = model.step
+    both = [v1.assign_add(step, 1), v1.assign_add(step, 1)]
+    within = tf.cond(tf.constant(True), lambda: v1.assign_add(step, 1), lambda: step.read_value())
+    return {
+        "one": (model.train_op, 1),
+        "one, with others": ({"a": [model.train_op], "b": step.read_value()}, 1),
+        "two": (both, 2),
+        "within a condition": (within, 1),
+        "none": (step + 1, 0),
+    }
+
+
+@pytest.mark.faults
+async def test_whatever_moves_the_step_wakes_those_who_wait_for_it_elsewhere(
+    server: ServerProcess,
+) -> None:
+    model, other = counting_model(), counting_model()
+    with model.graph.as_default():
+        updates = updates_of_the_step(model)
+    async with chief_of(server, model) as session, worker_of(server, other) as elsewhere:
+        for fetches, by in [*updates.values()] * 3:
+            before = session.global_step.value
+            await session.run(fetches)
+            assert session.global_step.value == before + by
+            with anyio.fail_after(60):
+                assert await elsewhere.global_step.wait_for(before + by) == before + by

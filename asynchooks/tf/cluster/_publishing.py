@@ -35,10 +35,8 @@ class Publishing:
         with graph.as_default():
             self.known_epoch = v1.placeholder(tf.int64, (), "known_epoch")
         self.begin_epoch = table.begin_epoch(self.known_epoch)
-        self._after = {  # news after each update; within a condition they need a run of their own
-            each: table.news_after(each)
-            for each in self._updates
-            if each._get_control_flow_context() is None
+        self._after = {  # news after each update that can be followed in the same run
+            each: table.news_after(each) for each in self._updates if not _is_within(each)
         }
         with graph.as_default():
             self.news_and_boxes = table.news_after(tf.no_op())  # a run of its own
@@ -75,6 +73,16 @@ class Publishing:
             seen |= new
             stack += new
         return found
+
+
+def _is_within(op: tf.Operation) -> bool:
+    """Whether an update of the step is made within a condition, a loop or a function.
+
+    An op that depends on such an op may still run before what that does: the step was read too
+    early in half of the runs.
+    """
+    is_function = any(each.type == "func" for each in op.op_def.attr)
+    return is_function or op._get_control_flow_context() is not None
 
 
 def _ops_of(graph: tf.Graph, fetches: Any) -> list[Any]:
