@@ -1,25 +1,52 @@
-"""One TensorFlow server: what sessions of this process share on it."""
+"""One TensorFlow server: what sessions of this process share on it, and the members of its cluster.
+
+`Server` is that state. `Members` exchanges steps and credits with the other tasks of the cluster's
+spec; `_table` has the operations, and the `GlobalStep` knows which tasks of this process wait or
+run steps. Nothing polls: one thread holds the one blocked wait of the process, and another one
+sends what changes. Only where no cluster is known, that is without a `ClusterTask`, the step is
+read four times a second while a task waits for it.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakSet, WeakValueDictionary
 
+import tensorflow as tf
+
 from ..._engine.base import Engine, Slot
+from ..._engine.current import system_now
 from ..._step.global_step import GlobalStep
+from ..._step.remote import Demand, SourceState, StepSource
+from ...distributed._credits import CreditPolicy
 from ...distributed._old_objects import OldObjects
+from .._threads import TensorFlowThread
+from ..graph._default_graph import run_in_graph
 from ._heartbeat import Heartbeat
-from ._members import Members
 from ._own_server import Servers
 from ._publishing import Publishing
 from ._spec import Member
-from ._table import News
+from ._table import NEVER, REFUSED, News, StepTable
 
 logger = logging.getLogger("asynchooks")
+
+v1 = tf.compat.v1
+
+_POLL_SECS = 0.25
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
+"""Between two attempts to reach the table again."""
+_LEASED_BEATS, _SILENT_BEATS = 10, 12
+"""For so many heartbeats a process that is stopped, or cut off, keeps its credits, and after so
+many others may be given them. Its lease ends before that, by its own clock."""
+_LOST_BEATS = 4
+"""After so many, runs that were abandoned with a lost session count as ended."""
 
 
 class Server:
@@ -169,3 +196,214 @@ class Server:
             with self._lock:
                 if slot in self._slots:
                     self._slots.remove(slot)
+
+
+class Members(StepSource):
+    """This process among the members, from its first session on a server until the last one closes.
+
+    A server that is lost ends it, and its `Server` begins another one, which waits for the server.
+
+    Args:
+        lost: why the server is lost, "" if it is not.
+    """
+
+    def __init__(
+        self, server: Server, publishing: Publishing, config: Any, heartbeat_secs: float, lost: str
+    ) -> None:
+        self._server, self._step, self._member = server, server.global_step, server.member
+        self._place, self._stride = publishing.place, publishing.stride
+        self._config = v1.ConfigProto()
+        if config is not None:
+            self._config.CopyFrom(config)
+        self._config.operation_timeout_in_ms = 0  # a wait may take any time
+        self._beat_secs = heartbeat_secs
+        self._where = f"the table of {self._place.name} at {self._place.device or server.master}"
+        self.grants_credits = self._member.number is not None
+        self.has_joined = False  # this table; so sessions are lost with it
+        self._owner = secrets.randbits(62) + 1
+        self._silent_since: dict[int, float] = {}  # other tasks that do not answer
+        self._lost_since = math.inf  # runs that were abandoned
+        self._changed = threading.Condition()
+        self._is_due = False  # `look_again` was called
+        self._is_over = False
+        self._step.feed_from(self, self._stride)
+        if lost:
+            self._set_state(SourceState.LOST, lost)
+        TensorFlowThread(self._serve, "asynchooks-membership")
+        TensorFlowThread.close_at_exit(self)
+
+    def look_again(self) -> None:
+        with self._changed:
+            self._is_due = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Leave. Returns at once; a call that is under way is left behind."""
+        self._step.feed_from(None, instead_of=self)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """As `close`, but the step waits for the one that comes next."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+
+    def _serve(self) -> None:
+        # built before the first request: on a busy machine that alone takes seconds
+        graph = tf.Graph()
+        table = StepTable(graph, self._place, len(self._member.names))
+        self._news = table.news()
+        if self._member.number is not None:
+            with graph.as_default():
+                self._request = v1.placeholder(tf.int64, (None,), "request")
+            self._exchange, self._free = table.exchange(self._request), table.free(self._request)
+            self._wait = table.wait(self._member.number)
+        pause = _FIRST_PAUSE_SECS
+        while not self._is_over:
+            with self._reporting():
+                # a session on a server that does not answer would block
+                Heartbeat(self._server.master, self._beat_secs, self._server.ps).check()
+                with v1.Session(self._server.master, graph=graph, config=self._config) as session:
+                    self._session = session
+                    self._take_part()
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """An error within, unless this has ended, is the loss of the server."""
+        try:
+            yield
+        except Exception as error:
+            if not self._is_over:
+                text = str(getattr(error, "message", error)).strip() or "no reason is known"
+                problem = f"{type(error).__name__}: {text.splitlines()[0]}"
+                self._set_state(SourceState.LOST, problem)
+                if self.has_joined:
+                    self._server.lose(f"{self._where} is lost: {problem}", self)
+
+    def _set_state(self, state: SourceState, problem: str = "") -> None:
+        reason = problem and f"{self._where}: {problem}"
+        self._step.set_source_state(state, reason, source=self)
+
+    def _take_part(self) -> None:
+        self._note(run_in_graph(self._session, self._news))
+        self.has_joined = True
+        self._set_state(SourceState.LIVE)
+        if self._member.number is None:
+            self._poll()
+            return
+        TensorFlowThread(self._listen, "asynchooks-membership-wait")
+        self._keep_row(self._member.number)
+        self._ask(self._free, self._member.number, self._owner)
+
+    def _note(self, values: Any) -> None:
+        self._server.note(News.of(values))
+
+    def _listen(self) -> None:
+        """The one blocked wait of this process; the end of the session ends it."""
+        with self._reporting():
+            receive = self._session.make_callable(self._wait)
+            while not self._is_over:
+                self._note(receive())
+                self.look_again()
+
+    def _poll(self) -> None:
+        while not self._is_over:
+            with self._changed:
+                self._is_due = False
+            is_awaited = not math.isinf(self._step.demand().next_step)
+            if is_awaited:
+                self._note(run_in_graph(self._session, self._news))
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._is_over or (self._is_due and not is_awaited),  # noqa: B023
+                    _POLL_SECS if is_awaited else None,
+                )
+
+    def _keep_row(self, index: int) -> None:
+        """Keep this task's row of the table up to date, and ask for credits, until the end."""
+        policy = CreditPolicy()
+        armed, held, leased_until, look_for_dead_at = 0, 0, -math.inf, 0.0
+        while not self._is_over:
+            with self._changed:
+                self._is_due = False
+            demand, moment = self._step.demand(), system_now()
+            takes_row = moment > leased_until  # others may have freed it meanwhile
+            while takes_row and demand.num_spare and not self._is_over:
+                self._grant(-demand.num_spare, demand)
+                demand = self._step.demand()
+            self._forget_lost(demand, moment)
+            threshold = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
+            move = policy.next_move(demand, moment)
+            if move.give_back and self._grant(-move.give_back, demand):
+                demand = demand._replace(num_spare=0)
+            reserved = self._stride * (demand.num_out + demand.num_spare)
+            is_inexact = move.is_idle and held != reserved
+            is_stale = moment > leased_until - _LEASED_BEATS / 2 * self._beat_secs
+            if is_stale or move.ask or threshold != armed or is_inexact:
+                reply = self._ask(
+                    self._exchange, index, self._owner, takes_row, reserved, threshold,
+                    move.ask, self._stride, demand.limit or 0,
+                )  # fmt: skip
+                step, epoch, granted = (int(each) for each in reply[0])
+                if granted == REFUSED:
+                    leased_until = -math.inf
+                    continue
+                armed, held = threshold, reserved + self._stride * granted
+                leased_until = moment + _LEASED_BEATS * self._beat_secs
+                self._step.lease(leased_until)
+                self._note((step, epoch))
+                if granted:
+                    self._grant(granted, demand)
+                if move.ask:
+                    policy.take_note(granted, demand, system_now())
+                    if not granted and moment >= look_for_dead_at:
+                        self._free_dead(index, reply[2:])
+                        look_for_dead_at = system_now() + self._beat_secs / 2
+            with self._changed:
+                look_at = min(move.look_at, moment + self._beat_secs)
+                until = 0.0 if move.ask else look_at - system_now()
+                self._changed.wait_for(lambda: self._is_due or self._is_over, max(0.0, until))
+
+    def _grant(self, runs: int, demand: Demand) -> bool:
+        step, limit = self._step, demand.limit
+        return step.grant(runs, epoch=demand.epoch, limit=limit, source=self)
+
+    def _forget_lost(self, demand: Demand, moment: float) -> None:
+        self._lost_since = min(self._lost_since, moment) if demand.num_lost else math.inf
+        if moment >= self._lost_since + _LOST_BEATS * self._beat_secs:
+            self._step.forget_lost(demand.epoch)
+
+    def _free_dead(self, own: int, rows: Any) -> None:
+        """Give the credits of tasks that have died to others, as this process is short of them.
+
+        A process that is stopped, or cut off, may resume at any moment, and the runs that it has
+        under way then exceed what others have been granted. So it keeps its credits for a while.
+        One that was killed never resumes: its port refuses connections.
+        """
+        for index, (owner, held, _) in enumerate(rows.tolist()):
+            if index == own or not owner or not held:
+                continue
+            name = self._member.names[index]
+            try:
+                Heartbeat(f"grpc://{self._member.addresses[index]}", self._beat_secs).check()
+                self._silent_since.pop(index, None)
+                continue
+            except tf.errors.UnavailableError as error:
+                problem = error.message
+            is_new = index not in self._silent_since
+            since = self._silent_since.setdefault(index, system_now())
+            is_for_long = system_now() > since + _SILENT_BEATS * self._beat_secs
+            if not (is_for_long or "refused" in problem):
+                if is_new:
+                    text = "%s is silent, and keeps the %d steps that it has reserved in %s: %s"
+                    logger.info(text, name, held, self._where, problem)
+            elif self._ask(self._free, index, owner):
+                text = "%s has ended, or stays silent, and the %d steps that it had reserved in %s "
+                text += "are given to others: %s"
+                logger.warning(text, name, held, self._where, problem)
+
+    def _ask(self, op: Any, *request: int) -> Any:
+        return run_in_graph(self._session, op, {self._request: request})
