@@ -114,16 +114,16 @@ async def test_a_chief_that_was_left_behind_restores_nothing_beside_the_one_that
 
 
 def test_one_address_and_step_have_one_step_as_long_as_it_is_used() -> None:
-    def step_at(master: str) -> Any:
+    def handle_at(master: str) -> Any:
         with counting_model().graph.as_default():
-            return ChiefSessionCreator(master=master).handle().global_step
+            return ChiefSessionCreator(master=master).handle()
 
-    one, again = step_at("grpc://127.0.0.1:1"), step_at("grpc://127.0.0.1:1")
-    assert one.multi_process
-    one.publish(3)
-    assert again.value == 3
-    assert step_at("grpc://127.0.0.1:2").value == 0
-    assert not step_at("").multi_process
+    one, again = handle_at("grpc://127.0.0.1:1"), handle_at("grpc://127.0.0.1:1")
+    assert one.global_step.multi_process
+    one.global_step.publish(3)
+    assert again.global_step.value == 3
+    assert handle_at("grpc://127.0.0.1:2").global_step.value == 0
+    assert not handle_at("").global_step.multi_process
 
 
 class Cycle:
