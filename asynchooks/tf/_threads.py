@@ -20,41 +20,32 @@ _PATIENCE_SECS = 5.0
 """How long the exit of the process waits at most: a server may not answer."""
 
 
-class TensorFlowThread(threading.Thread):
-    """A daemon thread, started at once; the exit of the process waits for it for some seconds."""
+class TensorFlowThreads:
+    """The daemon threads of the process that the exit waits for, with those that were abandoned."""
 
     # Of the whole process, as it exits once.
-    _running: ClassVar[WeakSet[TensorFlowThread]] = WeakSet()
     _closables: ClassVar[WeakSet[Any]] = WeakSet()
-    _guard = threading.Lock()
-
-    def __init__(self, target: Callable[[], object], name: str) -> None:
-        super().__init__(target=target, name=name, daemon=True)
-        with self._guard:
-            self._running.add(self)
-        self.start()
 
     @classmethod
-    def close_at_exit(cls, closable: Any) -> None:
-        """Call its `close`, which must not block, when the process exits, if it still exists."""
-        with cls._guard:
-            cls._closables.add(closable)
+    def start(cls, target: Callable[[], object], name: str, owner: Any = None) -> None:
+        """Start one; the exit calls `close` of its owner, which must not block, if it is there."""
+        if owner is not None:
+            cls._closables.add(owner)
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        WorkThread.left_alone.add(thread)
 
     @classmethod
     def end_all(cls) -> None:
         """When the process exits: close what is open, and wait for the threads."""
         until = now() + _PATIENCE_SECS
-        with cls._guard:
-            closables = list(cls._closables)
-        for each in closables:
+        for each in list(cls._closables):
             each.close()
-        while now() < until:
-            with cls._guard:  # again: the end of one may start another
-                threads = [*cls._running, *WorkThread.left_alone]
-            running = [each for each in threads if each.is_alive()]
+        while (left := until - now()) > 0:  # again: the end of one may start another
+            running = [each for each in list(WorkThread.left_alone) if each.is_alive()]
             if not running:
                 return
-            running[0].join(max(0.0, until - now()))
+            running[0].join(left)
 
 
-atexit.register(TensorFlowThread.end_all)
+atexit.register(TensorFlowThreads.end_all)

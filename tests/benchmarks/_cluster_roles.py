@@ -176,7 +176,7 @@ def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_run
 
 def _arm(session: Any, exchange: Any, request: Any, threshold: int) -> None:
     """Have the first task wait for a step."""
-    session.run(exchange, {request: [0, 1, 1, 0, threshold, 0, 1, 0]})
+    session.run(exchange, {request: [0, -1, 1, 0, threshold, 0, 1, 0]})
 
 
 ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notifications)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ import pytest
 from asynchooks import (
     ChiefSessionCreator,
     MonitoredSession,
-    PreemptionError,
-    Recovery,
 )
 from asynchooks.testing import RecordingHook
 from asynchooks.tf import Scaffold
 
-from .models import Moments, checkpoint_of, chief, counting_model, monitored, raising
+from .models import Moments, checkpoint_of, chief, counting_model, monitored
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -140,19 +137,6 @@ async def test_an_init_fn_that_is_a_coroutine_is_refused(init_fn: str) -> None:
         async with monitored(model.graph, [], creator):
             raise AssertionError("it was opened")
     assert "after_create_session of a hook" in str(caught.value)
-
-
-async def test_finalizing_the_graph_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    model, lose_once = counting_model(), raising(PreemptionError("lost"))
-    session = monitored(model.graph, recovery=Recovery(first_pause_secs=0))
-    with caplog.at_level(logging.INFO, "tensorflow"):
-        async with session:
-            await session.run_step_fn(lambda step_context: lose_once())
-            assert await session.run(model.train_op) == 1
-            assert model.graph.finalized
-    said = [record.getMessage() for record in caplog.records]
-    assert said.count("Graph was finalized.") == 1
-    assert said.count("Running local_init_op.") == 2  # for the recreated session, too
 
 
 async def test_sessions_one_after_the_other_find_a_finalized_graph() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..graph._callables import needed_by, ops_of, parts_of
 from ._table import Place, StepTable
 
 v1 = tf.compat.v1
@@ -40,39 +41,33 @@ class Publishing:
         }
         with graph.as_default():
             self.news_and_boxes = table.news_after(tf.no_op())  # a run of its own
-        # by the key of the fetches: result of `fused`; None: they do not move the step
-        self._fused: dict[Hashable, tuple[Any, Any] | None] = {}
+        # by the key of the fetches: result of `fused`, and the fetches, whose ids the key holds
+        self._fused: dict[Hashable, tuple[tuple[Any, Any] | None, list[Any]]] = {}
 
     def fused(self, key: Hashable, fetches: Any) -> tuple[Any, Any] | None:
         """The fetches and the news after the update of the step; None if they move no step.
 
         The second is None where `news_and_boxes` must be run afterwards.
         """
-        if key is not None and key in self._fused:
-            return self._fused[key]
+        if key in self._fused:
+            return self._fused[key][0]
         moves = self._moves(fetches)
         found = None
         if moves:
-            found = fetches, self._after.get(moves.pop()) if len(moves) == 1 else None
+            found = fetches, self._after.get(moves[0]) if len(moves) == 1 else None
         if key is not None:
             if len(self._fused) >= _MAX_FUSED:
                 self._fused.clear()
-            self._fused[key] = found
+            self._fused[key] = found, tf.nest.flatten(fetches)
         return found
 
-    def _moves(self, fetches: Any) -> set[tf.Operation]:
+    def _moves(self, fetches: Any) -> list[tf.Operation]:
         """The updates of the step that a run of these fetches makes."""
-        stack = _ops_of(self._graph, fetches)
-        seen = set(stack)
-        found: set[tf.Operation] = set()
-        while stack:
-            op = stack.pop()
-            if op in self._updates:
-                found.add(op)
-            new = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
-            seen |= new
-            stack += new
-        return found
+        try:
+            ops = ops_of(parts_of(self._graph, fetches))
+        except Exception:  # the run raises the error
+            return []
+        return [op for op in needed_by(ops) if op in self._updates]
 
 
 def _is_within(op: tf.Operation) -> bool:
@@ -85,35 +80,11 @@ def _is_within(op: tf.Operation) -> bool:
     return is_function or op._get_control_flow_context() is not None
 
 
-def _ops_of(graph: tf.Graph, fetches: Any) -> list[Any]:
-    flat = []
-    for each in tf.nest.flatten(fetches, expand_composites=True):
-        try:
-            element = graph.as_graph_element(each)
-        except (TypeError, ValueError, KeyError):
-            continue  # the run raises the error
-        op = element if isinstance(element, tf.Operation) else element.op
-        if op is not None:
-            flat.append(op)
-    return flat
-
-
 def _updates_of(step: Any) -> dict[tf.Operation, None]:
-    """The operations that change the step, in order, but for its initializer and its restoring."""
+    """The operations that change the step, in order, but for its initializer."""
     tensor = step.handle if hasattr(step, "handle") else step.op.outputs[0]
-    return {
-        op: None
-        for op in tensor.consumers()
-        if op.type not in _READS and op is not step.initializer and not _restores(op)
-    }
-
-
-def _restores(op: tf.Operation) -> bool:
-    while len(op.inputs) > 0 and op.type != "RestoreV2":
-        op = op.inputs[-1].op if op.type in ("Assign", "AssignVariableOp") else op.inputs[0].op
-        if op.type not in ("Identity", "RestoreV2"):
-            return False
-    return bool(op.type == "RestoreV2")
+    ops = (op for op in tensor.consumers() if op.type not in _READS)
+    return {op: None for op in ops if op is not step.initializer}
 
 
 def _stride_of(updates: Any) -> int:

@@ -21,19 +21,19 @@ from weakref import WeakSet, WeakValueDictionary
 
 import tensorflow as tf
 
-from ..._engine.base import Engine, Slot
+from ..._engine.base import Slot
 from ..._engine.current import system_now
 from ..._step.global_step import GlobalStep
 from ..._step.remote import Demand, SourceState, StepSource
 from ...distributed._credits import CreditPolicy
 from ...distributed._old_objects import OldObjects
-from .._threads import TensorFlowThread
+from .._threads import TensorFlowThreads
 from ..graph._default_graph import run_in_graph
 from ._heartbeat import Heartbeat
 from ._own_server import Servers
 from ._publishing import Publishing
 from ._spec import Member
-from ._table import NEVER, REFUSED, News, StepTable
+from ._table import ANY, NEVER, REFUSED, StepTable
 
 logger = logging.getLogger("asynchooks")
 
@@ -61,19 +61,17 @@ class Server:
 
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
-        self.member = Member.of(*Servers.cluster_of(master))
-        self.ps = Servers.ps_of(master)
+        name, tasks = Servers.cluster_of(master)
+        self.member = Member.of(name, tasks)
+        self.ps = {each: f"grpc://{tasks[each]}" for each in tasks if each.startswith("ps:")}
         self.global_step = GlobalStep(name=step_name, multi_process=True)
-        self._epoch_lock = threading.Lock()
-        self.epoch = 0  # of the table; 0: none has begun, or its chief does not use asynchooks
         self._lock = threading.Lock()  # guards what follows
+        self.epoch = 0  # of the table; 0: none has begun, or its chief does not use asynchooks
         self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
         self._members: Members | None = None
         self._join: Callable[[str], Members]  # makes one, given why the last one was lost
         self._users: set[object] = set()  # what has joined and not left
-        self._slots: list[Slot] = []
-        self._chiefs_to_come: WeakSet[object] = WeakSet()
-        self.num_chiefs_come = 0
+        self.waiting: set[Slot] = set()  # of workers that wait for a chief
 
     @classmethod
     def at(cls, master: str, step_name: str) -> Server | None:
@@ -98,7 +96,7 @@ class Server:
 
         The steps of other processes are needed until its user has left, if it has a step.
         """
-        heartbeat.on_lost = self.lose
+        heartbeat.on_lost = partial(self.lose, by=heartbeat)
         with self._lock:
             self._heartbeats.add(heartbeat)
             if publishing is None:
@@ -123,14 +121,14 @@ class Server:
         if members is not None:
             members.close()
 
-    def lose(self, problem: str, of: Members | None = None) -> None:
+    def lose(self, problem: str, by: object) -> None:
         """Have runs on this server raise an error; sessions are recreated then. From any thread.
 
         Args:
-            of: what has noticed it, if another one may have taken its place by now.
+            by: the heartbeat or the members that noticed it, which may be those of a loss before.
         """
         with self._lock:
-            if of is not None and of is not self._members:
+            if by is not self._members and by not in self._heartbeats:
                 return
             heartbeats, self._heartbeats = list(self._heartbeats), WeakSet()
             members = self._members
@@ -141,61 +139,34 @@ class Server:
         for each in heartbeats:
             each.report(problem)
 
-    def note(self, news: News, *, begins: bool = False) -> bool:
-        """Apply news, from any thread; returns whether they are of the newest known epoch.
+    def note(self, news: Any, *, begins: bool = False) -> bool:
+        """Apply news (step, epoch), from any thread; returns whether they are of the newest epoch.
 
         Older ones come from a server that has just started, before its chief has initialised the
         model, or they are late. `begins`: a session begins with them, which has made no run yet.
         """
-        with self._epoch_lock:
-            if news.epoch < self.epoch:
+        step, epoch = int(news[0]), int(news[1])
+        with self._lock:
+            if epoch < self.epoch:
                 return False
             # the first known epoch is the one in which training began, unless the step is behind
-            is_known = self.epoch > 0 or (begins and news.step < self.global_step.value)
-            is_new, self.epoch = is_known and news.epoch > self.epoch, news.epoch
+            is_known = self.epoch > 0 or (begins and step < self.global_step.value)
+            is_new, self.epoch = is_known and epoch > self.epoch, epoch
             before = self.global_step.value
             change = self.global_step.restart if is_new else self.global_step.publish
-            change(news.step)
-        if is_new and news.step < before:
+            change(step)
+        if is_new and step < before:
             logger.warning(
                 "%s has gone back from %d to %d: its chief on %s has initialised the model again, "
                 "or restored a checkpoint",
-                self.global_step.name, before, news.step, self.master,
+                self.global_step.name, before, step, self.master,
             )  # fmt: skip
         return True
 
-    def expect_chief(self, chief: object) -> None:
-        """A chief's session was created in this process and will be opened, or dropped."""
-        with self._lock:
-            self._chiefs_to_come.add(chief)
-
-    def note_chief(self, chief: object, *, has_come: bool) -> None:
-        """The chief has initialised the model, or is gone; wake the workers that wait for it."""
-        with self._lock:
-            self._chiefs_to_come.discard(chief)
-            self.num_chiefs_come += has_come
-            slots, self._slots = self._slots, []
-        for slot in slots:
+    def wake_workers(self) -> None:
+        """A chief of this process has initialised the model."""
+        for slot in list(self.waiting):
             slot.wake()
-
-    @property
-    def has_chief_to_come(self) -> bool:
-        """Whether a chief of this process has not opened its session yet."""
-        return len(self._chiefs_to_come) > 0
-
-    async def wait_for_chief(self, engine: Engine, num_seen: int, until: float) -> None:
-        """Suspend until one more chief than those seen has opened, or until the time."""
-        slot = Slot(engine, f"a chief on {self.master}")
-        with self._lock:
-            if self.num_chiefs_come > num_seen:
-                return
-            self._slots.append(slot)
-        try:
-            await engine.park(slot, until)
-        finally:
-            with self._lock:
-                if slot in self._slots:
-                    self._slots.remove(slot)
 
 
 class Members(StepSource):
@@ -229,8 +200,7 @@ class Members(StepSource):
         self._step.feed_from(self, self._stride)
         if lost:
             self._set_state(SourceState.LOST, lost)
-        TensorFlowThread(self._serve, "asynchooks-membership")
-        TensorFlowThread.close_at_exit(self)
+        TensorFlowThreads.start(self._serve, "asynchooks-membership", self)
 
     def look_again(self) -> None:
         with self._changed:
@@ -248,6 +218,12 @@ class Members(StepSource):
             self._is_over = True
             self._changed.notify()
 
+    def _rest(self, secs: float | None, *, until_due: bool = True) -> None:
+        """Wait until this is over, until `look_again` is called, or for that time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or (until_due and self._is_due), secs)
+            self._is_due = False
+
     def _serve(self) -> None:
         # built before the first request: on a busy machine that alone takes seconds
         graph = tf.Graph()
@@ -256,7 +232,7 @@ class Members(StepSource):
         if self._member.number is not None:
             with graph.as_default():
                 self._request = v1.placeholder(tf.int64, (None,), "request")
-            self._exchange, self._free = table.exchange(self._request), table.free(self._request)
+            self._exchange = table.exchange(self._request)
             self._wait = table.wait(self._member.number)
         pause = _FIRST_PAUSE_SECS
         while not self._is_over:
@@ -266,8 +242,7 @@ class Members(StepSource):
                 with v1.Session(self._server.master, graph=graph, config=self._config) as session:
                     self._session = session
                     self._take_part()
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_over, pause)
+            self._rest(pause, until_due=False)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
     @contextmanager
@@ -288,47 +263,36 @@ class Members(StepSource):
         self._step.set_source_state(state, reason, source=self)
 
     def _take_part(self) -> None:
-        self._note(run_in_graph(self._session, self._news))
+        self._server.note(run_in_graph(self._session, self._news))
         self.has_joined = True
         self._set_state(SourceState.LIVE)
         if self._member.number is None:
             self._poll()
             return
-        TensorFlowThread(self._listen, "asynchooks-membership-wait")
+        TensorFlowThreads.start(self._listen, "asynchooks-membership-wait")
         self._keep_row(self._member.number)
-        self._ask(self._free, self._member.number, self._owner)
-
-    def _note(self, values: Any) -> None:
-        self._server.note(News.of(values))
+        self._free(self._member.number, self._owner)
 
     def _listen(self) -> None:
         """The one blocked wait of this process; the end of the session ends it."""
         with self._reporting():
             receive = self._session.make_callable(self._wait)
             while not self._is_over:
-                self._note(receive())
+                self._server.note(receive())
                 self.look_again()
 
     def _poll(self) -> None:
         while not self._is_over:
-            with self._changed:
-                self._is_due = False
             is_awaited = not math.isinf(self._step.demand().next_step)
             if is_awaited:
-                self._note(run_in_graph(self._session, self._news))
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._is_over or (self._is_due and not is_awaited),  # noqa: B023
-                    _POLL_SECS if is_awaited else None,
-                )
+                self._server.note(run_in_graph(self._session, self._news))
+            self._rest(_POLL_SECS if is_awaited else None, until_due=not is_awaited)
 
     def _keep_row(self, index: int) -> None:
         """Keep this task's row of the table up to date, and ask for credits, until the end."""
         policy = CreditPolicy()
         armed, held, leased_until, look_for_dead_at = 0, 0, -math.inf, 0.0
         while not self._is_over:
-            with self._changed:
-                self._is_due = False
             demand, moment = self._step.demand(), system_now()
             takes_row = moment > leased_until  # others may have freed it meanwhile
             while takes_row and demand.num_spare and not self._is_over:
@@ -343,18 +307,17 @@ class Members(StepSource):
             is_inexact = move.is_idle and held != reserved
             is_stale = moment > leased_until - _LEASED_BEATS / 2 * self._beat_secs
             if is_stale or move.ask or threshold != armed or is_inexact:
-                reply = self._ask(
-                    self._exchange, index, self._owner, takes_row, reserved, threshold,
-                    move.ask, self._stride, demand.limit or 0,
-                )  # fmt: skip
-                step, epoch, granted = (int(each) for each in reply[0])
+                before = ANY if takes_row else self._owner
+                held_and_wanted = reserved, threshold, move.ask, self._stride, demand.limit or 0
+                reply = self._ask(index, before, self._owner, *held_and_wanted)
+                granted = int(reply[0][2])
                 if granted == REFUSED:
                     leased_until = -math.inf
                     continue
                 armed, held = threshold, reserved + self._stride * granted
                 leased_until = moment + _LEASED_BEATS * self._beat_secs
                 self._step.lease(leased_until)
-                self._note((step, epoch))
+                self._server.note(reply[0])
                 if granted:
                     self._grant(granted, demand)
                 if move.ask:
@@ -362,10 +325,8 @@ class Members(StepSource):
                     if not granted and moment >= look_for_dead_at:
                         self._free_dead(index, reply[2:])
                         look_for_dead_at = system_now() + self._beat_secs / 2
-            with self._changed:
-                look_at = min(move.look_at, moment + self._beat_secs)
-                until = 0.0 if move.ask else look_at - system_now()
-                self._changed.wait_for(lambda: self._is_due or self._is_over, max(0.0, until))
+            look_at = min(move.look_at, moment + self._beat_secs)
+            self._rest(0.0 if move.ask else max(0.0, look_at - system_now()))
 
     def _grant(self, runs: int, demand: Demand) -> bool:
         step, limit = self._step, demand.limit
@@ -400,10 +361,14 @@ class Members(StepSource):
                 if is_new:
                     text = "%s is silent, and keeps the %d steps that it has reserved in %s: %s"
                     logger.info(text, name, held, self._where, problem)
-            elif self._ask(self._free, index, owner):
+            elif self._free(index, owner):
                 text = "%s has ended, or stays silent, and the %d steps that it had reserved in %s "
                 text += "are given to others: %s"
                 logger.warning(text, name, held, self._where, problem)
 
-    def _ask(self, op: Any, *request: int) -> Any:
-        return run_in_graph(self._session, op, {self._request: request})
+    def _free(self, index: int, owner: int) -> bool:
+        """Free a task's row, unless it has another owner by now; its credits go to who asks."""
+        return bool(self._ask(index, owner, 0, 0, NEVER, 0, 1, 0)[0][2] != REFUSED)
+
+    def _ask(self, *request: int) -> Any:
+        return run_in_graph(self._session, self._exchange, {self._request: request})

@@ -22,8 +22,8 @@ NEVER = int(np.iinfo(np.int64).max)
 
 OWNER, HELD, THRESHOLD = 0, 1, 2
 """Columns of the row of a task: who has it (0: no one), steps reserved, the step waited for."""
-REFUSED = -1
-"""What is granted to a process that does not have the row."""
+ANY, REFUSED = -1, -1
+"""An owner that is none in particular; and what is granted to a process without the row."""
 
 raw = tf.raw_ops
 
@@ -49,22 +49,12 @@ class Place(NamedTuple):
         return cls(device, name, container, step.dtype.base_dtype, is_resource)
 
 
-class News(NamedTuple):
-    """The step, and its epoch: 0 until a chief has begun one."""
-
-    step: int
-    epoch: int
-
-    @classmethod
-    def of(cls, values: Any) -> News:
-        return cls(int(values[0]), int(values[1]))
-
-
 class StepTable:
     """The table of the global step at a place, in one graph, which must not be finalized.
 
-    Every method adds operations and returns a tensor to fetch. News are int64, shape (2,). A
-    request is fed as one tensor, int64, shape (n,): each tensor costs a message of its own.
+    Every method adds operations and returns a tensor to fetch. News are the step and its epoch, 0
+    until a chief has begun one: int64, shape (2,). A request is fed as one tensor, int64, shape
+    (n,): each tensor costs a message of its own.
 
     Args:
         num_tasks: how many tasks may train; 0 if no cluster is known: then there are no boxes.
@@ -160,52 +150,35 @@ class StepTable:
     def exchange(self, request: Any) -> Any:
         """Write a task's row and ask for credits.
 
-        The request is (index, owner, whether to take the row, steps held, threshold, runs wanted,
-        steps of one run, limit). Returns int64, shape (tasks + 2, 3): step, epoch and the number of
-        runs granted, then the table. A process that does not have the row is granted `REFUSED`.
+        The request is (index, owner so far, owner, steps held, threshold, runs wanted, steps of one
+        run, limit); an owner of `ANY` so far takes the row from whoever has it, and a new owner of
+        0 frees it. Returns int64, shape (tasks + 2, 3): step, epoch and the number of runs granted,
+        then the table. Where the row has another owner, nothing changes, and `REFUSED` is granted.
         """
 
         def exchange(request: Any) -> Any:
-            index, owner, takes, mine, threshold, wanted, stride, limit = tf.unstack(request, 8)
+            index, before, owner, mine, threshold, wanted, stride, limit = tf.unstack(request, 8)
             rows = self._rows()
             # the step after the rows: steps that others have given back are counted by then
             with tf.control_dependencies([rows]):
                 step = self._read_step()
             own = rows[index + 1]
-            is_mine = tf.equal(own[OWNER], owner) | (takes > 0)
+            may_write = tf.equal(before, ANY) | tf.equal(before, own[OWNER])
             others = tf.reduce_sum(rows[1:, HELD]) - own[HELD]
             num_owners = tf.reduce_sum(tf.cast(rows[1:, OWNER] > 0, tf.int64))
             free = tf.maximum((limit - step - others - mine + stride - 1) // stride, 0)
             share = share_of(free, num_owners, tf.maximum)
             granted = tf.minimum(tf.minimum(wanted, share), free)
             row = tf.stack([owner, mine + granted * stride, threshold])
-            written = tf.tensor_scatter_nd_update(
-                rows, [[index + 1]], [tf.where(is_mine, row, own)]
-            )
-            granted = tf.where(is_mine, granted, tf.constant(REFUSED, tf.int64))
-            head = tf.stack([step, rows[0, 0], granted])
-            with tf.control_dependencies([self._assign(written)]):
-                return tf.concat([[head], written], 0)
+            written = tf.where(may_write, row, own)
+            rows = tf.tensor_scatter_nd_update(rows, [[index + 1]], [written])
+            granted = tf.where(may_write, granted, tf.constant(REFUSED, tf.int64))
+            # once more: a run that has made the awaited step meanwhile has found the old threshold
+            with tf.control_dependencies([self._assign(rows)]):
+                head = tf.stack([self._read_step(), rows[0, 0], granted])
+            return tf.concat([[head], rows], 0)
 
         return self._locked(request, exchange)
-
-    def free(self, request: Any) -> Any:
-        """Free a task's row: (index, owner); nothing happens if it has another owner by now.
-
-        No box is filled: a process that is short of credits asks again by itself. Returns int64,
-        shape (): 1 if it was freed.
-        """
-
-        def free(request: Any) -> Any:
-            index, owner = tf.unstack(request, 2)
-            rows = self._rows()
-            is_it = tf.equal(rows[index + 1, OWNER], owner)
-            row = tf.where(is_it, tf.zeros((3,), tf.int64), rows[index + 1])
-            freed = tf.tensor_scatter_nd_update(rows, [[index + 1]], [row])
-            with tf.control_dependencies([self._assign(freed)]):
-                return tf.cast(is_it, tf.int64)
-
-        return self._locked(request, free)
 
     @contextmanager
     def _here(self) -> Iterator[None]:

@@ -45,8 +45,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
     """
 
     is_chief = True
-    _checkpoint_dir: str | None  # TensorFlow's own
-    _checkpoint_filename_with_path: str | None
+    _checkpoint_filename_with_path: str | None  # TensorFlow's own
 
     def __init__(
         self,
@@ -68,17 +67,19 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
         )
         self.checkpoint_dir = checkpoint_dir
         super().__init__(
-            self.plain_scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
+            self.scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
         )
 
     def create_session(self) -> Any:
         """An initialised or restored `tf.compat.v1.Session`; blocks."""
         newest = self._newest_checkpoint()
-        given = self._checkpoint_dir, self._checkpoint_filename_with_path
+        source = self.checkpoint_dir, self._checkpoint_filename_with_path
         if newest is not None and is_durable(newest):  # an intact one, if the last one is damaged
-            self._checkpoint_dir, self._checkpoint_filename_with_path = None, newest
+            source = None, newest
+        theirs = tf.compat.v1.train.ChiefSessionCreator
+        creator = theirs(self.scaffold, self.master, self.config, *source)
         try:
-            session = super().create_session()  # type: ignore[safe-super]  # TensorFlow's
+            session = creator.create_session()
         except Exception as error:
             if newest is None:
                 raise
@@ -87,15 +88,13 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
                 "changed: another checkpoint can be restored through "
                 "checkpoint_filename_with_path"
             )
-            if isinstance(error, tf.errors.OutOfRangeError):
-                # raised for a file that is too short; it must not pass for the end of input
-                loss = tf.errors.DataLossError(None, None, error.message)
-                add_note(loss, note)
-                raise loss from error
-            add_note(error, note)
-            raise
-        finally:
-            self._checkpoint_dir, self._checkpoint_filename_with_path = given
+            if not isinstance(error, tf.errors.OutOfRangeError):
+                add_note(error, note)
+                raise
+            # raised for a file that is too short; it must not pass for the end of input
+            loss = tf.errors.DataLossError(None, None, error.message)
+            add_note(loss, note)
+            raise loss from error
         session.asynchooks_restored = newest  # hooks restore their state from there, too
         return session
 
@@ -180,7 +179,7 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
         expected = "seconds >= 0, or None"
         self.max_wait_secs = number("max_wait_secs", secs, least=0, finite=False, expected=expected)
         # TensorFlow would sleep between its attempts: with no time to wait it makes one
-        super().__init__(self.plain_scaffold, master, config, max_wait_secs=0)
+        super().__init__(self.scaffold, master, config, max_wait_secs=0)
 
     def __repr__(self) -> str:
         return call_text(self, master=self.master or None)

@@ -22,9 +22,8 @@ from ..checkpoint._format import graph_format
 from ..cluster._heartbeat import Heartbeat
 from ..cluster._publishing import Publishing
 from ..cluster._server import Server
-from ..cluster._table import News
-from ._callables import Callables, key_of
-from ._default_graph import compiled, in_graph, run_in_graph
+from ._callables import Callables, compiled, key_of
+from ._default_graph import in_graph, run_in_graph
 
 logger = logging.getLogger("asynchooks")
 
@@ -39,7 +38,7 @@ class StepPublisher:
 
     def announce(self, *, is_chief: bool) -> None:
         """Begin: the chief has initialised or restored the model, which a worker needs."""
-        run_in_graph(self._session, self._publishing.prepare)
+        self._ask(self._publishing.prepare)
         if is_chief:
             self.begin_epoch()
         elif not self._server.note(self._ask(self._publishing.news), begins=True):
@@ -52,8 +51,7 @@ class StepPublisher:
 
     def read_step(self) -> int:
         """The step now, of which other processes learn."""
-        self._server.note(news := self._ask(self._publishing.news_and_boxes))
-        return news.step
+        return self._noted(self._ask(self._publishing.news_and_boxes))
 
     def run_step(self, raw: RawSession, args: tuple[Any, Any, Any, Any]) -> Any:
         """As `raw.run_step`, with the news in the same run if possible."""
@@ -65,11 +63,14 @@ class StepPublisher:
             outputs = raw.run(*args)
             return outputs, self.read_step(), None
         outputs, values = raw.run(fused, *others)
-        self._server.note(news := News.of(values))
-        return outputs, news.step, None
+        return outputs, self._noted(values), None
 
-    def _ask(self, *args: Any) -> News:
-        return News.of(run_in_graph(self._session, *args))
+    def _noted(self, news: Any) -> int:
+        self._server.note(news)
+        return int(news[0])
+
+    def _ask(self, *args: Any) -> Any:
+        return run_in_graph(self._session, *args)
 
 
 class GraphSession(RawSession):
@@ -244,14 +245,13 @@ class GraphSession(RawSession):
         merged = tf.compat.v1.RunOptions()
         merged.CopyFrom(requests[0])
         for request in requests[1:]:
-            for field in ("trace_level", "timeout_in_ms", "inter_op_thread_pool"):
-                setattr(merged, field, max(getattr(merged, field), getattr(request, field)))
-            for field in ("output_partition_graphs", "report_tensor_allocations_upon_oom"):
-                setattr(merged, field, getattr(merged, field) or getattr(request, field))
-            debug = merged.debug_options
-            debug.debug_tensor_watch_opts.extend(request.debug_options.debug_tensor_watch_opts)
-            if request.debug_options.reset_disk_byte_usage:
-                debug.reset_disk_byte_usage = True
+            largest = {
+                field: max(getattr(merged, field), getattr(request, field))
+                for field in ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
+            }
+            merged.MergeFrom(request)  # switches that are on, and debug watches of both
+            for field, value in largest.items():
+                setattr(merged, field, value)
         return merged
 
     def new_run_metadata(self) -> Any:

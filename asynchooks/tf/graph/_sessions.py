@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from ..._engine.base import Sentinel
 from ..._engine.threads import StepRunnerName
 from ..._hook import AnyHook
 from ..._running.hook_check import checked
@@ -13,15 +14,8 @@ from ..._stopping.backoff import Recovery
 from ...hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from ._creators import ChiefSessionCreator, WorkerSessionCreator
 
-
-class _Default:
-    """An argument that was not given, where None means "off"."""
-
-    def __repr__(self) -> str:
-        return "USE_DEFAULT"
-
-
-USE_DEFAULT: Any = _Default()
+USE_DEFAULT: Any = Sentinel("USE_DEFAULT")
+"""An argument that was not given, where None means "off"."""
 
 
 def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
