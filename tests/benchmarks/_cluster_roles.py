@@ -147,11 +147,13 @@ def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_run
             news = table.news_after(train_op)
             with graph.as_default():
                 request = v1.placeholder(tf.int64, (None,))
-                first = [v1.global_variables_initializer(), table.prepare()]
+                init = v1.global_variables_initializer()
+                begin = table.begin_epoch(tf.constant(0, tf.int64))
             exchange = table.exchange(request) if size else None
             session = v1.Session(task.target, graph=graph, config=task.config)
             stack.enter_context(session)
-            session.run(first)
+            session.run(init)
+            session.run(begin)
             if size:
                 runs[f"{size} tasks"] = session.make_callable(news)
                 arm.append(partial(_arm, session, exchange, request))

@@ -37,10 +37,11 @@ def test_a_task_that_asks_for_a_step_while_it_is_made_learns_of_it() -> None:
         init = v1.global_variables_initializer()
         request = v1.placeholder(tf.int64, (None,))
         steps = Interrupted(graph, table.Place.of(step), 1)
-        make, prepare = steps.news_after(make_step), steps.prepare()
+        make, begin = steps.news_after(make_step), steps.begin_epoch(tf.constant(0, tf.int64))
         exchange = steps.exchange(request)
     with v1.Session(graph=graph) as session:
-        session.run([init, prepare])
+        session.run(init)
+        session.run(begin)
         # the run finds no task that waits for its step
         steps.meanwhile = lambda: session.run(make)
         reply = session.run(exchange, {request: [0, table.ANY, 1, 0, 1, 0, 1, 0]})

@@ -31,7 +31,6 @@ class Publishing:
         table = StepTable(graph, self.place, num_tasks)
         self._updates = _updates_of(step)
         self.stride = _stride_of(self._updates)
-        self.prepare = table.prepare()
         self.news = table.news()
         with graph.as_default():
             self.known_epoch = v1.placeholder(tf.int64, (), "known_epoch")

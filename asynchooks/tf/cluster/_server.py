@@ -66,7 +66,7 @@ class Server:
         self.ps = {each: f"grpc://{tasks[each]}" for each in tasks if each.startswith("ps:")}
         self.global_step = GlobalStep(name=step_name, multi_process=True)
         self._lock = threading.Lock()  # guards what follows
-        self.epoch = 0  # of the table; 0: none has begun, or its chief does not use asynchooks
+        self.epoch = 0  # of the table; 0: none is known
         self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
         self._members: Members | None = None
         self._join: Callable[[str], Members]  # makes one, given why the last one was lost

@@ -80,19 +80,6 @@ class StepTable:
             ]
             self._read_step = self._step_reader()
 
-    def prepare(self) -> Any:
-        """Create the table unless it exists; 0."""
-
-        def make() -> Any:
-            def fresh() -> Any:
-                with tf.control_dependencies([self._assign(tf.zeros(self._shape, tf.int64))]):
-                    return tf.constant(0, tf.int64)
-
-            is_made = raw.VarIsInitializedOp(resource=self._table)
-            return tf.cond(is_made, lambda: tf.constant(0, tf.int64), fresh)
-
-        return self._locked(None, make)
-
     def news(self) -> Any:
         with self._here():
             return tf.stack([*self._step_and_epoch()])
@@ -127,12 +114,13 @@ class StepTable:
     def begin_epoch(self, known: Any) -> Any:
         """Begin an epoch, as the step may have gone back, and fill all boxes; news.
 
-        `known` is the newest epoch that the chief knows of, int64, shape (): the clock of a new
-        server may be behind.
+        It creates the table on a new server. `known` is the newest epoch that the chief knows of,
+        int64, shape (): the clock of a new server may be behind.
         """
 
         def begin(known: Any) -> Any:
-            rows = self._rows()
+            is_made = raw.VarIsInitializedOp(resource=self._table)
+            rows = tf.cond(is_made, self._rows, lambda: tf.zeros(self._shape, tf.int64))
             now = tf.cast(tf.timestamp() * 1e6, tf.int64)
             epoch = tf.maximum(tf.maximum(rows[0, 0], known) + 1, now)
             begun = tf.tensor_scatter_nd_update(rows, [[0, 0]], [epoch])

@@ -141,9 +141,8 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
 class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSessionCreator):  # type: ignore[misc]
     """Makes TensorFlow sessions on a model that a chief initialises, and waits until it has.
 
-    It tries at once. Then a chief of this process wakes it; for one elsewhere it tries again after
-    a quarter of a second, then after twice the pause before, at most ten seconds. Waiting can be
-    cancelled at any time.
+    It tries at once, again after a quarter of a second, and then after twice the pause before, at
+    most ten seconds; a chief of this process wakes it. Waiting can be cancelled at any time.
 
     Args:
         scaffold, config, heartbeat_secs: as for `ChiefSessionCreator`.

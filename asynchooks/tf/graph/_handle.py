@@ -19,7 +19,7 @@ from ..._engine.stop import EndsAtStop, LostPeer
 from ..._engine.sync import Lock
 from ..._engine.threads import Outcome, close_unrun, is_async, run_blocking
 from ..._errors import LateVariableError, is_preemption
-from ..._step.global_step import GlobalStep, GlobalStepStatistics
+from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator
 from ...backends._creator import SessionCreator, SessionHandle, not_alone
 from ...backends._raw_session import RawSession
@@ -127,7 +127,7 @@ class GraphHandle(SessionHandle):
         self._is_complete = False  # the Scaffold has added what it needs
         self._num_openings = 0  # by the sessions that share this
         self._turn = threading.Lock()
-        self._known: GlobalStepStatistics  # before the raw session was made
+        self._known_epoch = 0  # before the raw session was made
 
     def _check_not_empty(self, cause: KeyError | None = None) -> None:
         """Raise RuntimeError if the session was given no creator, and has nothing to run."""
@@ -212,7 +212,7 @@ class GraphHandle(SessionHandle):
         return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
 
     async def _create(self) -> tuple[RawSession, int]:
-        engine, self._known = current_engine(), self.global_step.statistics()
+        engine, self._known_epoch = current_engine(), self.global_step.epoch
         if self.creator.is_chief:
             created = await self._create_now(engine)
             if self._server is not None:
@@ -326,11 +326,8 @@ class GraphHandle(SessionHandle):
     def _start_from(self, value: int, *, is_restart: bool) -> None:
         if self._server is None:
             super()._start_from(value, is_restart=is_restart)
-        elif not self._server.epoch and value < self._known.value:
-            # it has restarted, and its chief, which does not use asynchooks, begins no epoch
-            self.global_step.restart(value)
         else:  # in a new epoch the step has come with the news
-            self.global_step.publish(value, epoch=self._known.epoch)
+            self.global_step.publish(value, epoch=self._known_epoch)
 
     def close(self) -> None:
         self._num_openings -= 1

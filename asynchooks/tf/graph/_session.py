@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -38,10 +39,13 @@ class StepPublisher:
 
     def announce(self, *, is_chief: bool) -> None:
         """Begin: the chief has initialised or restored the model, which a worker needs."""
-        self._ask(self._publishing.prepare)
         if is_chief:
             self.begin_epoch()
-        elif not self._server.note(self._ask(self._publishing.news), begins=True):
+            return
+        is_new = False
+        with suppress(tf.errors.FailedPreconditionError):  # there is no table
+            is_new = self._server.note(self._ask(self._publishing.news), begins=True)
+        if not is_new:
             raise tf.errors.DeadlineExceededError(None, None, "its chief has not announced it")
 
     def begin_epoch(self) -> None:
