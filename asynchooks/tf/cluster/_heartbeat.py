@@ -42,7 +42,7 @@ class Heartbeat:
 
     def check(self) -> None:
         """Check once, blocking; UnavailableError, with the reason, if a server does not answer."""
-        if problem := self._problem():
+        if problem := self.problem():
             raise _unavailable(problem)
 
     def report(self, problem: str) -> None:
@@ -57,14 +57,14 @@ class Heartbeat:
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._timeout):
-            problem = self._problem()
+            problem = self.problem()
             if problem and not self._stopped.is_set():
                 logger.warning("%s", problem)
                 self.on_lost(problem)
                 return
 
-    def _problem(self) -> str:
-        """What is wrong with a server; "" if all answer."""
+    def problem(self) -> str:
+        """What is wrong with a server, "" if all answer; blocks."""
         problems = (self._problem_of(*each) for each in self._servers.items())
         return next(filter(None, problems), "")
 

@@ -27,15 +27,14 @@ class Servers:
 
     # A server ends with its process, so a second object for the task, in a notebook perhaps, finds
     # the first one's. With the process's id: a fork inherits this dict, but no server.
-    _running: ClassVar[dict[tuple[int, str], str]] = {}
+    _running: ClassVar[dict[tuple[int, str], dict[str, Any]]] = {}
     _guard = threading.Lock()
 
     @classmethod
     def cluster_of(cls, target: str) -> tuple[str, dict[str, str]]:
         """The task of a server of this process, and name -> "host:port" of all; else "", {}."""
-        key = os.getpid(), target.removeprefix("grpc://")
-        task = json.loads(cls._running.get(key, '{"task": "", "cluster": {}}'))
-        return task["task"], task["cluster"]
+        task = cls._running.get((os.getpid(), target.removeprefix("grpc://")))
+        return ("", {}) if task is None else (task["task"], task["cluster"])
 
     @classmethod
     def start(cls, name: str, addresses: dict[str, str], cluster: tf.train.ClusterSpec) -> None:
@@ -45,11 +44,10 @@ class Servers:
         """
         address = addresses[name]
         task = {"task": name, "cluster": addresses, "version": __version__}
-        text = json.dumps(task, sort_keys=True)
         key = (os.getpid(), address)
         with cls._guard:
             running = cls._running.get(key)
-            if running == text:
+            if running == task:
                 return
             if running is not None:
                 raise ClusterError(
@@ -69,8 +67,8 @@ class Servers:
                     f"the server of {name} at {address} did not start: {error.message}; has "
                     "another program just taken the port?"
                 ) from error
-            cls._running[key] = text
-            write_task(server.target, text)
+            cls._running[key] = task
+            write_task(server.target, json.dumps(task))
 
 
 def _check_port(name: str, address: str) -> None:

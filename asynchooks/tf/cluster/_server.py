@@ -348,12 +348,11 @@ class Members(StepSource):
             if index == own or not owner or not held:
                 continue
             name = self._member.names[index]
-            try:
-                Heartbeat(f"grpc://{self._member.addresses[index]}", self._beat_secs).check()
+            target = f"grpc://{self._member.addresses[index]}"
+            problem = Heartbeat(target, self._beat_secs).problem()
+            if not problem:
                 self._silent_since.pop(index, None)
                 continue
-            except tf.errors.UnavailableError as error:
-                problem = error.message
             is_new = index not in self._silent_since
             since = self._silent_since.setdefault(index, system_now())
             is_for_long = system_now() > since + _SILENT_BEATS * self._beat_secs
