@@ -161,7 +161,9 @@ class _Feed:
         self._fits: tuple[int, ...] | None = None  # a shape that has been found to fit
 
     def converted(self, value: Any) -> Any:
-        """The value as an array; None if Session.run must convert it."""
+        """The value as an array; None if Session.run must convert it, or refuse it."""
+        if isinstance(value, tf.Tensor):
+            return None
         try:
             array = np.asarray(value, self._dtype)
             if isinstance(value, int) and array != value:

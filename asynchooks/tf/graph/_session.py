@@ -182,7 +182,7 @@ class GraphSession(RawSession):
         return await super().call_blocking(call, when_late)
 
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
-        return await self.call_blocking(lambda: run_in_graph(self._session, fetches, feed_dict))
+        return await self.call_blocking(lambda: self._session.run(fetches, feed_dict))
 
     def keep_outputs(self, fetches: Any) -> bool:
         self._says_steps = True
