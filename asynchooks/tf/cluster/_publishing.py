@@ -31,7 +31,6 @@ class Publishing:
         table = StepTable(graph, self.place, num_tasks)
         self._updates = _updates_of(step)
         self.stride = _stride_of(self._updates)
-        self.news = table.news()
         with graph.as_default():
             self.known_epoch = v1.placeholder(tf.int64, (), "known_epoch")
         self.begin_epoch = table.begin_epoch(self.known_epoch)
@@ -39,14 +38,14 @@ class Publishing:
             each: table.news_after(each) for each in self._updates if not _is_within(each)
         }
         with graph.as_default():
-            self.news_and_boxes = table.news_after(tf.no_op())  # a run of its own
+            self.news = table.news_after(tf.no_op())  # in a run of its own
         # by the key of the fetches: result of `fused`, and the fetches, whose ids the key holds
         self._fused: dict[Hashable, tuple[tuple[Any, Any] | None, list[Any]]] = {}
 
     def fused(self, key: Hashable, fetches: Any) -> tuple[Any, Any] | None:
         """The fetches and the news after the update of the step; None if they move no step.
 
-        The second is None where `news_and_boxes` must be run afterwards.
+        The second is None where `news` must be run afterwards.
         """
         if key in self._fused:
             return self._fused[key][0]

@@ -32,7 +32,6 @@ from ..graph._default_graph import run_in_graph
 from ._heartbeat import Heartbeat
 from ._own_server import Servers
 from ._publishing import Publishing
-from ._spec import Member
 from ._table import ANY, NEVER, REFUSED, StepTable
 
 logger = logging.getLogger("asynchooks")
@@ -62,8 +61,11 @@ class Server:
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
         name, tasks = Servers.cluster_of(master)
-        self.member = Member.of(name, tasks)
-        self.ps = {each: f"grpc://{tasks[each]}" for each in tasks if each.startswith("ps:")}
+        self.targets = {each: f"grpc://{tasks[each]}" for each in sorted(tasks)}
+        self.ps = {each: at for each, at in self.targets.items() if each.startswith("ps:")}
+        # the tasks that may train, and which one this process is; None if no cluster is known
+        self.names = [each for each in self.targets if each not in self.ps]
+        self.number = self.names.index(name) if name in self.names else None
         self.global_step = GlobalStep(name=step_name, multi_process=True)
         self._lock = threading.Lock()  # guards what follows
         self.epoch = 0  # of the table; 0: none is known
@@ -181,7 +183,7 @@ class Members(StepSource):
     def __init__(
         self, server: Server, publishing: Publishing, config: Any, heartbeat_secs: float, lost: str
     ) -> None:
-        self._server, self._step, self._member = server, server.global_step, server.member
+        self._server, self._step, self._number = server, server.global_step, server.number
         self._place, self._stride = publishing.place, publishing.stride
         self._config = v1.ConfigProto()
         if config is not None:
@@ -189,7 +191,7 @@ class Members(StepSource):
         self._config.operation_timeout_in_ms = 0  # a wait may take any time
         self._beat_secs = heartbeat_secs
         self._where = f"the table of {self._place.name} at {self._place.device or server.master}"
-        self.grants_credits = self._member.number is not None
+        self.grants_credits = self._number is not None
         self.has_joined = False  # this table; so sessions are lost with it
         self._owner = secrets.randbits(62) + 1
         self._silent_since: dict[int, float] = {}  # other tasks that do not answer
@@ -227,13 +229,13 @@ class Members(StepSource):
     def _serve(self) -> None:
         # built before the first request: on a busy machine that alone takes seconds
         graph = tf.Graph()
-        table = StepTable(graph, self._place, len(self._member.names))
+        table = StepTable(graph, self._place, len(self._server.names))
         self._news = table.news()
-        if self._member.number is not None:
+        if self._number is not None:
             with graph.as_default():
                 self._request = v1.placeholder(tf.int64, (None,), "request")
             self._exchange = table.exchange(self._request)
-            self._wait = table.wait(self._member.number)
+            self._wait = table.wait(self._number)
         pause = _FIRST_PAUSE_SECS
         while not self._is_over:
             with self._reporting():
@@ -266,12 +268,12 @@ class Members(StepSource):
         self._server.note(run_in_graph(self._session, self._news))
         self.has_joined = True
         self._set_state(SourceState.LIVE)
-        if self._member.number is None:
+        if self._number is None:
             self._poll()
             return
         TensorFlowThreads.start(self._listen, "asynchooks-membership-wait")
-        self._keep_row(self._member.number)
-        self._free(self._member.number, self._owner)
+        self._keep_row(self._number)
+        self._free(self._number, self._owner)
 
     def _listen(self) -> None:
         """The one blocked wait of this process; the end of the session ends it."""
@@ -347,9 +349,8 @@ class Members(StepSource):
         for index, (owner, held, _) in enumerate(rows.tolist()):
             if index == own or not owner or not held:
                 continue
-            name = self._member.names[index]
-            target = f"grpc://{self._member.addresses[index]}"
-            problem = Heartbeat(target, self._beat_secs).problem()
+            name = self._server.names[index]
+            problem = Heartbeat(self._server.targets[name], self._beat_secs).problem()
             if not problem:
                 self._silent_since.pop(index, None)
                 continue

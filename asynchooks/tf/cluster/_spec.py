@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import tensorflow as tf
@@ -20,24 +20,6 @@ TRAINING_JOBS = (*CHIEF_JOBS, "worker")
 
 Tasks = dict[str, dict[int, str]]
 """job -> index -> "host:port"."""
-
-
-class Member(NamedTuple):
-    """The tasks of a cluster that may train, and which of them a process is.
-
-    Without a known cluster there are none, and the number is None.
-    """
-
-    names: list[str]
-    addresses: list[str]
-    number: int | None
-
-    @classmethod
-    def of(cls, name: str, tasks: Mapping[str, str]) -> Member:
-        """The task of that name, of all tasks: name -> address."""
-        names = sorted(each for each in tasks if not each.startswith("ps:"))
-        number = names.index(name) if name in names else None
-        return cls(names, [tasks[each] for each in names], number)
 
 
 _EXAMPLE = '{"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}'

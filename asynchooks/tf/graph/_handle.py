@@ -203,7 +203,7 @@ class GraphHandle(SessionHandle):
             return
         if self.graph.finalized:
             self.graph._unsafe_unfinalize()
-        num_tasks = len(self._server.member.names)
+        num_tasks = len(self._server.names)
         self._state.publishing = Publishing(self.graph, step, num_tasks)
 
     def _variables(self) -> list[Any]:

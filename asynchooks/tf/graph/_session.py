@@ -55,7 +55,7 @@ class StepPublisher:
 
     def read_step(self) -> int:
         """The step now, of which other processes learn."""
-        return self._noted(self._ask(self._publishing.news_and_boxes))
+        return self._noted(self._ask(self._publishing.news))
 
     def run_step(self, raw: RawSession, args: tuple[Any, Any, Any, Any]) -> Any:
         """As `raw.run_step`, with the news in the same run if possible."""
