@@ -51,10 +51,6 @@ class PreemptionError(RuntimeError):
     """
 
 
-class GraphStackError(RuntimeError):
-    """A hook's fault: it held a default graph (`with graph.as_default():`) across an `await`."""
-
-
 class LateVariableError(RuntimeError):
     """A hook's fault: its `begin` added variables to a graph that is already being run."""
 
