@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ._sink import Resume as Resume
     from ._sink import Sink as Sink
     from ._tensorboard import TensorBoardSink as TensorBoardSink
-    from ._trackio import TrackioSink as TrackioSink
     from ._wandb import WandbSink as WandbSink
 
 _PLACES = {
@@ -42,7 +41,6 @@ _PLACES = {
     "Reading": "_readings",
     "Resume": "_sink",
     "Sink": "_sink",
-    "TrackioSink": "_trackio",
     "WandbSink": "_wandb",
     "TensorBoardSink": "_tensorboard",
     "data_wait": "_readings",
