@@ -210,7 +210,6 @@ class EvaluationHook(TimedOutputHook):
     async def begin(self) -> None:
         self.followers = []
         await super().begin()
-        self._output.claim(f"{self._name}/...")
         # also for those that decide by its metrics
         self._session_stop = SessionHooks.of(self).stop
 

@@ -63,7 +63,6 @@ class StepCounterHook(TimedOutputHook):
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         await super().after_create_session(session, coord)
         self._tag = f"{session.global_step.name}/sec"
-        self._output.claim(self._tag)
         self._last_step = None  # a session that was lost may come to the same step again
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
