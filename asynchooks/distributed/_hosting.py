@@ -81,10 +81,10 @@ async def host_parameter_server(
     async def on_worker(fn: Callable[..., Any], *args: Any) -> None:
         await _result(engine, client, lambda: client.run(fn, *args, workers=[address.worker]))
 
-    await on_worker(
-        open_host, address.key, parameters, protocol, num_workers, lease_secs, options, file
-    )
     try:
+        await on_worker(
+            open_host, address.key, parameters, protocol, num_workers, lease_secs, options, file
+        )
         async with RemoteParameterServer(address, client) as server:
             yield server
     finally:
@@ -97,15 +97,16 @@ async def open_host(key: str, *args: Any, dask_worker: Any = None) -> None:
     from ._dask_plugin import hosts_of
     from ._served import ServedParameters
 
-    hosts_of(dask_worker).by_name[key] = ServedParameters(dask_worker, *args)
+    hosts_of(dask_worker).by_name[key] = ServedParameters(*args)
 
 
 async def close_host(key: str, dask_worker: Any = None) -> None:
     """On a Dask worker: close it."""
     from ._dask_plugin import hosts_of
 
-    host: Any = hosts_of(dask_worker).by_name.pop(key)
-    await host.aclose()
+    host: Any = hosts_of(dask_worker).by_name.pop(key, None)
+    if host is not None:  # else it was never opened, or its worker was started again
+        await host.aclose()
 
 
 async def _result(engine: Engine, client: Any, fn: Callable[[], Any]) -> Any:

@@ -31,16 +31,9 @@ class Call(NamedTuple):
 
     number: int
     function: str
-    args: tuple[Any, ...]
+    args: Any
     slot: Slot | None = None
-    ticket_of: int | None = None  # the epoch of the step here in which a run got its ticket
-
-
-class Begun(NamedTuple):
-    """The epoch in which a run began, in the host's terms and in those of the step here."""
-
-    epoch: str
-    local_epoch: int
+    ticket_of: str = ""  # the host's epoch in which a run got its ticket, if it is one
 
 
 class Link(StepSource):
@@ -80,11 +73,10 @@ class Link(StepSource):
         self._num_calls = 0
         self._calls: dict[int, Call] = {}  # by number, until they are answered
         self._unsent: list[Call] = []  # of these, in order
-        self._unsettled: Counter[int] = Counter()  # unanswered runs, by the step's epoch
+        self._unsettled = Counter[str]()  # runs that were counted and have their tickets, by epoch
         self._closed_for = ""
         # of the stream only
-        self._local_epoch = 0
-        self._received = 0
+        self._received: list[int] = []  # calls whose answers the host still keeps
         self._granted = 0  # credits received since connecting, in this epoch
         self._last = Message()  # sent, with the credits received since
 
@@ -130,12 +122,11 @@ class Link(StepSource):
         try:
             with EndsAtStop(slot, stop):
                 value = await slot.engine.park(slot)
+            if value is STOPPED:
+                raise StopTraining(f"a stop was requested while waiting for {slot.what}")
         except BaseException:
             self.release(call)
             raise
-        if value is STOPPED:
-            self.release(call)
-            raise StopTraining(f"a stop was requested while waiting for {slot.what}")
         outcome: Outcome = value
         return outcome.unwrap()
 
@@ -146,54 +137,47 @@ class Link(StepSource):
         if is_known and not self.grants_credits:
             self._add("release", (call.number,))
 
-    def begin_run(self) -> Begun:
-        """Call it when a run begins that `count_run` will count."""
-        return Begun(self.epoch, self.step.epoch)
+    def count_run(self, epoch: str, published: int | None = None) -> Coroutine[Any, Any, int]:
+        """Count a run with a ticket, from any thread; returns a coroutine for the step after it.
 
-    def count_run(self, begun: Begun, published: int = 0) -> Coroutine[Any, Any, int]:
-        """Count a run with a ticket, from any thread; returns a coroutine for the step after it."""
+        Args:
+            epoch: the one in which it began.
+            published: the step after it, as the step function says it; None: one more.
+        """
         slot = Slot(current_engine(), f"the answer about {self.step.name}")
-        function = "publish" if published else "count"
-        args = (begun.epoch, published or 1)
-        call = self._add(function, args, slot, begun.local_epoch)
-        return self._settle(call, begun.local_epoch)
+        function, arg = ("count", 1) if published is None else ("publish", published)
+        return self._settle(self._add(function, (epoch, arg), slot, epoch))
 
     # The stream, on its event loop
 
     def hello(self) -> Message:
-        """The state here when a connection begins; credits granted before it are void."""
+        """The first message of a connection; credits granted before it are void."""
         self._granted = 0
         spare = self.step.demand().num_spare
         if spare:
-            self.step.grant(-spare, epoch=self._local_epoch)
+            self.step.grant(-spare, epoch=self.step.epoch)
         with self._lock:  # the host knows which of them it has taken
             self._unsent = list(self._calls.values())
-        self._last = Message()
-        return self._message(0)
+        return self._sent(self._message(0))
 
-    def next_message(self, *, is_heartbeat: bool = False) -> Message | None:
+    def next_message(self, *, asks: bool = False) -> Message | None:
         """The message to send now, if any: calls, or changes that concern the host."""
         if self.grants_credits and len(self._calls) > len(self._unsent):
             self.look_at = math.inf
             return None  # the answer comes soon: changes until then go together
         move = self._next_move()
         before = self._last
-        message = self._message(move.ask)
+        message = self._message(move.ask, asks=asks)
         self.look_at = min(move.look_at, now() + _LOOK_SECS if message.num_held else math.inf)
-        if is_heartbeat:
-            self._add("look", ())
-        if self._unsent:
-            message = self._message(move.ask, takes=True)
-        elif not (
-            message.next_step < before.next_step
+        if not (
+            message.calls or asks
+            or message.next_step < before.next_step
             or message.limit != before.limit
             or (message.limit is not None and message.num_held < before.num_held)
             or message.num_wanted > before.num_wanted or 0 == message.num_wanted < before.num_wanted
         ):  # fmt: skip
             return None
-        self._last = message._replace(calls=())
-        self.num_messages += 1
-        return message
+        return self._sent(message)
 
     def receive(self, news: Mapping[str, Any]) -> None:
         """Apply news of the host; they come in order."""
@@ -201,16 +185,16 @@ class Link(StepSource):
         if news["epoch"] != self.epoch:
             if self.epoch:
                 step.restart(news["step"])
-            self._local_epoch, self.epoch, self._granted = step.epoch, news["epoch"], 0
+            self.epoch, self._granted = news["epoch"], 0
             self._last = self._last._replace(num_held=0, num_granted=0)
-        step.publish(news["step"], epoch=self._local_epoch)
+        step.publish(news["step"])
         if limit is not None and limit != self.limit:
             self.limit = limit
             step.raise_limit(limit)
         num = news["num_granted"] - self._granted
         if num > 0:
             self._granted += num
-            step.grant(num, epoch=self._local_epoch)
+            step.grant(num, epoch=step.epoch)
             self._policy.take_note(num, step.demand(), now())
             self._last = self._last._replace(num_wanted=0, num_held=self._last.num_held + num)
         if news["step"] >= self._last.next_step:
@@ -218,12 +202,10 @@ class Link(StepSource):
         if news["is_closed"] and not self.is_closed:
             self.is_closed = True
             step.set_source_state(SourceState.CLOSED, "its host was closed")
-        for order, number, value, error in news["answers"]:
-            self._received = order
+        for number, value, error in news["answers"]:
+            self._received.append(number)
             with self._lock:
                 call = self._calls.pop(number, None)
-                if call in self._unsent:  # it was sent over the connection before
-                    self._unsent.remove(call)
             if call is not None and call.slot is not None:
                 call.slot.wake(Outcome(value, error))
 
@@ -245,10 +227,7 @@ class Link(StepSource):
         if call.slot is not None:
             call.slot.wake(Outcome(error=self._lost(self._closed_for)))
 
-    def _add(
-        self, function: str, args: tuple[Any, ...], slot: Slot | None = None,
-        ticket_of: int | None = None,
-    ) -> Call:  # fmt: skip
+    def _add(self, function: str, args: Any, slot: Slot | None = None, ticket_of: str = "") -> Call:
         with self._lock:
             self._num_calls += 1
             call = Call(self._num_calls, function, args, slot, ticket_of)
@@ -260,15 +239,15 @@ class Link(StepSource):
         self._kick()
         return call
 
-    async def _settle(self, call: Call, epoch: int) -> int:
+    async def _settle(self, call: Call) -> int:
         with self._lock:
-            self._unsettled[epoch] += 1
+            self._unsettled[call.ticket_of] += 1
         try:
             value: int = await self.answer_to(call)
             return value
         finally:
             with self._lock:
-                self._unsettled[epoch] -= 1
+                self._unsettled[call.ticket_of] -= 1
 
     def _next_move(self) -> Move:
         demand = self.step.demand()
@@ -277,20 +256,24 @@ class Link(StepSource):
             self.step.grant(-move.give_back, epoch=demand.epoch)
         return move
 
-    def _message(self, num_wanted: int, *, takes: bool = False) -> Message:
+    def _sent(self, message: Message) -> Message:
+        self._last, self._received = message._replace(calls=(), received=()), []
+        self.num_messages += 1
+        return message
+
+    def _message(self, num_wanted: int, *, asks: bool = False) -> Message:
+        """The state here, with all calls that were not sent: it is sent if there are any."""
         demand = self.step.demand()
         # A run is held until it is among the calls of a message, whether its ticket was returned or
         # not. One that ends after `demand` was read is held, too.
         with self._lock:
-            calls: list[Call] = []
-            if takes:
-                calls, self._unsent = self._unsent, []
-            num_held = demand.num_spare + demand.num_out - self._unsettled[demand.epoch]
-            num_held += sum(each.ticket_of == demand.epoch for each in self._unsent)
+            calls, self._unsent = self._unsent, []
+            num_held = demand.num_spare + demand.num_out - self._unsettled[self.epoch]
         limits = [each for each in (demand.limit, self.limit) if each is not None]
         return Message(
             calls=tuple((each.number, each.function, each.args) for each in calls),
-            received=self._received,
+            received=tuple(self._received),
+            asks=asks,
             next_step=self.next_step(demand),
             limit=max(limits, default=None),
             epoch=self.epoch,

@@ -31,7 +31,8 @@ class Message(NamedTuple):
     """From a process: what it calls, and what it needs. Messages come in order, or not at all."""
 
     calls: Any = ()  # (number, function, arguments); a number that is not new was taken before
-    received: int = 0  # of the answers
+    received: tuple[int, ...] = ()  # the calls whose answers have come
+    asks: bool = False  # for news, whether there are any or not
     next_step: float = math.inf  # the lowest step that a task there waits for
     limit: int | None = None  # the largest that it knows; None: it runs without credits
     # Credits, of an epoch

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Self
 
+from distributed.protocol import Serialized, serialize
+
 from .._check import instance, number
 from .._engine.base import AsyncOnly, Slot
 from .._engine.current import current_engine
@@ -24,7 +26,8 @@ from ._loop import DaskLoop
 from ._messages import HostStatistics, ServerAddress
 from ._stream import Place, Stream
 
-_CLOSE_SECS = 2.0
+_GIVE_UP_SECS = 30.0
+"""How long neither the worker nor the scheduler may answer."""
 
 
 class WorkerPlace(Place):
@@ -32,38 +35,28 @@ class WorkerPlace(Place):
 
     counts = False
 
-    def __init__(self, owner: Any, address: str, *, is_client: bool) -> None:
-        super().__init__(owner, address)
-        self._is_client = is_client
-        self._where = f"the parameter server at {address}"
-
-    @property
-    def here(self) -> str | None:
-        return None if self._is_client else str(self._owner.address)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_client and super().is_closed
-
-    async def why_gone(self, *, is_lost_long: bool) -> str:
-        if self.is_closed:
-            return "its Dask client is closed"
+    async def why_gone(self, secs: float) -> str:
+        where, why = f"the parameter server at {self.address}", await super().why_gone(secs)
+        if why:
+            return why
         try:
             known = await self._owner.scheduler.ncores(workers=[self.address])
         except OSError as error:  # the network may be cut; not for ever
-            what = f"{self._where} is lost, and so is the scheduler: {error}"
-            return what if is_lost_long else ""
-        return "" if self.address in known else f"{self._where} is gone: its worker has left"
+            what = f"{where} is lost, and so is the scheduler: {error}"
+            return what if secs > _GIVE_UP_SECS else ""
+        return "" if self.address in known else f"{where} is gone: its worker has left"
 
     async def register(self, timeout_secs: float) -> None:
         """`host_parameter_server` has done it."""
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
         why = "was its host closed, or its worker restarted?"
-        return StepSourceLostError(f"{self._where} is gone: {why}")
+        return StepSourceLostError(f"the parameter server at {self.address} is gone: {why}")
 
     def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
-        return StepSourceLostError(f"{self._where} cannot be reached: {reason!r}")
+        return StepSourceLostError(
+            f"the parameter server at {self.address} cannot be reached: {reason!r}"
+        )
 
 
 class ServerLink(Link):
@@ -79,12 +72,22 @@ class ServerLink(Link):
 
     def watch(self, version: int, slot: Slot) -> Callable[[], object]:
         """Have the slot woken when work on a version becomes useless; returns what undoes this."""
+        self._watchers[slot] = version  # before the look: news may come in another thread
+        self._watches = True
         if self._is_useless(version):
             slot.wake(ABANDONED)
-        self._watchers[slot] = version
-        self._watches = True
         self.look_again()
         return lambda: self._watchers.pop(slot, None)
+
+    def _add(self, function: str, args: Any, slot: Slot | None = None, ticket_of: str = "") -> Call:
+        try:  # here, where the caller gets the error, which in a message would end the connection
+            sent = Serialized(*serialize(args, on_error="raise"))
+        except TypeError as error:
+            raise TypeError(
+                f"{function!r} got something that cannot be sent to another process: {error}; "
+                "give arrays and numbers"
+            ) from error
+        return super()._add(function, sent, slot, ticket_of)
 
     def next_step(self, demand: Demand) -> float:
         if self._watches and self.abandons_stale:
@@ -164,22 +167,19 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
     async def __aenter__(self) -> Self:
         owner = own_worker() if self._client is None else self._client
-        place = WorkerPlace(owner, self.address.worker, is_client=self._client is not None)
-        self._loop = DaskLoop(owner.loop.asyncio_loop)
-        self._stream = Stream(place, self.address.key)
-        link = ServerLink(self.global_step, self._stream.kick)
-        self.global_step.feed_from(link)
-        await self._loop.run(self._stream.open(link, self._open_secs))
-        self._num_workers, self._protocol, link.abandons_stale, *waits = self._stream.welcome
+        loop = DaskLoop(owner.loop.asyncio_loop)
+        stream = self._stream = Stream(
+            loop, WorkerPlace(owner, self.address.worker), self.address.key
+        )
+        link = ServerLink(self.global_step, stream.kick)
+        await stream.open(link, self._open_secs)
+        self._num_workers, self._protocol, link.abandons_stale, *waits = stream.welcome
         self._waits_before, self._waits_after = waits
         self._link = link
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        reason = f"this process has left {self.address.key}"
-        with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
-            await self._loop.run(self._stream.close(_CLOSE_SECS))
-        self._server.set_state(SourceState.CLOSED, reason)
+        await self._stream.aclose(f"this process has left {self.address.key}")
 
     @property
     def _server(self) -> ServerLink:

@@ -126,15 +126,15 @@ async def test_twelve_sessions_in_three_processes_stop_exactly_under(
     async with host_parameter_server(
         client, np.ones(2), protocol, num_workers=NUM_WORKERS
     ) as server:
-        places = zip(PROCESSES, addresses(client), strict=True)
-        futures = [
-            # a limit of one process binds them all
-            client.submit(
-                train, server.address, each, last_step if each == 1 else None, 0.001 * each, 0,
-                workers=[place], pure=False,
+        futures = []
+        for each, place in sorted(enumerate(addresses(client)), key=lambda pair: pair[0] != 1):
+            # a limit of one process binds them all, once it is known
+            limit = last_step if each == 1 else None
+            options = {"workers": [place], "pure": False}
+            futures.append(
+                client.submit(train, server.address, each, limit, 0.001 * each, 0, **options)
             )
-            for each, place in places
-        ]  # fmt: skip
+            await comes(lambda: server.global_step.limit == last_step)
         rows = sorted(chain(*await results(futures)))
         statistics = await until(server, workers_present=0)
         assert [row[0] for row in rows] == list(range(NUM_WORKERS))
