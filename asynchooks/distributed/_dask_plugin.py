@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Any
 
 from distributed.core import Status
@@ -20,26 +19,6 @@ from ._membership import Host, Line
 from ._messages import FOLLOW, Message
 
 logger = logging.getLogger("asynchooks")
-
-
-class CommLine(Line):
-    """A connection of Dask."""
-
-    def __init__(self, comm: Any) -> None:
-        self._comm, self._has_news = comm, asyncio.Event()
-        super().__init__(self._has_news.set, comm.abort)
-
-    async def send_news(self, host: Host, member: Any) -> None:
-        """Send the newest state: a slow process gets fewer messages, not a longer queue."""
-        while True:
-            await self._has_news.wait()
-            self._has_news.clear()
-            if member.line is self:  # else they go over another connection
-                await self._comm.write(host.news(member))
-
-    async def take_messages(self, host: Host, member: Any) -> None:
-        while True:
-            host.take(member, self, Message.unpacked(await self._comm.read()))
 
 
 class Hosts:
@@ -70,14 +49,16 @@ class Hosts:
             return Status.dont_reply
         if host is None:
             host = self.by_name[training] = Counter()
-        line = CommLine(comm)
+        has_news = asyncio.Event()
+        line = Line(has_news.set, comm.abort)
         member = host.join(uid, line, lease_secs, Message.unpacked(message))
         try:
             about = {"version": __version__, "lease_secs": host.lease_secs}
             await comm.write({**about, "welcome": host.welcome(), **host.news(member)})
             async with asyncio.TaskGroup() as group:
-                group.create_task(line.send_news(host, member))
-                group.create_task(line.take_messages(host, member))
+                group.create_task(_send_news(comm, host, member, line, has_news))
+                while True:
+                    host.take(member, line, Message.unpacked(await comm.read()))
         except* OSError as ended:  # it left, or its process died: handled alike
             logger.info("%s has left the training %r: %r", uid, training, ended.exceptions[0])
         finally:
@@ -87,6 +68,16 @@ class Hosts:
                 del self.by_name[training]
             comm.abort()
         return Status.dont_reply
+
+
+async def _send_news(
+    comm: Any, host: Host, member: Any, line: Line, has_news: asyncio.Event
+) -> None:
+    """Send the newest state: a slow process gets fewer messages, not a longer queue."""
+    while await has_news.wait():
+        has_news.clear()
+        if member.line is line:  # else they go over another connection
+            await comm.write(host.news(member))
 
 
 def hosts_of(server: Any) -> Hosts:
@@ -110,5 +101,3 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask has no types
 def dask_setup(scheduler: Any) -> None:
     """For `dask scheduler --preload asynchooks.distributed._dask_plugin`."""
     hosts_of(scheduler)
-    with suppress(ValueError):
-        scheduler.add_plugin(StepPlugin(), name=StepPlugin.name)

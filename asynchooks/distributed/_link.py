@@ -18,7 +18,7 @@ from .._engine.stop import EndsAtStop, Stop
 from .._engine.threads import Outcome
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
-from .._step.remote import Demand, SourceState, StepSource
+from .._step.remote import SourceState, StepSource
 from ._credits import CreditPolicy, Move
 from ._messages import Message
 
@@ -48,6 +48,8 @@ class Link(StepSource):
         counts: whether runs here count at the host, below its credits. Then calls go together:
             those that are made while others are under way wait for their answers.
         lost: makes the error of what waits when no news will come, of the reason.
+        packed: makes what is sent of the arguments of a call; TypeError if that cannot be.
+        when_told: called after each piece of news, on the stream's event loop.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Link(StepSource):
         *,
         counts: bool,
         lost: Callable[[str], Exception],
+        packed: Callable[[Any], Any] = lambda args: args,
+        when_told: Callable[[], object] = lambda: None,
     ) -> None:
         self.step = global_step
         self.grants_credits = counts
@@ -67,7 +71,9 @@ class Link(StepSource):
         self.num_messages = 0  # ever
         self.look_at = math.inf  # when to look again, in seconds of `now`
         self._kick = kick
-        self._lost = lost
+        self._lost, self._packed, self._when_told = lost, packed, when_told
+        self.wants_each_step = False
+        """Whether each step concerns this process, also where no task waits for it."""
         self._policy = CreditPolicy()
         self._lock = threading.Lock()  # guards the following fields that several threads use
         self._num_calls = 0
@@ -88,7 +94,8 @@ class Link(StepSource):
     @property
     def is_over(self) -> bool:
         """Whether no update will come, as far as this process knows."""
-        return self.is_closed or (self.limit is not None and self.step.last_known >= self.limit)
+        is_at_limit = self.limit is not None and self.step.last_known >= self.limit
+        return self.is_closed or bool(self._closed_for) or is_at_limit
 
     def look_again(self) -> None:
         if self.limit is not None and self.step.limit is None:
@@ -166,18 +173,10 @@ class Link(StepSource):
             self.look_at = math.inf
             return None  # the answer comes soon: changes until then go together
         move = self._next_move()
-        before = self._last
         message = self._message(move.ask, asks=asks)
         self.look_at = min(move.look_at, now() + _LOOK_SECS if message.num_held else math.inf)
-        if not (
-            message.calls or asks
-            or message.next_step < before.next_step
-            or message.limit != before.limit
-            or (message.limit is not None and message.num_held < before.num_held)
-            or message.num_wanted > before.num_wanted or 0 == message.num_wanted < before.num_wanted
-        ):  # fmt: skip
-            return None
-        return self._sent(message)
+        is_new = message._replace(received=()) != self._last
+        return self._sent(message) if is_new else None
 
     def receive(self, news: Mapping[str, Any]) -> None:
         """Apply news of the host; they come in order."""
@@ -186,7 +185,7 @@ class Link(StepSource):
             if self.epoch:
                 step.restart(news["step"])
             self.epoch, self._granted = news["epoch"], 0
-            self._last = self._last._replace(num_held=0, num_granted=0)
+            self._last = Message()
         step.publish(news["step"])
         if limit is not None and limit != self.limit:
             self.limit = limit
@@ -196,7 +195,8 @@ class Link(StepSource):
             self._granted += num
             step.grant(num, epoch=step.epoch)
             self._policy.take_note(num, step.demand(), now())
-            self._last = self._last._replace(num_wanted=0, num_held=self._last.num_held + num)
+            held = self._last.num_held + num
+            self._last = self._last._replace(num_wanted=0, num_held=held, num_granted=self._granted)
         if news["step"] >= self._last.next_step:
             self._last = self._last._replace(next_step=math.inf)
         if news["is_closed"] and not self.is_closed:
@@ -208,6 +208,7 @@ class Link(StepSource):
                 call = self._calls.pop(number, None)
             if call is not None and call.slot is not None:
                 call.slot.wake(Outcome(value, error))
+        self._when_told()
 
     def set_state(self, state: SourceState, reason: str = "") -> None:
         if state is SourceState.CLOSED:
@@ -218,19 +219,17 @@ class Link(StepSource):
                 self._fail(each)
         if not (self.is_closed and state is SourceState.LIVE):
             self.step.set_source_state(state, reason)
-
-    def next_step(self, demand: Demand) -> float:
-        """The lowest step that concerns this process."""
-        return demand.next_step
+        self._when_told()
 
     def _fail(self, call: Call) -> None:
         if call.slot is not None:
             call.slot.wake(Outcome(error=self._lost(self._closed_for)))
 
     def _add(self, function: str, args: Any, slot: Slot | None = None, ticket_of: str = "") -> Call:
+        sent = self._packed(args)
         with self._lock:
             self._num_calls += 1
-            call = Call(self._num_calls, function, args, slot, ticket_of)
+            call = Call(self._num_calls, function, sent, slot, ticket_of)
             if not self._closed_for:
                 self._calls[call.number] = call
                 self._unsent.append(call)
@@ -257,7 +256,7 @@ class Link(StepSource):
         return move
 
     def _sent(self, message: Message) -> Message:
-        self._last, self._received = message._replace(calls=(), received=()), []
+        self._last, self._received = message._replace(calls=(), received=(), asks=False), []
         self.num_messages += 1
         return message
 
@@ -269,15 +268,17 @@ class Link(StepSource):
         with self._lock:
             calls, self._unsent = self._unsent, []
             num_held = demand.num_spare + demand.num_out - self._unsettled[self.epoch]
-        limits = [each for each in (demand.limit, self.limit) if each is not None]
+        limit = max((each for each in (demand.limit, self.limit) if each is not None), default=None)
+        each_step = self.step.last_known + 1 if self.wants_each_step else math.inf
         return Message(
             calls=tuple((each.number, each.function, each.args) for each in calls),
             received=tuple(self._received),
             asks=asks,
-            next_step=self.next_step(demand),
-            limit=max(limits, default=None),
+            next_step=min(demand.next_step, each_step),
+            limit=limit,
             epoch=self.epoch,
-            num_held=max(0, num_held) if self.grants_credits else 0,
+            # without a limit they are not asked for
+            num_held=0 if limit is None or not self.grants_credits else max(0, num_held),
             num_granted=self._granted,
             num_wanted=num_wanted,
         )

@@ -11,6 +11,7 @@ import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from ._messages import Message
@@ -20,16 +21,13 @@ _NUM_LEFT = 1000
 _TICKS_PER_LEASE, _LONGEST_TICK_SECS = 8, 1.0
 
 
-class Line:
-    """A connection of a process.
+class Line(NamedTuple):
+    """A connection of a process."""
 
-    Args:
-        wake: has the news of the process sent over it, soon.
-        hang_up: ends it.
-    """
-
-    def __init__(self, wake: Callable[[], object], hang_up: Callable[[], object]) -> None:
-        self.wake, self.hang_up = wake, hang_up
+    wake: Callable[[], object]
+    """Has the news of the process sent over it, soon."""
+    hang_up: Callable[[], object]
+    """Ends it."""
 
 
 class State(NamedTuple):
@@ -233,8 +231,11 @@ class Host(ABC):
         """It leaves, after all that it has called."""
 
     def _call(self, member: Any, number: int, function: str, args: Any) -> None:
+        self._answer(member, number, partial(getattr(self, f"do_{function}"), member, *args))
+
+    def _answer(self, member: Any, number: int, do: Callable[[], Any]) -> None:
         try:
-            member.answer(number, getattr(self, f"do_{function}")(member, *args))
+            member.answer(number, do())
         except Exception as error:  # the caller's
             member.answer(number, None, error)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 FOLLOW = "asynchooks_follow"
@@ -50,29 +49,3 @@ class Message(NamedTuple):
     def unpacked(cls, fields: Mapping[str, Any]) -> Message:
         """Unknown fields are ignored."""
         return cls(**{key: fields[key] for key in cls._fields if key in fields})
-
-
-@dataclass(frozen=True)
-class HostStatistics:
-    """Counts of a parameter server that many processes share, at one moment.
-
-    Example:
-        async with RemoteParameterServer(address) as server:
-            statistics = await server.statistics()
-    """
-
-    version: int
-    processes: int
-    """Processes that are connected, or whose workers are still expected back."""
-    processes_away: int
-    """Those of them that are silent for longer than the lease."""
-    workers_present: int
-    waits: int
-    """Workers' waits that have not ended, or whose end was not received."""
-    blocked_requests: int
-    """Connections over which news come: at most one for each process."""
-    requests: int
-    """Ever, with the one for these counts."""
-    collected: int
-    applied: int
-    discarded: int

@@ -23,10 +23,11 @@ from .._step.global_step import GlobalStep
 from ..planning import record
 from ..protocols import ParameterServer, Protocol, Pushed, Snapshot
 from ._membership import Host, Member
-from ._messages import HostStatistics
 
 logger = logging.getLogger("asynchooks")
 
+_OF_SERVER = ("close", "state_dict", "load_state_dict", "staleness_counts")
+"""What a process may call of the server itself."""
 _GONE_SECS = 5.0
 """After these a process has died whose connection has ended: a live one connects again at once."""
 
@@ -73,7 +74,6 @@ class ServedProcess(Member):
     def __init__(self, name: str, lease_secs: float) -> None:
         super().__init__(name, lease_secs)
         self.has_said_bye = False
-        self.workers: set[int] = set()  # with a call from here, that have not left
         self.waits: dict[int, tuple[str, Any]] = {}  # function and arguments, by the call
         self.tasks: dict[int, EngineTask] = {}  # of these waits, unless the process has left
 
@@ -105,6 +105,7 @@ class ServedParameters(Host):
     ) -> None:
         super().__init__()
         self._is_closed = False
+        self._owners: dict[int, ServedProcess] = {}  # the last to call for a worker, until it left
         step = GlobalStep(multi_process=True, published_only=True)
         self.server = ParameterServer(
             parameters, protocol, num_workers=num_workers, global_step=step, **options
@@ -144,7 +145,7 @@ class ServedParameters(Host):
 
     def do_leave(self, member: ServedProcess, worker: int) -> None:
         self._claim(member, worker)
-        member.workers.discard(worker)
+        del self._owners[worker]
         self.server.leave(worker)
 
     async def wait_begin_step(self, member: ServedProcess, worker: int) -> Snapshot:
@@ -166,33 +167,21 @@ class ServedParameters(Host):
             self._claim(member, worker)
             return self.server.push(worker, gradient, version)
 
-    def do_close(self, member: ServedProcess) -> None:
-        self.server.close()
-
-    def do_state_dict(self, member: ServedProcess) -> dict[str, Any]:
-        return self.server.state_dict()
-
-    def do_load_state_dict(self, member: ServedProcess, state: dict[str, Any]) -> None:
-        self.server.load_state_dict(state)
-
-    def do_staleness_counts(self, member: ServedProcess, worker: int | None) -> dict[int, int]:
-        return self.server.staleness_counts(worker)
-
-    def do_statistics(self, member: ServedProcess) -> HostStatistics:
+    def do_statistics(self, member: ServedProcess) -> dict[str, int]:
         server, members = self.server, self.members.values()
-        away = [each for each in self.left.values() if each.workers and not each.has_said_bye]
-        return HostStatistics(
-            version=server.version,
-            processes=len(members) + len(away),
-            processes_away=len(away),
-            workers_present=server.num_present,
-            waits=sum(len(each.waits) for each in [*members, *away]),
-            blocked_requests=sum(each.line is not None for each in members),
-            requests=self.num_calls,
-            collected=server.num_collected,
-            applied=server.num_applied,
-            discarded=server.num_discarded,
-        )
+        away = [each for each in self.left.values() if self._workers_of(each)]
+        return {
+            "version": server.version,
+            "processes": len(members) + len(away),
+            "processes_away": len(away),
+            "processes_connected": sum(each.line is not None for each in members),
+            "workers_present": server.num_present,
+            "waits": sum(len(each.waits) for each in [*members, *away]),
+            "requests": self.num_calls,
+            "collected": server.num_collected,
+            "applied": server.num_applied,
+            "discarded": server.num_discarded,
+        }
 
     def _call(self, member: ServedProcess, number: int, function: str, args: Any) -> None:
         if self._is_closed and function not in ("bye", "release"):
@@ -201,9 +190,11 @@ class ServedParameters(Host):
         elif hasattr(self, f"wait_{function}"):
             member.waits[number] = function, args
             self._start(member, number)
+        elif function in _OF_SERVER:
+            self._answer(member, number, lambda: getattr(self.server, function)(*args))
         else:
             super()._call(member, number, function, args)
-            self._update()
+        self._update()
 
     def _start(self, member: ServedProcess, number: int) -> None:
         function, args = member.waits[number]
@@ -234,10 +225,13 @@ class ServedParameters(Host):
         self.server.recheck_waits()
         self._update()
 
+    def _workers_of(self, member: ServedProcess) -> list[int]:
+        return sorted(worker for worker, each in self._owners.items() if each is member)
+
     def _is_gone(self, member: ServedProcess) -> bool:
         patience = member.lease_secs
         if member.line is None:
-            if not member.workers:
+            if not self._workers_of(member):
                 return True
             if patience < math.inf and not member.has_said_bye:
                 patience = min(patience, _GONE_SECS)
@@ -246,13 +240,11 @@ class ServedParameters(Host):
     def _has_left(self, member: ServedProcess) -> None:
         for number in list(member.tasks):  # the waits go on when it is back
             _interrupt(member, number)
-        if member.workers:
+        for worker in self._workers_of(member):
             logger.warning(
-                "The process of the workers %s has left, or no message came from it for %g s: "
-                "others do not wait for them any longer",
-                sorted(member.workers), member.lease_secs,
+                "The process of worker %d has left, or no message came from it for %g s: others do "
+                "not wait for it any longer", worker, member.lease_secs,
             )  # fmt: skip
-        for worker in sorted(member.workers):
             try:
                 self.server.leave(worker)
             except Exception:  # of an update; it must not end the watch over the other processes
@@ -260,25 +252,20 @@ class ServedParameters(Host):
         self._update()
 
     def _came_back(self, member: ServedProcess) -> None:
-        if member.workers:
-            logger.info("The process of the workers %s is back", sorted(member.workers))
-        for worker in sorted(member.workers):
+        for worker in self._workers_of(member):
+            logger.info("The process of worker %d is back", worker)
             self.server.join(worker)
         for number in member.waits:
             self._start(member, number)
 
     def _claim(self, member: ServedProcess, worker: int) -> None:
         self.server.check_worker(worker)
-        if worker in member.workers:
-            return
-        for other in [*self.members.values(), *self.left.values()]:
-            if worker in other.workers:
-                other.workers.remove(worker)
-                if other.name in self.left:  # the worker has left with it, and now joins again
-                    self.server.join(worker)
-                else:
-                    self._look_at(other)
-        member.workers.add(worker)
+        before, self._owners[worker] = self._owners.get(worker, member), member
+        if before is not member:
+            if before.name in self.left:  # the worker has left with it, and now joins again
+                self.server.join(worker)
+            else:
+                self._look_at(before)
 
     def _update(self) -> None:
         """The state may be new: processes that wait for it have news."""

@@ -7,7 +7,6 @@ messages.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import struct
@@ -16,6 +15,8 @@ from typing import Any
 
 import distributed
 from distributed.comm import connect
+from distributed.core import send_recv
+from distributed.protocol import pickle
 
 from .._engine.current import current_engine, now
 from .._errors import StepSourceLostError, StepUnreachableError
@@ -78,16 +79,6 @@ class Place:
                 f"there are no certificates for {self.address}; give a Client that has them "
                 "(security=...), or set distributed.comm.tls in Dask's configuration"
             ) from None
-
-    async def register(self, timeout_secs: float) -> None:
-        """Bring the hosts there, where they are missing."""
-        if self._owner is not None:
-            await _awaited(self._owner.register_plugin(StepPlugin()))
-            return
-        async with distributed.Client(
-            self.address, asynchronous=True, set_as_default=False, timeout=timeout_secs
-        ) as client:
-            await client.register_plugin(StepPlugin())
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
         """The error where there is no host."""
@@ -212,16 +203,18 @@ class Stream:
         comm = await self._place.connect(timeout_secs)
         try:
             cause = None
-            welcome = await self._say_hello(comm)
-            if not _is_welcome(welcome):
-                try:
-                    await self._place.register(timeout_secs)
+            if self._place.counts:
+                try:  # as a client brings a plugin: the scheduler may be a new one
+                    await send_recv(
+                        comm, op="register_scheduler_plugin", plugin=pickle.dumps(StepPlugin()),
+                        name=StepPlugin.name, idempotent=True,
+                    )  # fmt: skip
                 except OSError:
                     raise
-                except Exception as error:  # of any kind; the scheduler may have the plugin anyway
+                except Exception as error:  # of any kind; it may have the plugin anyway
                     cause = error
-                welcome = await self._say_hello(comm)
-            if not _is_welcome(welcome) or welcome.get("is_gone"):
+            welcome = await self._say_hello(comm)
+            if not isinstance(welcome, dict) or welcome.get("is_gone", "version" not in welcome):
                 raise self._place.refusal(welcome, cause) from cause
             if welcome["version"] != __version__:
                 raise RuntimeError(
@@ -342,11 +335,3 @@ class Stream:
         if state is not self._state and self._state is not SourceState.CLOSED:
             self._state = state
             self._link.set_state(state, reason)
-
-
-def _is_welcome(answer: Any) -> bool:
-    return isinstance(answer, dict) and "version" in answer
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result

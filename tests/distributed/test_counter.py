@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asynchooks._version import __version__
 from asynchooks.distributed._counter import Counter
+from asynchooks.distributed._dask_plugin import Hosts
 from asynchooks.distributed._membership import Line, Member
-from asynchooks.distributed._messages import Message
+from asynchooks.distributed._messages import FOLLOW, Message
+
+from ..support.helpers import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
@@ -369,7 +374,7 @@ async def test_of_processes_that_have_left_the_last_thousand_are_remembered() ->
 
 
 async def test_a_process_gets_half_of_its_share_and_the_first_one_to_ask_comes_first() -> None:
-    host, a, b = a_pair(limit=9)
+    _, a, b = a_pair(limit=9)
     assert ask(a, 64) == 2  # of 9 free ones a quarter
     assert ask(b, 64) == 1  # of 7
     assert [ask(a, 64) for _ in range(6)] == [1] * 6
@@ -400,6 +405,54 @@ async def test_credits_end_with_their_epoch() -> None:
 def test_messages_leave_out_what_is_plain_and_ignore_what_is_unknown() -> None:
     assert Message(epoch="a", limit=0).packed() == {"epoch": "a", "limit": 0}
     assert Message.unpacked({"epoch": "a", "mood": "fine"}) == Message(epoch="a")
+
+
+class Comm:
+    """A connection of Dask that says nothing more, until it is cut."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.written: list[Any] = []
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+
+    async def read(self) -> Any:
+        await self.ended.wait()
+        raise ConnectionAbortedError
+
+    def abort(self) -> None:
+        self.ended.set()
+
+
+async def test_an_old_connection_of_a_forgotten_training_leaves_another_one_of_its_name() -> None:
+    class Server:
+        handlers: ClassVar[dict[str, Any]] = {}
+
+    hosts = Hosts(Server())
+
+    async def follow(comm: Comm, uid: str, *calls: tuple[int, str, Any]) -> None:
+        message = Message(calls=calls).packed()
+        await Server.handlers[FOLLOW](comm, "it", True, __version__, uid, 1e9, message)
+
+    old, new, last = Comm(), Comm(), Comm()
+    old.abort = lambda: None  # type: ignore[method-assign]  # its end is noticed late
+    async with anyio.create_task_group() as group:
+        group.start_soon(follow, old, "a", (1, "forget", ()))
+        await settle()
+        group.start_soon(follow, new, "a")
+        await settle()
+        new.abort()
+        await settle()
+        assert hosts.by_name == {}
+        group.start_soon(follow, last, "b")
+        await settle()
+        training = hosts.by_name["it"]
+        old.ended.set()
+        await settle()
+        assert hosts.by_name == {"it": training}
+        last.abort()
+    training._watch.cancel()  # type: ignore[union-attr]
 
 
 ACTS = ["run", "end", "fail", "send", "receive", "ask", "give back", "die", "cut", "limit"]
