@@ -9,7 +9,7 @@ import math
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .._engine.base import STOPPED, Slot
@@ -32,8 +32,7 @@ class Call(NamedTuple):
     number: int
     function: str
     args: Any
-    slot: Slot | None = None
-    ticket_of: str = ""  # the host's epoch in which a run got its ticket, if it is one
+    slot: Slot
 
 
 class Link(StepSource):
@@ -116,7 +115,17 @@ class Link(StepSource):
             what: it waits for, at the host; "": for nothing.
         """
         what = what or f"the answer to {function!r}, about {self.step.name}"
-        return self._add(function, args, Slot(current_engine(), what))
+        slot, sent = Slot(current_engine(), what), self._packed(args)
+        with self._lock:
+            self._num_calls += 1
+            call = Call(self._num_calls, function, sent, slot)
+            if not self._closed_for:
+                self._calls[call.number] = call
+                self._unsent.append(call)
+        if self._closed_for:
+            self._fail(call)
+        self._kick()
+        return call
 
     async def answer_to(self, call: Call, stop: Stop | None = None) -> Any:
         """The value of a call, or its error. When cancelled, a wait at the host is released.
@@ -125,7 +134,6 @@ class Link(StepSource):
             StopTraining: the stop came first.
         """
         slot = call.slot
-        assert slot is not None
         try:
             with EndsAtStop(slot, stop):
                 value = await slot.engine.park(slot)
@@ -142,18 +150,30 @@ class Link(StepSource):
         with self._lock:
             is_known = call.number in self._calls
         if is_known and not self.grants_credits:
-            self._add("release", (call.number,))
+            self.begin("release", call.number)
 
-    def count_run(self, epoch: str, published: int | None = None) -> Coroutine[Any, Any, int]:
-        """Count a run with a ticket, from any thread; returns a coroutine for the step after it.
+    def count_run(self, epoch: str, published: int | None = None) -> Call:
+        """Count a run with a ticket; `step_after` awaits the step after it.
 
         Args:
             epoch: the one in which it began.
             published: the step after it, as the step function says it; None: one more.
         """
-        slot = Slot(current_engine(), f"the answer about {self.step.name}")
-        function, arg = ("count", 1) if published is None else ("publish", published)
-        return self._settle(self._add(function, (epoch, arg), slot, epoch))
+        if published is None:
+            return self.begin("count", epoch, 1)
+        return self.begin("publish", epoch, published)
+
+    async def step_after(self, run: Call) -> int:
+        """The step after a run; meanwhile its ticket is no credit that is held here."""
+        epoch, _ = run.args
+        with self._lock:
+            self._unsettled[epoch] += 1
+        try:
+            value: int = await self.answer_to(run)
+            return value
+        finally:
+            with self._lock:
+                self._unsettled[epoch] -= 1
 
     # The stream, on its event loop
 
@@ -206,7 +226,7 @@ class Link(StepSource):
             self._received.append(number)
             with self._lock:
                 call = self._calls.pop(number, None)
-            if call is not None and call.slot is not None:
+            if call is not None:
                 call.slot.wake(Outcome(value, error))
         self._when_told()
 
@@ -214,39 +234,15 @@ class Link(StepSource):
         if state is SourceState.CLOSED:
             with self._lock:
                 self._closed_for = self._closed_for or reason or "this process has left"
-                pending, self._calls, self._unsent = [*self._calls.values()], {}, []
-            for each in pending:
+                pending, self._calls, self._unsent = self._calls, {}, []
+            for each in pending.values():
                 self._fail(each)
         if not (self.is_closed and state is SourceState.LIVE):
             self.step.set_source_state(state, reason)
         self._when_told()
 
     def _fail(self, call: Call) -> None:
-        if call.slot is not None:
-            call.slot.wake(Outcome(error=self._lost(self._closed_for)))
-
-    def _add(self, function: str, args: Any, slot: Slot | None = None, ticket_of: str = "") -> Call:
-        sent = self._packed(args)
-        with self._lock:
-            self._num_calls += 1
-            call = Call(self._num_calls, function, sent, slot, ticket_of)
-            if not self._closed_for:
-                self._calls[call.number] = call
-                self._unsent.append(call)
-        if self._closed_for:
-            self._fail(call)
-        self._kick()
-        return call
-
-    async def _settle(self, call: Call) -> int:
-        with self._lock:
-            self._unsettled[call.ticket_of] += 1
-        try:
-            value: int = await self.answer_to(call)
-            return value
-        finally:
-            with self._lock:
-                self._unsettled[call.ticket_of] -= 1
+        call.slot.wake(Outcome(error=self._lost(self._closed_for)))
 
     def _next_move(self) -> Move:
         demand = self.step.demand()

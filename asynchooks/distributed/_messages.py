@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 FOLLOW = "asynchooks_follow"
@@ -44,8 +43,3 @@ class Message(NamedTuple):
         """Default values are left out (9 us to pack instead of 29)."""
         plain = Message._field_defaults
         return {key: value for key, value in self._asdict().items() if value != plain[key]}
-
-    @classmethod
-    def unpacked(cls, fields: Mapping[str, Any]) -> Message:
-        """Unknown fields are ignored."""
-        return cls(**{key: fields[key] for key in cls._fields if key in fields})

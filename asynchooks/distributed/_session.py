@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._engine.base import Sentinel
 from .._engine.sync import CallLock
 from .._errors import PreemptionError
-from .._step.gate import Kept
 from ..backends._creator import Restore, SessionHandle
 from ..backends._function import FunctionSession, FunctionSessionCreator, Result, StepFunction
 from ..backends._raw_session import RawSession
-from ._link import Link
+from ._link import Call, Link
 
 
 class DaskSessionCreator(FunctionSessionCreator):
@@ -92,23 +91,17 @@ class DaskSession(FunctionSession):
         self._check()
         epoch = self._epoch = self._source.epoch
         result = super().run_and_read_step(args)
-        if type(result) is tuple:  # counted even if the caller does not await it
-            outputs, after, kept = result
-            return self._finish_counted(outputs, kept, self._count(epoch, after))
-        return self._finish_later(epoch, result)
+        # counted even if the caller does not await it
+        run = self._count(epoch, result[1]) if type(result) is tuple else None
+        return self._finish_counted(epoch, result, run)
 
-    async def _finish_later(self, epoch: str, pending: Any) -> Result:
-        outputs, after, kept = await pending
-        return await self._finish_counted(outputs, kept, self._count(epoch, after))
-
-    async def _finish_counted(
-        self, outputs: Any, kept: Kept | None, counted: Coroutine[Any, Any, int]
-    ) -> Result:
-        step = await counted
+    async def _finish_counted(self, epoch: str, pending: Any, run: Call | None) -> Result:
+        outputs, after, kept = await pending if run is None else pending
+        step = await self._source.step_after(run or self._count(epoch, after))
         self._check()
         return outputs, step, kept
 
-    def _count(self, epoch: str, after: int | Sentinel) -> Coroutine[Any, Any, int]:
+    def _count(self, epoch: str, after: int | Sentinel) -> Call:
         return self._source.count_run(epoch, None if isinstance(after, Sentinel) else after)
 
     def _check(self) -> None:
@@ -120,7 +113,7 @@ class DaskSession(FunctionSession):
     def step_after(self, error: BaseException) -> tuple[Any, ...]:
         after = super().step_after(error)
         if after:  # the outputs do not hold what was fetched; the source says the step
-            self._count(self._epoch, after[0]).close()
+            self._count(self._epoch, after[0])
         return ()
 
     def _step_named(self, value: Any, before: tuple[int, int]) -> int:
