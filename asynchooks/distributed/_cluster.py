@@ -186,7 +186,7 @@ class DaskCluster(AsyncOnly):
     async def publish(self, step: int) -> int:
         """Set the step to at least `step`, for programs that count themselves; returns the step."""
         step = integer("step", step, least=0)
-        after: int = await self.source.call("publish", self.source.epoch, step)
+        after: int = await self.source.call("count", self.source.epoch, 0, step)
         return after
 
     async def restart(self, step: int) -> int:

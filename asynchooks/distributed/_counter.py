@@ -22,16 +22,14 @@ class Counter(Host):
 
     # What processes call
 
-    def do_count(self, member: Member, epoch: str, num_runs: int) -> int:
-        """Runs have ended; those of an earlier epoch do not count. Returns the step after them."""
-        if epoch == self.epoch:
-            self.update(step=self.state.step + int(min(num_runs, self._room_for(member))))
-        return self.state.step
+    def do_count(self, member: Member, epoch: str, num_runs: int, least: int = 0) -> int:
+        """Runs have ended, and the step is at least so much; returns the step after them.
 
-    def do_publish(self, member: Member, epoch: str, step: int) -> int:
-        """The step is at least this; returns it."""
+        What is said of an earlier epoch does not count.
+        """
         if epoch == self.epoch:
-            self.update(step=max(step, self.state.step))
+            counted = self.state.step + int(min(num_runs, self._room_for(member)))
+            self.update(step=max(counted, least))
         return self.state.step
 
     def do_restart(self, member: Member, step: int, of: str) -> int:

@@ -21,53 +21,59 @@ from ._messages import FOLLOW, Message
 logger = logging.getLogger("asynchooks")
 
 
-class Hosts:
-    """All hosts in one Dask server, by the names of their trainings; `hosts_of` makes it."""
+def hosts_of(server: Any) -> dict[str, Host]:
+    """All hosts of a scheduler or a worker, by the names of their trainings."""
+    if not hasattr(server, "asynchooks_hosts"):
+        server.asynchooks_hosts = {}
 
-    def __init__(self, server: Any) -> None:
-        self.by_name: dict[str, Host] = {}
-        server.handlers[FOLLOW] = self._follow
+        async def follow(comm: Any, **about: Any) -> Any:  # by its first parameter Dask knows it
+            return await _follow(server.asynchooks_hosts, comm, **about)
 
-    async def _follow(
-        self,
-        comm: Any,
-        training: str,
-        counts: bool,
-        version: str,
-        uid: str,
-        lease_secs: float,
-        message: dict[str, Any],
-    ) -> Any:
-        """Serve one process until its connection ends.
+        server.handlers[FOLLOW] = follow
+    hosts: dict[str, Host] = server.asynchooks_hosts
+    return hosts
 
-        Args:
-            counts: whether the training has no parameters: then its first process begins it.
-        """
-        host = self.by_name.get(training)
-        if version != __version__ or (host is None and not counts):
-            await comm.write({"version": __version__, "is_gone": host is None and not counts})
-            return Status.dont_reply
-        if host is None:
-            host = self.by_name[training] = Counter()
-        has_news = asyncio.Event()
-        line = Line(has_news.set, comm.abort)
-        member = host.join(uid, line, lease_secs, Message(**message))
-        try:
-            about = {"version": __version__, "lease_secs": host.lease_secs}
-            await comm.write({**about, "welcome": host.welcome(), **host.news(member)})
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_send_news(comm, host, member, line, has_news))
-                while True:
-                    host.take(member, line, Message(**await comm.read()))
-        except* OSError as ended:  # it left, or its process died: handled alike
-            logger.info("%s has left the training %r: %r", uid, training, ended.exceptions[0])
-        finally:
-            host.ended(member, line)
-            # perhaps another training has its name by now
-            if host.is_done and not host.members and self.by_name.get(training) is host:
-                del self.by_name[training]
-            comm.abort()
+
+async def _follow(
+    hosts: dict[str, Host],
+    comm: Any,
+    training: str,
+    counts: bool,
+    version: str,
+    uid: str,
+    lease_secs: float,
+    message: dict[str, Any],
+) -> Any:
+    """Serve one process until its connection ends.
+
+    Args:
+        counts: whether the training has no parameters: then its first process begins it.
+    """
+    host = hosts.get(training)
+    if version != __version__ or (host is None and not counts):
+        await comm.write({"version": __version__, "is_gone": host is None and not counts})
         return Status.dont_reply
+    if host is None:
+        host = hosts[training] = Counter()
+    has_news = asyncio.Event()
+    line = Line(has_news.set, comm.abort)
+    member = host.join(uid, line, lease_secs, Message(**message))
+    try:
+        about = {"version": __version__, "lease_secs": host.lease_secs}
+        await comm.write({**about, "welcome": host.welcome(), **host.news(member)})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_send_news(comm, host, member, line, has_news))
+            while True:
+                host.take(member, line, Message(**await comm.read()))
+    except* OSError as ended:  # it left, or its process died: handled alike
+        logger.info("%s has left the training %r: %r", uid, training, ended.exceptions[0])
+    finally:
+        host.ended(member, line)
+        # perhaps another training has its name by now
+        if host.is_done and not host.members and hosts.get(training) is host:
+            del hosts[training]
+        comm.abort()
+    return Status.dont_reply
 
 
 async def _send_news(
@@ -78,14 +84,6 @@ async def _send_news(
         has_news.clear()
         if member.line is line:  # else they go over another connection
             await comm.write(host.news(member))
-
-
-def hosts_of(server: Any) -> Hosts:
-    """Those of a scheduler or a worker."""
-    if not hasattr(server, "asynchooks_hosts"):
-        server.asynchooks_hosts = Hosts(server)
-    hosts: Hosts = server.asynchooks_hosts
-    return hosts
 
 
 class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask has no types

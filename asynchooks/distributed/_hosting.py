@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +18,7 @@ from ._messages import ServerAddress
 from ._remote import RemoteParameterServer
 
 _LEAST_LEASE_SECS = 0.1
+_CLOSE_SECS = 10.0
 
 
 @async_block("host_parameter_server(...)")
@@ -50,7 +50,8 @@ async def host_parameter_server(
         num_workers: of all processes together, >= 1; all count as present until they leave.
         worker: the address of the Dask worker; None: any one.
         lease_secs: seconds of silence after which a process's workers count as gone, >= 0.1: more
-            than the longest computation on its event loop. Infinite: the others wait.
+            than the longest computation on its event loop. Those of a process whose connection has
+            ended count as gone sooner, after 5 s. Infinite: the others wait.
         trace: the path of a file, on the worker's machine, into which the server records what it
             does for each request, as `asynchooks.planning.record` does; None: none. With the files
             of the processes that train, which record their requests, it makes one trace.
@@ -88,8 +89,10 @@ async def host_parameter_server(
         async with RemoteParameterServer(address, client) as server:
             yield server
     finally:
-        with engine.shielded(math.inf), suppress(OSError):  # it has died
-            await on_worker(close_host, address.key)
+        with engine.shielded(_CLOSE_SECS), suppress(OSError):
+            # of one that has left, Dask would try to connect to it for half a minute
+            if address.worker in await _result(engine, client, client.nthreads):
+                await on_worker(close_host, address.key)
 
 
 async def open_host(key: str, *args: Any, dask_worker: Any = None) -> None:
@@ -97,14 +100,14 @@ async def open_host(key: str, *args: Any, dask_worker: Any = None) -> None:
     from ._dask_plugin import hosts_of
     from ._served import ServedParameters
 
-    hosts_of(dask_worker).by_name[key] = ServedParameters(*args)
+    hosts_of(dask_worker)[key] = ServedParameters(*args)
 
 
 async def close_host(key: str, dask_worker: Any = None) -> None:
     """On a Dask worker: close it."""
     from ._dask_plugin import hosts_of
 
-    host: Any = hosts_of(dask_worker).by_name.pop(key, None)
+    host: Any = hosts_of(dask_worker).pop(key, None)
     if host is not None:  # else it was never opened, or its worker was started again
         await host.aclose()
 

@@ -81,6 +81,7 @@ class Link(StepSource):
         self._unsettled = Counter[str]()  # runs that were counted and have their tickets, by epoch
         self._closed_for = ""
         # of the stream only
+        self.is_heartbeat_due = False
         self._received: list[int] = []  # calls whose answers the host still keeps
         self._granted = 0  # credits received since connecting, in this epoch
         self._last = Message()  # sent, with the credits received since
@@ -159,13 +160,11 @@ class Link(StepSource):
             epoch: the one in which it began.
             published: the step after it, as the step function says it; None: one more.
         """
-        if published is None:
-            return self.begin("count", epoch, 1)
-        return self.begin("publish", epoch, published)
+        return self.begin("count", epoch, *((1,) if published is None else (0, published)))
 
     async def step_after(self, run: Call) -> int:
         """The step after a run; meanwhile its ticket is no credit that is held here."""
-        epoch, _ = run.args
+        epoch = run.args[0]
         with self._lock:
             self._unsettled[epoch] += 1
         try:
@@ -187,13 +186,18 @@ class Link(StepSource):
             self._unsent = list(self._calls.values())
         return self._sent(self._message(0))
 
-    def next_message(self, *, asks: bool = False) -> Message | None:
-        """The message to send now, if any: calls, or changes that concern the host."""
+    def next_message(self) -> Message | None:
+        """The message to send now, if any: calls, a heartbeat, or changes that concern the host."""
         if self.grants_credits and len(self._calls) > len(self._unsent):
             self.look_at = math.inf
             return None  # the answer comes soon: changes until then go together
-        move = self._next_move()
-        message = self._message(move.ask, asks=asks)
+        move = Move()
+        if self.grants_credits:
+            demand = self.step.demand()
+            move = self._policy.next_move(demand, now())
+            if move.give_back:
+                self.step.grant(-move.give_back, epoch=demand.epoch)
+        message = self._message(move.ask)
         self.look_at = min(move.look_at, now() + _LOOK_SECS if message.num_held else math.inf)
         is_new = message._replace(received=()) != self._last
         return self._sent(message) if is_new else None
@@ -244,19 +248,13 @@ class Link(StepSource):
     def _fail(self, call: Call) -> None:
         call.slot.wake(Outcome(error=self._lost(self._closed_for)))
 
-    def _next_move(self) -> Move:
-        demand = self.step.demand()
-        move = self._policy.next_move(demand, now()) if self.grants_credits else Move()
-        if move.give_back:
-            self.step.grant(-move.give_back, epoch=demand.epoch)
-        return move
-
     def _sent(self, message: Message) -> Message:
         self._last, self._received = message._replace(calls=(), received=(), asks=False), []
         self.num_messages += 1
+        self.is_heartbeat_due = False
         return message
 
-    def _message(self, num_wanted: int, *, asks: bool = False) -> Message:
+    def _message(self, num_wanted: int) -> Message:
         """The state here, with all calls that were not sent: it is sent if there are any."""
         demand = self.step.demand()
         # A run is held until it is among the calls of a message, whether its ticket was returned or
@@ -269,7 +267,7 @@ class Link(StepSource):
         return Message(
             calls=tuple((each.number, each.function, each.args) for each in calls),
             received=tuple(self._received),
-            asks=asks,
+            asks=self.is_heartbeat_due,
             next_step=min(demand.next_step, each_step),
             limit=limit,
             epoch=self.epoch,

@@ -65,9 +65,11 @@ class RemoteParameterServer(AsyncOnly, Membership):
     `push` has the wait of `end_step` begin. Workers wait in this process: one connection brings the
     ends of all their waits, so that a cancelled worker leaves at once.
 
-    The workers of a process that dies, or is silent for the lease, have left: the others do not
-    wait for them any longer; at its next request they join again. With an infinite lease the others
-    wait. A process that ends with an error has the lease to be restarted.
+    The workers of a process that is silent for the lease have left: the others do not wait for them
+    any longer. So have those of a process that dies, 5 s after its last message; but one that ends
+    with an error has the lease to be started again. With an infinite lease the others wait. A
+    process that comes back, perhaps because the network was cut, goes on, and its workers join
+    again.
 
     Its `global_step` counts the server's updates: a limit that a process sets is sent with its
     next request, and no update goes beyond it.

@@ -130,8 +130,6 @@ class ServedParameters(Host):
 
     def do_bye(self, member: ServedProcess) -> None:
         member.has_said_bye = True
-        for number in list(member.waits):
-            self.do_release(member, number)
 
     def do_release(self, member: ServedProcess, number: int) -> None:
         """It waits no more."""

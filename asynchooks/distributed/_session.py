@@ -60,7 +60,7 @@ class DaskHandle(SessionHandle):
             # begins once, however many sessions lost theirs at the same time
             await source.call("restart", self.restored, before.lost_epoch())
         elif self._first_step > self.global_step.value:
-            await source.call("publish", source.epoch, self._first_step)
+            await source.call("count", source.epoch, 0, self._first_step)
         return raw
 
     def _start_from(self, value: int, *, is_restart: bool) -> None:

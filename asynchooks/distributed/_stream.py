@@ -130,7 +130,6 @@ class Stream:
         """What the host said of itself."""
         self._num_silent = 0  # heartbeats since the last news
         self._state: SourceState | None = None
-        self._is_heartbeat_due = False
 
     # From any event loop, or any thread
 
@@ -298,9 +297,8 @@ class Stream:
     async def _send(self, comm: Any) -> None:
         while True:
             self._kicked.clear()
-            message = self._link.next_message(asks=self._is_heartbeat_due)
+            message = self._link.next_message()
             if message is not None:
-                self._is_heartbeat_due = False
                 await comm.write(message.packed())
             until = self._link.look_at
             with suppress(TimeoutError):
@@ -322,7 +320,7 @@ class Stream:
             if self._num_silent > most:
                 reason = f"{self.address} is silent for {self._heartbeat_secs:g} s"
                 self._set_state(SourceState.LOST, reason)
-            self._is_heartbeat_due = True
+            self._link.is_heartbeat_due = True
             self._kicked.set()
 
     def _receive(self, news: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asynchooks._version import __version__
 from asynchooks.distributed._counter import Counter
-from asynchooks.distributed._dask_plugin import Hosts
+from asynchooks.distributed._dask_plugin import hosts_of
 from asynchooks.distributed._membership import Line, Member
 from asynchooks.distributed._messages import FOLLOW, Message
 
@@ -88,7 +88,7 @@ class Process:
         self.send(("count", self.host.epoch, num_runs))
 
     def publish(self, step: int) -> None:
-        self.send(("publish", self.host.epoch, step))
+        self.send(("count", self.host.epoch, 0, step))
 
     def run(self) -> None:
         if self.limit is None or self.spare:
@@ -125,7 +125,7 @@ def ask(process: Process, num_wanted: int) -> int:
 
 async def test_a_second_process_takes_up_the_step_and_the_limit_of_the_first() -> None:
     host = Counter()
-    Process(host, "first").send(("publish", host.epoch, 5), limit=9)
+    Process(host, "first").send(("count", host.epoch, 0, 5), limit=9)
     assert Process(host, "second").limit == 9
     assert step_of(host) == 5
 
@@ -211,7 +211,7 @@ async def test_runs_of_an_earlier_epoch_do_not_count() -> None:
     process = Process(host, "p")
     old = host.epoch
     process.send(("restart", 7, ""))
-    process.send(("count", old, 1), ("publish", old, 90))
+    process.send(("count", old, 1), ("count", old, 0, 90))
     assert step_of(host) == 7
 
 
@@ -332,7 +332,7 @@ async def test_late_runs_count_where_there_is_room(step: int, num: int) -> None:
 
 async def test_a_change_other_than_of_the_step_wakes_all() -> None:
     host, one, other = a_pair(limit=9)
-    for call in (("restart", 3, ""), ("publish", host.epoch, 4)):
+    for call in (("restart", 3, ""), ("count", host.epoch, 0, 4)):
         one.num_woken = other.num_woken = 0
         one.send(call)
         assert other.num_woken == (call[0] == "restart")
@@ -428,11 +428,12 @@ async def test_an_old_connection_of_a_forgotten_training_leaves_another_one_of_i
     class Server:
         handlers: ClassVar[dict[str, Any]] = {}
 
-    hosts = Hosts(Server())
+    hosts = hosts_of(Server())
 
     async def follow(comm: Comm, uid: str, *calls: tuple[int, str, Any]) -> None:
         message = Message(calls=calls).packed()
-        await Server.handlers[FOLLOW](comm, "it", True, __version__, uid, 1e9, message)
+        about = {"training": "it", "counts": True, "version": __version__, "lease_secs": 1e9}
+        await Server.handlers[FOLLOW](comm, **about, uid=uid, message=message)
 
     old, new, last = Comm(), Comm(), Comm()
     old.abort = lambda: None  # type: ignore[method-assign]  # its end is noticed late
@@ -443,13 +444,13 @@ async def test_an_old_connection_of_a_forgotten_training_leaves_another_one_of_i
         await settle()
         new.abort()
         await settle()
-        assert hosts.by_name == {}
+        assert hosts == {}
         group.start_soon(follow, last, "b")
         await settle()
-        training = hosts.by_name["it"]
+        training = hosts["it"]
         old.ended.set()
         await settle()
-        assert hosts.by_name == {"it": training}
+        assert hosts == {"it": training}
         last.abort()
     training._watch.cancel()  # type: ignore[union-attr]
 

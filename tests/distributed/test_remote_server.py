@@ -45,7 +45,16 @@ from asynchooks.protocols import (
 )
 
 from ..protocols.worlds import ALL, make_server
-from .clusters import addresses, comes, is_stopped, native, other_process, results, until
+from .clusters import (
+    addresses,
+    comes,
+    is_stopped,
+    local_cluster,
+    native,
+    other_process,
+    results,
+    until,
+)
 from .programs import NUM_WORKERS, train, train_bare
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
@@ -647,3 +656,21 @@ async def test_all_waits_end_when_the_server_has_died(client: Any) -> None:
         assert sorted(ended) == ["end", "step"]
         with pytest.raises((StepSourceLostError, StopTraining)):
             await server.begin_step(1)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_all_waits_end_when_the_worker_of_the_server_is_retired() -> None:
+    with local_cluster(2) as client:
+        place = addresses(client)[0]
+        async with hosted(client, Synchronous(), worker=place) as server:
+
+            async def end() -> None:
+                with pytest.raises(StepSourceLostError, match="parameter server at tcp://"):
+                    await push_and_end(server, 0)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(end)
+                await until(server, waits=1)
+                await anyio.to_thread.run_sync(client.retire_workers, [place])
+            left_at = anyio.current_time()
+        assert anyio.current_time() < left_at + 20, "it tries to reach the worker no more"
