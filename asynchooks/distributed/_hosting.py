@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 from .._check import number, path
-from .._engine.base import Engine, async_block
+from .._engine.base import async_block
 from .._engine.current import current_engine
-from .._engine.threads import run_blocking
 from ..protocols import ParameterServer, Protocol
 from ..protocols._updates import Update
+from ._loop import DaskLoop
 from ._messages import ServerAddress
 from ._remote import RemoteParameterServer
 
@@ -73,14 +73,14 @@ async def host_parameter_server(
     options: dict[str, Any] = {"learning_rate": learning_rate, "update": update}
     # a wrong argument is refused here, not over there
     ParameterServer(parameters, protocol, num_workers=num_workers, **options)
-    engine = current_engine()
-    places = await _result(engine, client, client.nthreads)
+    loop = DaskLoop(client.loop.asyncio_loop)
+    places = await loop.run(_awaited(client.nthreads))
     if worker is None and not places:
         raise ValueError(f"{client!r} has no Dask worker; start one for the parameter server")
     address = ServerAddress(worker or min(places), f"asynchooks-{uuid.uuid4().hex[:12]}")
 
     async def on_worker(fn: Callable[..., Any], *args: Any) -> None:
-        await _result(engine, client, lambda: client.run(fn, *args, workers=[address.worker]))
+        await loop.run(_awaited(client.run, fn, *args, workers=[address.worker]))
 
     try:
         await on_worker(
@@ -89,9 +89,9 @@ async def host_parameter_server(
         async with RemoteParameterServer(address, client) as server:
             yield server
     finally:
-        with engine.shielded(_CLOSE_SECS), suppress(OSError):
+        with current_engine().shielded(_CLOSE_SECS), suppress(OSError):
             # of one that has left, Dask would try to connect to it for half a minute
-            if address.worker in await _result(engine, client, client.nthreads):
+            if address.worker in await loop.run(_awaited(client.nthreads)):
                 await on_worker(close_host, address.key)
 
 
@@ -112,8 +112,6 @@ async def close_host(key: str, dask_worker: Any = None) -> None:
         await host.aclose()
 
 
-async def _result(engine: Engine, client: Any, fn: Callable[[], Any]) -> Any:
-    """The result of a call, awaited or blocking in a thread, depending on the client."""
-    if client.asynchronous:
-        return await fn()
-    return await run_blocking(engine, fn, 0.0, "asynchooks-dask")
+async def _awaited(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """On the event loop of a client: there a synchronous one is asynchronous, too."""
+    return await fn(*args, **options)
