@@ -214,8 +214,7 @@ class DaskCluster(AsyncOnly):
     async def _find_scheduler(self) -> Stream:
         client = self._client
         if isinstance(client, str):
-            loop, place = DaskLoop.of_its_own(), Place(None, client)
-            return Stream(loop, place, self.name, *self._times)
+            return Stream(DaskLoop.of_its_own(), Place(None, client), self.name, *self._times)
         loop = DaskLoop(client.loop.asyncio_loop)
         if loop.is_here:
             await client

@@ -1,7 +1,7 @@
 """The one connection of a process to a host, and its reconnection.
 
-What has no other loop named runs on the event loop of Dask's client or worker. The link makes the
-messages.
+All but `open`, `aclose` and `kick` runs on the event loop of Dask's client or worker, or on one
+that was made for it. The link makes the messages.
 """
 
 from __future__ import annotations
