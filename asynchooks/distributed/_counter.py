@@ -41,8 +41,6 @@ class Counter(Host):
     def do_forget(self, member: Member) -> None:
         self.is_done = True
 
-    def do_bye(self, member: Member) -> None: ...
-
     def do_statistics(self, member: Member) -> dict[str, Any]:
         members = self.members.values()
         return {

@@ -50,6 +50,8 @@ async def _follow(
         counts: whether the training has no parameters: then its first process begins it.
     """
     host = hosts.get(training)
+    if host is not None and host.is_forgotten:  # the ends of its connections come later
+        host = None
     if version != __version__ or (host is None and not counts):
         await comm.write({"version": __version__, "is_gone": host is None and not counts})
         return Status.dont_reply
@@ -70,7 +72,7 @@ async def _follow(
     finally:
         host.ended(member, line)
         # perhaps another training has its name by now
-        if host.is_done and not host.members and hosts.get(training) is host:
+        if host.is_forgotten and hosts.get(training) is host:
             del hosts[training]
         comm.abort()
     return Status.dont_reply

@@ -54,6 +54,7 @@ class Member:
         self.secs_silent = 0.0  # since its last message
         self.next_step: float = math.inf  # the lowest step that it waits for
         self.is_due = False  # it has news, whatever the step
+        self.has_said_bye = False  # its connection ends now
         # Calls, by their numbers, which the process gives
         self.taken = 0  # the newest one
         self.answers: dict[int, Any] = {}  # until the process has received them
@@ -99,12 +100,16 @@ class Host(ABC):
         self.num_calls = 0
         """Ever."""
         self.is_done = False
-        """Whether it is forgotten when the last process has left."""
+        """Whether it is forgotten once all processes have said that they leave."""
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def epoch(self) -> str:
         return f"{self.incarnation}.{self.state.epoch}"
+
+    @property
+    def is_forgotten(self) -> bool:
+        return self.is_done and all(each.has_said_bye for each in self.members.values())
 
     def welcome(self) -> Any:
         """What a process is told of the host when it connects."""
@@ -226,9 +231,9 @@ class Host(ABC):
 
     # What each kind of host does
 
-    @abstractmethod
     def do_bye(self, member: Any) -> None:
         """It leaves, after all that it has called."""
+        member.has_said_bye = True
 
     def _call(self, member: Any, number: int, function: str, args: Any) -> None:
         self._answer(member, number, partial(getattr(self, f"do_{function}"), member, *args))

@@ -73,7 +73,6 @@ class ServedProcess(Member):
 
     def __init__(self, name: str, lease_secs: float) -> None:
         super().__init__(name, lease_secs)
-        self.has_said_bye = False
         self.waits: dict[int, tuple[str, Any]] = {}  # function and arguments, by the call
         self.tasks: dict[int, EngineTask] = {}  # of these waits, unless the process has left
 
@@ -127,9 +126,6 @@ class ServedParameters(Host):
         return server.num_workers, repr(protocol), protocol.abandons_stale, *waits
 
     # What processes call
-
-    def do_bye(self, member: ServedProcess) -> None:
-        member.has_said_bye = True
 
     def do_release(self, member: ServedProcess, number: int) -> None:
         """It waits no more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
 import pytest
@@ -424,17 +424,41 @@ class Comm:
         self.ended.set()
 
 
-async def test_an_old_connection_of_a_forgotten_training_leaves_another_one_of_its_name() -> None:
-    class Server:
-        handlers: ClassVar[dict[str, Any]] = {}
+class Server:
+    """A Dask server, with what asynchooks needs of it."""
 
-    hosts = hosts_of(Server())
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+        self.hosts = hosts_of(self)
 
-    async def follow(comm: Comm, uid: str, *calls: tuple[int, str, Any]) -> None:
+    async def follow(self, comm: Comm, uid: str, *calls: tuple[int, str, Any]) -> None:
         message = Message(calls=calls).packed()
         about = {"training": "it", "counts": True, "version": __version__, "lease_secs": 1e9}
-        await Server.handlers[FOLLOW](comm, **about, uid=uid, message=message)
+        await self.handlers[FOLLOW](comm, **about, uid=uid, message=message)
 
+
+async def test_a_training_is_forgotten_before_the_connections_of_its_processes_have_ended() -> None:
+    server = Server()
+    old, new = Comm(), Comm()
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.follow, old, "a", (1, "forget", ()), (2, "bye", ()))
+        await settle()
+        forgotten = server.hosts["it"]
+        group.start_soon(server.follow, new, "b")
+        await settle()
+        training = server.hosts["it"]
+        assert training is not forgotten
+        old.abort()
+        await settle()
+        assert server.hosts == {"it": training}
+        new.abort()
+    for each in (forgotten, training):
+        each._watch.cancel()  # type: ignore[union-attr]
+
+
+async def test_an_old_connection_of_a_forgotten_training_leaves_another_one_of_its_name() -> None:
+    server = Server()
+    hosts, follow = server.hosts, server.follow
     old, new, last = Comm(), Comm(), Comm()
     old.abort = lambda: None  # type: ignore[method-assign]  # its end is noticed late
     async with anyio.create_task_group() as group:
