@@ -172,7 +172,8 @@ async def test_workers_begin_when_the_updates_of_other_processes_have_come_far_e
             for each, place in zip(PROCESSES, addresses(client), strict=True)
         ]
         rows = sorted(chain(*await results(futures)))
-        assert all(start >= 10 * worker for worker, start, _ in rows), rows
+        # a process that comes late on a busy machine may find that training is over
+        assert all(start >= 10 * worker for worker, start, num_runs in rows if num_runs), rows
         assert (await server.statistics())["version"] == 200
 
 
