@@ -165,8 +165,6 @@ class ParameterServer(Membership):
         """Whether the protocol may let a worker wait in `end_step`."""
         self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
         """Awaited in place of a wait, with the worker and the wait: to measure its duration."""
-        self.before_change: Callable[[], object] | None = None
-        """Called before waits end for another reason than a push."""
         self._recorder: Recorder | None = None  # of pushes and pulls, from a recorded session on
         self._num_needed()  # raises here rather than at the first push
 
@@ -430,7 +428,6 @@ class ParameterServer(Membership):
     def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
         self.check_worker(worker)
-        self._will_change()
         self._clocks.join(worker)
 
     def leave(self, worker: int) -> None:
@@ -440,7 +437,6 @@ class ParameterServer(Membership):
         be restarted: the others wait for it.
         """
         self.check_worker(worker)
-        self._will_change()
         if self._clocks.leave(worker):
             self._waits.notify_slowest(self._clocks.slowest)
         self._waits.notify_worker(worker)
@@ -472,7 +468,6 @@ class ParameterServer(Membership):
 
     def close(self) -> None:
         """Make no further update: every wait ends, and what is pushed is discarded."""
-        self._will_change()
         self.is_closed = True
         self.recheck_waits()
 
@@ -509,7 +504,6 @@ class ParameterServer(Membership):
         collected = Collected()
         collected.restore(state["collected"], self._updates.checked)
         num_pushed = self._num_pushed
-        self._will_change()
         self._parameters, self._collected = parameters, collected
         self._clocks.restore(state["clocks"])
         self._staleness.restore(state["staleness"])
@@ -526,13 +520,8 @@ class ParameterServer(Membership):
 
         `close` and `load_state_dict` do it; call it after setting the limit of the global step.
         """
-        self._will_change()
         self._waits.abandon(self._is_obsolete)
         self._waits.notify_all()
-
-    def _will_change(self) -> None:
-        if self.before_change is not None:
-            self.before_change()
 
     def _check_continues(self, worker: int) -> None:
         if self.is_over:

@@ -62,13 +62,6 @@ class Updates:
             name: _frozen_copy(f"parameters[{name!r}]", each) for name, each in parameters.items()
         }
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is plain SGD of one array of float64, which zeros do not change."""
-        if self._is_mapping or self._update is not None:
-            return False
-        return bool(self.first.dtype == np.float64)
-
     def checked(self, what: str, given: Any) -> Any:
         """The gradient (or parameters) as arrays that fit the parameters, not copied."""
         if not self._is_mapping:

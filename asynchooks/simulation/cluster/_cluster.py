@@ -21,10 +21,8 @@ from ..delays._delay import Delay
 from ..delays._distributions import Exponential
 from ..delays._streams import Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
-from ..kernel._turbo import TurboKernel, TurboTask
 from ..output._report import SPENT, Report, WorkerReport
 from ..output._timeline import Timeline
-from ._flow import Flow, can_flow
 from ._host import Checkpoints, ServerHost
 from ._network import Links, Network, Queue
 from ._progress import record_progress
@@ -267,14 +265,8 @@ class Cluster:
         for worker, failure in hits:
             failure.prepare(worker)
             worker.meets_endless_failures |= failure.repeats_for_ever
-        flow = None
-        if training.program is None and not self.failures and can_flow(self):
-            flow = Flow(self, training.gradient, self._has_ended, self._take_over)
-            self.num_active = self.num_workers
-            flow.start()
-        else:
-            for worker in self.workers:
-                self._start_worker(worker)
+        for worker in self.workers:
+            self._start_worker(worker)
         for worker, failure in hits:
             what = f"{type(failure).__name__} of worker {worker.index}"
             playing = self._start_side_task(what, failure.play, self, worker)
@@ -302,8 +294,6 @@ class Cluster:
                 self._num_away = 0
                 self.global_step.gate.set_waiting(self._stand_in, True)
         finally:
-            if flow is not None:
-                flow.unfold()
             self._standstill.end(self)
             if self.host is not None:
                 self.host.close()
@@ -453,26 +443,10 @@ class Cluster:
         worker.is_in_session = False
         worker.task = self.kernel.start(self._work, worker, name=f"worker {worker.index}")
 
-    def _take_over(
-        self, worker: Worker, rest: Callable[[], Awaitable[None]], is_running: bool
-    ) -> TurboTask:
-        """A task that goes on with a step which has begun without one."""
-        assert isinstance(self.kernel, TurboKernel)
-        body = self._work(worker, rest)
-        task = self.kernel.adopt(body, f"worker {worker.index}", is_running=is_running)
-        worker.task = task
-        return task
-
-    async def _work(
-        self, worker: Worker, rest: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    async def _work(self, worker: Worker) -> None:
         assert self._program is not None
-        begun, has_ended = self.began_at, False
+        begun, has_ended = self.kernel.time, False
         try:
-            if rest is None:
-                begun = self.kernel.time
-            else:
-                await rest()
             returned: Any = self._program(worker)
             if not isinstance(returned, Awaitable):
                 raise TypeError(
@@ -487,19 +461,12 @@ class Cluster:
                 error.add_note(f"in the program of worker {worker.index}")
                 raise
         finally:
-            self._has_ended(worker, begun, for_good=has_ended)
-
-    def _has_ended(
-        self, worker: Worker, begun: float | None = None, *, for_good: bool = True
-    ) -> None:
-        """A worker's program is over, which has begun then; None: as training began."""
-        self.num_active -= 1
-        if self.timeline.is_kept:
-            begun = self.began_at if begun is None else begun
-            self.timeline.runs.append((worker.index, begun, self.kernel.time))
-        if for_good:
-            self.retire(worker)
-        self._change.wake()
+            self.num_active -= 1
+            if self.timeline.is_kept:
+                self.timeline.runs.append((worker.index, begun, self.kernel.time))
+            if has_ended:
+                self.retire(worker)
+            self._change.wake()
 
     def retire(self, worker: Worker) -> None:
         """Count a worker whose program has ended as gone for good; for failures."""

@@ -57,7 +57,6 @@ class Call:
     is_guarded = True
     run = None
     is_daemon = False
-    takes_itself_out = False
 
     def __init__(self, fn: Callable[[], object], what: str) -> None:
         self.due = 0
@@ -201,7 +200,6 @@ class Kernel(Engine):
         self.may_end_by_time = False  # by a condition that time alone fulfils
         self._num_outside = 0  # pieces of outside work under way
         self.heap: list[tuple[float, int, Any]] = []
-        self.fires_in_order_of_asking = orders is None and choose is None  # at equal times
         self.next_order = (itertools.count(1) if orders is None else orders).__next__
         self._last_orders = itertools.count(_AFTER_ALL).__next__
         self._num_stale = 0  # entries that fire nothing
@@ -210,8 +208,6 @@ class Kernel(Engine):
         self._turns_here = 0  # entries fired
         self._most_live = 0  # most tasks alive at once, counted as tasks end
         self._to_end: set[KernelTask] = set()  # live, and cancelled by the end of the run
-        # called before tasks are ended, counted or described: workers without one get theirs
-        self.unfolds: list[Callable[[], object]] = []
         self._thread = threading.get_ident()
         self._thread_wakes: deque[tuple[Slot, Any]] = deque()  # wake-ups from other threads
         self._num_started = 0
@@ -238,11 +234,6 @@ class Kernel(Engine):
         self._update_fast_path()
 
     @property
-    def has_condition(self) -> bool:
-        """Whether a condition is checked before each entry."""
-        return self._condition is not None
-
-    @property
     def time(self) -> float:
         """The current time, in virtual seconds."""
         return self.entry[0]
@@ -258,22 +249,6 @@ class Kernel(Engine):
         """Let the target fire once, at that time."""
         order = target.due = self.next_order()
         heapq.heappush(self.heap, (time, order, target))
-
-    def push_in_order(self, time: float, order: Any, target: Target) -> None:
-        """As `push`, in place of what was asked for at that order."""
-        target.due = order
-        heapq.heappush(self.heap, (time, order, target))
-
-    def take_out(self, target: Target) -> None:
-        """Remove the target's entry: its order may be asked for again."""
-        target.due = 0
-        self.heap[:] = [each for each in self.heap if each[2] is not target]
-        heapq.heapify(self.heap)
-
-    def unfold(self) -> None:
-        """Let each worker have a task."""
-        for each in list(self.unfolds):
-            each()
 
     def wake(self, slot: Slot, value: Any = None) -> None:
         if threading.get_ident() != self._thread:
@@ -317,7 +292,6 @@ class Kernel(Engine):
 
         What would have fired meanwhile fires afterwards, in the same order.
         """
-        self.unfold()
         heap, (now, order, running) = self.heap, self.entry
         until, late, own = now + secs, [], None
         while heap and heap[0][0] < until:
@@ -401,7 +375,6 @@ class Kernel(Engine):
                 self.error.add_note("later: more errors, left out")
         if self.is_ending:
             return
-        self.unfold()
         self.is_ending = True
         self.stop_when(math.inf, None)  # clean-up may take any virtual time
         self._cancel_all()
@@ -512,7 +485,6 @@ class Kernel(Engine):
 
     def describe_waits(self) -> str:
         """A text with a line for each thing that tasks other than daemons wait for."""
-        self.unfold()
         daemons = {task.name for task in self.live if task.is_daemon}
         return describe(each for each in self.running_tasks() if each[0] not in daemons)
 
@@ -539,7 +511,6 @@ class Kernel(Engine):
 
     def _refuse_livelock(self, what: str) -> bool:
         """End the run if the tasks took too many turns without spending time."""
-        self.unfold()
         num_tasks = max(self._most_live, len(self.live))
         if self._turns_here <= self.max_turns * num_tasks:
             return False
@@ -573,7 +544,6 @@ class Kernel(Engine):
 
     def _nothing_left(self) -> None:
         """No entry is left, but tasks wait: a deadlock, or an endless shielded wait."""
-        self.unfold()
         if not self.live:
             return
         self._fail(

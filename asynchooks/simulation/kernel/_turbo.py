@@ -16,9 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType, coroutine
-from typing import Any, ClassVar
+from typing import Any
 
 from ..._engine.base import TIMED_OUT, Slot
 from ..._engine.current import use_engine
@@ -59,7 +58,6 @@ class TurboTask(KernelTask):
     __slots__ = ("is_cancelled", "is_guarded", "run", "shield")
 
     kernel: TurboKernel
-    takes_itself_out: ClassVar[bool] = False
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         super().__init__(kernel, name)
@@ -249,8 +247,6 @@ class TurboKernel(Kernel):
                     if run is None and entered != common:
                         raise _HasChangedContext
                 except Exception:  # also values that cannot be compared, such as arrays
-                    if task.takes_itself_out:
-                        return
                     self.forget(task)
                     if task.__class__ is TurboTask:
                         self._give_context(task)
@@ -264,7 +260,7 @@ class TurboKernel(Kernel):
                     else:
                         task.due = 0
                         heapq.heappop(heap)
-                elif not task.takes_itself_out:
+                else:
                     self.forget(task)
                     if task.__class__ is TurboTask:
                         self._park(task, until)
@@ -352,34 +348,6 @@ class TurboKernel(Kernel):
             self._has_left(task, error)
             return
         self.resume(task, task.body.send, None)
-
-    def adopt(self, body: Coroutine[Any, Any, None], name: str, *, is_running: bool) -> TurboTask:
-        """A task for what another target has done so far; it has not begun.
-
-        Args:
-            body: what it runs.
-            name: as for `start`.
-            is_running: whether the context is that of the code that runs now, else the common one.
-        """
-        make = partial(self._new_task, name)
-        task = make() if is_running else self._common.copy().run(make)
-        assert isinstance(task, TurboTask)
-        task.body = body
-        self.live[task] = None
-        return task
-
-    def begin_wait(self, task: TurboTask, order: float) -> None:
-        """Run an adopted task up to its first wait, which is to end at that order."""
-        entry, self.entry = self.entry, (self.entry[0], 0, task)
-        send = task.body.send
-        until = send(None) if task.run is None else task.run(send, None)
-        self.entry = entry
-        if until < math.inf:
-            self.push_in_order(until, order, task)
-
-    def has_changed_context(self) -> bool:
-        """Whether a target that is no task has changed the context of those that share one."""
-        return differ(self._entered, self._common)
 
     def _break_waits(self, error: SimulationError) -> None:
         for task in list(self.live):
