@@ -20,11 +20,9 @@ from .._later import listing
 from ._determinism import check_determinism
 from ._simulation import Simulation, at_step, current_simulation
 from ._sweep import Sweep, sweep
-from .cluster._cluster import Cluster, Failure
-from .cluster._failures import Crashes, Partition, Preemption, ServerCrashes, Slowdown
-from .cluster._host import Checkpoints
+from .cluster._cluster import Cluster
+from .cluster._failures import Crashes, Failure, Partition, Preemption, Slowdown
 from .cluster._network import Network, Queue
-from .cluster._ring import RingAllReduce
 from .cluster._worker import Worker
 from .delays._delay import Delay, PerWorker, Stragglers
 from .delays._distributions import (
@@ -38,16 +36,14 @@ from .delays._distributions import (
     Weibull,
     parse_delay,
 )
-from .delays._phases import Phases
 from .kernel._kernel import Event, Recording
 from .output._interval import Interval
-from .output._perfetto import write_trace
 from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
 from .output._report import Report, ServerReport, WorkerReport
 from .output._timeline import Push, Span, Timeline
+from .output._trace import write_trace
 
 __all__ = [
-    "Checkpoints",
     "Cluster",
     "Constant",
     "Crashes",
@@ -68,14 +64,11 @@ __all__ = [
     "Pareto",
     "Partition",
     "PerWorker",
-    "Phases",
     "Preemption",
     "Push",
     "Queue",
     "Recording",
     "Report",
-    "RingAllReduce",
-    "ServerCrashes",
     "ServerReport",
     "ShiftedExponential",
     "Simulation",

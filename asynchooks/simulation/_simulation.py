@@ -11,7 +11,6 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -20,11 +19,9 @@ from .._engine.base import EngineTask
 from .._errors import SimulationError
 from .._step.global_step import GlobalStep
 from ..protocols import Protocol
-from .cluster._cluster import Cluster, Failure
-from .cluster._host import Checkpoints
+from .cluster._cluster import Cluster
+from .cluster._failures import Failure
 from .cluster._network import Network, Queue
-from .cluster._ring import RingAllReduce
-from .cluster._standstill import Standstill
 from .delays._delay import Delay
 from .delays._streams import Streams
 from .kernel._interpreter import no_real_sleep, rare_collections
@@ -92,8 +89,6 @@ class Simulation:
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
         self._is_over = False
-        self.standstill = Standstill()
-        """Checks that anything but failures happens; for clusters."""
 
     def run(
         self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
@@ -113,8 +108,7 @@ class Simulation:
 
         Raises:
             SimulationError: it has run, or another one or an event loop runs in this thread.
-            DeadlockError: all tasks wait, and nothing is left to wake them, or only failures of a
-                cluster that repeat for ever.
+            DeadlockError: all tasks wait, and nothing is left to wake them.
             LivelockError: tasks run on without spending time, or a cluster without an update.
             OutsideWorkError: the program does real I/O, or really sleeps.
             ForeignAwaitError: "turbo" met an await of another library.
@@ -127,8 +121,7 @@ class Simulation:
         kernel_class = getattr(import_module(module, __package__), name)
         kernel: Kernel = kernel_class(*self._kernel_arguments)
         self._kernel = kernel
-        by_time = condition is not None and not isinstance(condition, _AtStep)
-        kernel.stop_when(stop_at, condition, by_time=by_time)
+        kernel.stop_when(stop_at, condition)
 
         async def run_main() -> None:
             self._value = await main(*args)
@@ -202,8 +195,7 @@ class Simulation:
         push: Delay | None = None,
         service: Delay | None = None,
         num_servers: int = 1,
-        network: Network | RingAllReduce | None = None,
-        checkpoints: Checkpoints | None = None,
+        network: Network | None = None,
         failures: Sequence[Failure] = (),
         learning_rate: float | Callable[[int], float] = 0.1,
         update: Callable[[Any, Any, float], Any] | None = None,
@@ -221,9 +213,8 @@ class Simulation:
             cluster = Cluster(
                 self, num_workers, parameters=parameters, protocol=protocol, compute=compute,
                 pull=pull, push=push, service=service, num_servers=num_servers,
-                network=network, checkpoints=checkpoints, failures=failures,
-                learning_rate=learning_rate, update=update, keep_timeline=keep_timeline,
-                streams=streams, standstill=self.standstill,
+                network=network, failures=failures, learning_rate=learning_rate, update=update,
+                keep_timeline=keep_timeline, streams=streams,
             )  # fmt: skip
         finally:
             _running.reset(token)
@@ -296,18 +287,7 @@ def at_step(global_step: GlobalStep, step: int) -> Callable[[], bool]:
         simulation.run(count, until=at_step(step, 5))
         assert simulation.now == 5.0
     """
-    return _AtStep(global_step, step)
-
-
-@dataclass(frozen=True)
-class _AtStep:
-    """A condition that passing time alone does not fulfil."""
-
-    global_step: GlobalStep
-    step: int
-
-    def __call__(self) -> bool:
-        return self.global_step.value >= self.step
+    return lambda: global_step.value >= step
 
 
 def _check_until(until: Until | None) -> tuple[float, Callable[[], bool] | None]:

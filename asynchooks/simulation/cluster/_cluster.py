@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from copy import copy
-from typing import Any, ClassVar
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._check import integer
-from ..._engine.base import EngineTask, Slot
+from ..._check import instance, integer
+from ..._engine.base import Slot
 from ..._engine.current import current_engine
-from ..._errors import SimulationError, StepUnreachableError, is_clean_end
+from ..._errors import (
+    DeadlockError,
+    LivelockError,
+    SimulationError,
+    StepUnreachableError,
+    is_clean_end,
+)
 from ..._step.gate import Worker as StepWorker
 from ..._step.global_step import GlobalStep
 from ...protocols import Asynchronous, ParameterServer, Protocol
 from ..delays._delay import Delay
-from ..delays._distributions import Exponential
+from ..delays._distributions import Constant, Exponential
 from ..delays._streams import Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
-from ..output._report import SPENT, Report, WorkerReport
+from ..output._report import SPENT, Report, ServerReport, WorkerReport
 from ..output._timeline import Timeline
-from ._host import Checkpoints, ServerHost
-from ._network import Links, Network, Queue
-from ._progress import record_progress
-from ._ring import Ring, RingAllReduce
-from ._standstill import Standstill, watch_updates
+from ._failures import Failure, checked_failures
+from ._network import Message, Network, Queue, delay_of_each
 from ._training import Gradient, Loss, Program, Training, loss_of
-from ._worker import SimulationView, Worker, check_workers
-from ._world import Surroundings, delay_of_each, delay_or_none, server_reports, text_of, zeros_like
+from ._worker import Worker
+
+if TYPE_CHECKING:
+    from .._simulation import Simulation
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_MOST_POINTS = 1000
+"""Of the progress: above it every second one is dropped."""
 
 
 class Cluster:
@@ -52,9 +61,8 @@ class Cluster:
             of them, and is done once the last has served it. They differ from one server where
             `service` takes time, each with a queue of its own, and on a `Network`, whose bytes
             they share.
-        network: `Network` or `RingAllReduce`; None: messages take what `pull` and `push` say.
-        checkpoints: when the server saves its state; None: never.
-        failures: of workers and the server.
+        network: links with latency and bandwidth; None: messages take what `pull` and `push` say.
+        failures: of workers.
         learning_rate: a number >= 0, or a function of a gradient's staleness.
         update: the new parameters, of (parameters, mean gradient, learning rate); None: plain SGD.
         keep_timeline: for `write_trace` and `plot_timeline`, which need what each worker did when.
@@ -72,7 +80,7 @@ class Cluster:
 
     def __init__(
         self,
-        simulation: SimulationView,
+        simulation: Simulation,
         num_workers: int,
         *,
         parameters: Any = None,
@@ -82,26 +90,34 @@ class Cluster:
         push: Delay | None = None,
         service: Delay | None = None,
         num_servers: int = 1,
-        network: Network | RingAllReduce | None = None,
-        checkpoints: Checkpoints | None = None,
+        network: Network | None = None,
         failures: Sequence[Failure] = (),
         learning_rate: float | Callable[[int], float] = 0.1,
         update: Callable[[Any, Any, float], Any] | None = None,
         keep_timeline: bool = False,
         streams: Streams,
-        standstill: Standstill,
     ) -> None:
         self.simulation = simulation
         self._kernel: Kernel | None = None  # while and after it trains
         self.streams = streams
-        self._standstill = standstill
         self.num_workers = integer("num_workers", num_workers, least=1)
         self._compute = delay_of_each(
             "compute", Exponential(1.0) if compute is None else compute, self.num_workers
         )
-        self._pull = delay_or_none("pull", pull, self.num_workers)
-        self._push = delay_or_none("push", push, self.num_workers)
-        num_servers = integer("num_servers", num_servers, least=1)
+        self._pull = _delay_or_none("pull", pull, self.num_workers)
+        self._push = _delay_or_none("push", push, self.num_workers)
+        self._num_servers = integer("num_servers", num_servers, least=1)
+        self._service = _delay_or_none("service", service, self._num_servers)
+        if network is not None:
+            expected = "a network, as in network=Network(latency=0.01, bandwidth=1e9), or None"
+            instance("network", network, Network, expected).check(self.num_workers)
+            for name, delay in (("pull", self._pull), ("push", self._push)):
+                if delay is not None:
+                    raise ValueError(
+                        f"got {name}={delay!r} and a network, which says how long messages take; "
+                        "give one of the two"
+                    )
+        self._network = network
         self.server = ParameterServer(
             np.zeros(1) if parameters is None else parameters,
             Asynchronous() if protocol is None else protocol,
@@ -110,32 +126,18 @@ class Cluster:
             update=update,
             global_step=GlobalStep(num_workers=num_workers, published_only=True),
         )
-        self._learning_rate = learning_rate
         self.server.when_over = self._end_clock
-        self.nothing = zeros_like(self.server.parameters)
+        self.nothing = _zeros_like(self.server.parameters)
         """A gradient that changes nothing."""
-        self.failures = _checked_failures(failures, self.num_workers)
-        self._surroundings = Surroundings(
-            num_workers=self.num_workers,
-            network=network,
-            checkpoints=checkpoints,
-            num_servers=num_servers,
-            service=delay_or_none("service", service, num_servers),
-            has_server_crashes=any(each.is_of_server for each in self.failures),
-        )
-        self._surroundings.check(self.server.protocol, self._pull, self._push)
+        self.failures = checked_failures(failures, self.num_workers)
         self.timeline = Timeline(is_kept=keep_timeline)
         self.losses: list[tuple[float, int, float]] = []
         """(Virtual seconds, updates, loss), every `loss_every` updates and at each report."""
         self._loss: Loss | None = None
         self._target_loss: float | None = None
         self._progress: list[tuple[float, int]] = []
-        self._queues: list[Queue] = []
-        self.queue: Queue | None = None
-        """The only one, where no `host` has it."""
-        self.host: ServerHost | None = None
-        self.links: Links | None = None
-        self.ring: Ring | None = None
+        self.queues: list[Queue] = []
+        """Of the servers, while and after it trains; empty where service takes no time."""
         self.workers: list[Worker] = []
         self.num_active = 0
         """Workers whose program runs now."""
@@ -143,7 +145,7 @@ class Cluster:
         self._num_away = self.num_workers
         """Workers that have no open session but may open one: see `set_away`."""
         self._stand_in: StepWorker
-        self._side_tasks: list[EngineTask] = []
+        self._side_tasks: list[KernelTask] = []
         self._change: Slot
         self.num_unfinished = 0
         """Workers whose program has not ended for good."""
@@ -201,8 +203,7 @@ class Cluster:
                 `Report.interval`; None: they are not.
             max_secs_without_update: virtual seconds, > 0, after which training that makes no
                 update is an error; None: it may continue. Workers that all wait for ever are an
-                error anyway, except for some that crash repeatedly: those that draw random numbers
-                in between, and many with sessions, which are never all up.
+                error anyway, unless some crash again and again: give it with such `Crashes`.
 
         Returns:
             The results.
@@ -249,9 +250,7 @@ class Cluster:
         self.updates, self.began_at = training.updates, kernel.time
         if self.updates is not None:
             self.global_step.raise_limit(self.updates)
-        self._build(self._surroundings)
-        delays = self._compute, self._pull, self._push
-        self.workers = [Worker(self, index, *delays) for index in range(self.num_workers)]
+        self._make_workers()
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
         self.num_unfinished = self.num_workers
         self._stand_in = self.global_step.gate.open(kernel)
@@ -260,31 +259,22 @@ class Cluster:
             (worker, failure)
             for worker in self.workers
             for failure in self.failures
-            if not failure.is_of_server and failure.concerns(worker.index)
+            if failure.concerns(worker.index)
         ]
         for worker, failure in hits:
             failure.prepare(worker)
-            worker.meets_endless_failures |= failure.repeats_for_ever
         for worker in self.workers:
             self._start_worker(worker)
         for worker, failure in hits:
             what = f"{type(failure).__name__} of worker {worker.index}"
-            playing = self._start_side_task(what, failure.play, self, worker)
-            playing.is_daemon = failure.repeats_for_ever
-        for failure in self.failures:
-            if failure.is_of_server:
-                name = f"{type(failure).__name__} of the server"
-                playing = self._start_side_task(name, failure.play_on_server, self)
-                playing.is_daemon = failure.repeats_for_ever
+            self._start_side_task(what, failure.play, self, worker)
         if training.warm_up is not None:
-            progress = (self.global_step, kernel, training.warm_up, self._progress)
-            self._start_side_task("progress", record_progress, *progress)
+            self._start_side_task("progress", self._record_progress, float(training.warm_up))
         if training.loss is not None:
             self._loss, self._target_loss = training.loss, training.target_loss
             self._start_side_task("losses", self._record_losses, training.loss_every)
         if (max_secs := training.max_secs_without_update) is not None:
-            self._start_side_task("updates", watch_updates, self, max_secs).is_daemon = True
-        self._standstill.begin(self)
+            self._start_side_task("updates", self._watch_updates, max_secs)
         try:
             while self.num_active or not (self.num_unfinished == 0 or self.server.is_over):
                 await kernel.park(self._change)
@@ -294,9 +284,6 @@ class Cluster:
                 self._num_away = 0
                 self.global_step.gate.set_waiting(self._stand_in, True)
         finally:
-            self._standstill.end(self)
-            if self.host is not None:
-                self.host.close()
             for worker in self.workers:
                 worker.time.come_up()
             self.ended_at = self.clock()
@@ -308,24 +295,29 @@ class Cluster:
         for task in self._side_tasks:
             await task.wait()
 
-    def _build(self, options: Surroundings) -> None:
-        """Make what surrounds the workers."""
-        kernel, server, streams = self.kernel, self.server, self.streams
-        self._queues = options.queues(kernel, streams)
-        self.host = options.host(
-            kernel, server, streams, self._queues, self.timeline, self._lose_work
-        )
-        if self.host is None and self._queues:
-            (self.queue,) = self._queues
-        self.links = options.links(kernel, streams, server.parameters)
-        self.ring = options.ring(
-            kernel, streams, server, lambda worker: self.workers[worker].link_cuts
-        )
-
-    def _lose_work(self) -> None:
-        """End all computations under way."""
-        for worker in self.workers:
-            worker.lose_computation()
+    def _make_workers(self) -> None:
+        """Make the workers, their messages, and the queues of the servers."""
+        kernel, streams, num = self.kernel, self.streams, self.num_workers
+        if self._service is not None:
+            self.queues = [
+                Queue(kernel, streams, self._service, 1, "the server", each)
+                for each in range(self._num_servers)
+            ]
+        messages: list[tuple[Message | None, Message | None, Message | None]]
+        if self._network is not None:
+            sizes = num, self._num_servers, self.server.parameters
+            messages = [*self._network.messages(kernel, streams, *sizes)]
+        else:
+            pull, push = (
+                [None if delay is None else Message(streams.delays(each, purpose, delay))
+                 for each in range(num)]
+                for purpose, delay in (("pull", self._pull), ("push", self._push))
+            )  # fmt: skip
+            messages = [(None, pull[each], push[each]) for each in range(num)]
+        self.workers = [
+            Worker(self, each, streams.delays(each, "compute", self._compute), messages[each])
+            for each in range(num)
+        ]
 
     def _end_clock(self) -> None:
         self.ended_at = self.kernel.time
@@ -335,9 +327,8 @@ class Cluster:
         self._record_loss()  # `until` may end training between two losses
         secs = self.clock() - self.began_at
         server = self.server
-        links: Links | Ring | None = self.links or self.ring
         return Report(
-            protocol=text_of(server.protocol),
+            protocol=_ADDRESS.sub("", str(server.protocol)),  # the same in each process
             num_workers=self.num_workers,
             secs=secs,
             updates=server.version,
@@ -349,31 +340,9 @@ class Cluster:
             progress=list(self._progress),
             undone=server.num_undone,
             timeline=self.timeline if self.timeline.is_kept else None,
-            servers=server_reports(self._queues, self.clock(), secs),
-            settings=self._settings(),
-            bytes_moved=0.0 if links is None else links.bytes_moved,
-            **({} if self.host is None else self.host.figures(self.clock())),
+            servers=[self._report_of_server(each, secs) for each in range(len(self.queues))],
+            bytes_moved=sum(each.bytes_moved for each in self.workers),
         )
-
-    def _settings(self) -> dict[str, str]:
-        """As text, without what was left out."""
-        options, rate = self._surroundings, self._learning_rate
-        settings = {
-            "seed": self.simulation.seed,
-            "num_workers": self.num_workers,
-            "protocol": self.server.protocol,
-            "updates": self.updates,
-            "compute": self._compute,
-            "pull": self._pull,
-            "push": self._push,
-            "service": options.service,
-            "num_servers": options.num_servers,
-            "network": options.network,
-            "checkpoints": options.checkpoints,
-            "failures": self.failures or None,
-            "learning_rate": getattr(rate, "__qualname__", rate),
-        }
-        return {name: text_of(value) for name, value in settings.items() if value is not None}
 
     async def _record_losses(self, every: int) -> None:
         """Record the loss now, and after every so many updates."""
@@ -405,6 +374,52 @@ class Cluster:
             **times,
             secs_idle=max(0.0, secs - math.fsum(times.values())),
         )
+
+    def _report_of_server(self, place: int, secs: float) -> ServerReport:
+        queue = self.queues[place]
+        busy, queued = queue.secs_after(self.clock())
+        secs_busy, secs_queued = queue.secs_busy - busy, queue.secs_queued - queued
+        return ServerReport(
+            server=place,
+            requests=queue.num_served,
+            secs_busy=secs_busy,
+            secs_queued=secs_queued,
+            busy_share=secs_busy / secs if secs > 0 else 0.0,
+            mean_queue=secs_queued / secs if secs > 0 else 0.0,
+        )
+
+    async def _record_progress(self, warm_up: float) -> None:
+        """Note (virtual seconds, updates) behind the warm-up, some hundreds of times."""
+        step, points, every = self.global_step, self._progress, 1
+        await self.kernel.sleep(warm_up)
+        with suppress(StepUnreachableError):  # no worker is left to make one
+            while True:
+                points.append((self.kernel.time, step.value))
+                if len(points) > _MOST_POINTS:
+                    del points[1::2]
+                    every *= 2
+                await step.wait_for(step.value + every)
+
+    async def _watch_updates(self, max_secs: float) -> None:
+        """DeadlockError, or LivelockError if tasks go on, after so long without an update."""
+        server, step, kernel = self.server, self.global_step, self.kernel
+        while not server.is_over:
+            begun, epoch, value = kernel.time, step.epoch, step.value
+            try:
+                await step.wait_for(value + 1, timeout=max_secs)
+            except StepUnreachableError:  # no worker is left to make one
+                return
+            except TimeoutError:
+                if server.is_over or epoch != step.epoch:  # a restore has brought the step back
+                    continue
+                # a worker that is down may continue
+                waits = kernel.is_left_to_daemons() and not any(w.is_down for w in self.workers)
+                raise (DeadlockError if waits else LivelockError)(
+                    f"no update came from virtual time {begun!r} to {kernel.time!r}, for "
+                    f"max_secs_without_update={max_secs!r} seconds, while the tasks "
+                    f"{'wait' if waits else 'go on'}:\n{kernel.describe_waits()}\n{server!r}. Let "
+                    "enough gradients arrive for an update, or give more seconds."
+                ) from None
 
     async def take_down(self, worker: Worker, *, loses_work: bool = True) -> None:
         """Let a worker crash, or pause it; for failures.
@@ -445,7 +460,7 @@ class Cluster:
 
     async def _work(self, worker: Worker) -> None:
         assert self._program is not None
-        begun, has_ended = self.kernel.time, False
+        has_ended = False
         try:
             returned: Any = self._program(worker)
             if not isinstance(returned, Awaitable):
@@ -462,8 +477,6 @@ class Cluster:
                 raise
         finally:
             self.num_active -= 1
-            if self.timeline.is_kept:
-                self.timeline.runs.append((worker.index, begun, self.kernel.time))
             if has_ended:
                 self.retire(worker)
             self._change.wake()
@@ -476,22 +489,8 @@ class Cluster:
         worker.time.come_up()
         self.num_unfinished -= 1
         self.server.leave(worker.index)
-        if self.ring is not None:
-            self.ring.begin_if_ready()
         self.set_away(worker, False)
         self._change.wake()
-
-    def check_standstill(self, worker: Worker) -> None:
-        """Check that anything but failures happens in training; for those that repeat for ever.
-
-        Raises:
-            DeadlockError: nothing else does, nor will.
-        """
-        self._standstill.check(worker)
-
-    def check_standstill_of_server(self) -> None:
-        """As `check_standstill`, for failures of the server."""
-        self._standstill.check_server(self.kernel)
 
     def __repr__(self) -> str:
         server = self.server
@@ -500,63 +499,20 @@ class Cluster:
             f"{server.version}{'' if self.ended_at is None else ', ended'}>"
         )
 
-    def _start_side_task(
-        self, name: str, fn: Callable[..., Awaitable[None]], *args: Any
-    ) -> KernelTask:
+    def _start_side_task(self, name: str, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start what makes no progress by itself; it is cancelled at the end of training."""
         task = self.kernel.start(fn, *args, name=name)
+        task.is_daemon = True
         self._side_tasks.append(task)
-        return task
 
 
-class Failure(ABC):
-    """A failure of some workers or all. You make it and give it to a cluster.
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        failures = [Slowdown(at=5.0, secs=10.0, factor=4.0, workers=[0])]
-        cluster = simulation.cluster(4, compute=Exponential(1.0), failures=failures)
-        assert cluster.run(updates=100).updates == 100
-    """
-
-    workers: Collection[int] | None
-    repeats_for_ever: ClassVar[bool] = False
-    """Whether `play` takes workers down and brings them back for ever, and does nothing else.
-
-    It then calls `cluster.check_standstill` before each time, which ends training where nothing
-    else happens.
-    """
-
-    is_of_server: ClassVar[bool] = False
-    """Whether it is one of the server: then `play_on_server` is called once, and nothing else."""
-
-    def check(self, num_workers: int) -> None:
-        """Raise TypeError or ValueError if `workers` are not among those of the cluster."""
-        if self.workers is not None:
-            check_workers(self, self.workers, num_workers)
-
-    def concerns(self, worker: int) -> bool:
-        """Whether it hits this worker."""
-        return self.workers is None or worker in self.workers
-
-    def prepare(self, worker: Worker) -> None:  # noqa: B027
-        """Set up the worker, before training begins."""
-
-    async def play(self, cluster: Cluster, worker: Worker) -> None:  # noqa: B027
-        """Let it happen; a task of its own, which is cancelled at the end of training."""
-
-    async def play_on_server(self, cluster: Cluster) -> None:  # noqa: B027
-        """As `play`, for a failure of the server."""
+def _delay_or_none(name: str, value: Delay | None, num: int) -> Delay | None:
+    """The delay of each worker or server; None if it takes no time at all."""
+    delay = None if value is None else delay_of_each(name, value, num)
+    return None if delay == Constant(0.0) else delay
 
 
-def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
-    """The failures, if each is one, of workers of the cluster."""
-    if isinstance(failures, str) or not isinstance(failures, Sequence):
-        raise TypeError(f"failures is {failures!r}; give a list, as in failures=[Preemption(60.0)]")
-    found: list[Failure] = []
-    for each in failures:
-        if not isinstance(each, Failure):
-            raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
-        each.check(num_workers)
-        # random numbers depend on the identity: one that is given twice would happen once
-        found.append(copy(each) if any(each is other for other in found) else each)
-    return found
+def _zeros_like(parameters: Any) -> Any:
+    if isinstance(parameters, dict):
+        return {name: np.zeros_like(value) for name, value in parameters.items()}
+    return np.zeros_like(parameters)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from functools import partial
-from numbers import Integral
-from typing import Any, Protocol
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,71 +12,21 @@ from ..._engine.base import TIMED_OUT, Sentinel, Slot
 from ..._engine.threads import StepRunnerName
 from ..._hook import SessionRunHook
 from ..._session import MonitoredSession
-from ..._step.global_step import GlobalStep
 from ..._stopping.backoff import Recovery
 from ...backends._function import FunctionSessionCreator
 from ...hooks import StopAtStepHook
-from ...protocols import ParameterServer, ProtocolHook, Pushed, Snapshot
-from ..delays._delay import Delay, checked_secs
-from ..delays._phases import Slowdowns, stretched, work_done
-from ..delays._streams import DelayStream, Streams
-from ..kernel._kernel import Kernel, KernelTask, Until
-from ..output._timeline import Push, TimeAccount, Timeline
-from ._host import ServerHost
-from ._network import LinkCuts, Links, Queue, arrival
-from ._ring import Ring
+from ...protocols import ProtocolHook, Pushed, Snapshot
+from ..delays._delay import checked_secs
+from ..delays._streams import DelayStream
+from ..kernel._kernel import KernelTask
+from ..output._timeline import Push, TimeAccount
+from ._network import LinkCuts, Message, arrival
 
-_PAUSED = Sentinel("PAUSED")
-_LOST = Sentinel("LOST")
+if TYPE_CHECKING:
+    from ._cluster import Cluster
 
-
-class SimulationView(Protocol):
-    """What a cluster and the programs of its workers use of their `Simulation`."""
-
-    seed: int
-
-    @property
-    def now(self) -> float: ...
-
-    @property
-    def kernel(self) -> Kernel: ...
-
-    def sleep(self, secs: float) -> Awaitable[None]: ...
-
-    def run(
-        self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
-    ) -> Any: ...
-
-
-class ClusterView(Protocol):
-    """What workers, their programs and the search for standstills use of a `Cluster`."""
-
-    num_workers: int
-    workers: list[Worker]
-    num_unfinished: int
-    updates: int | None
-    ended_at: float | None
-    streams: Streams
-    server: ParameterServer
-    queue: Queue | None
-    host: ServerHost | None
-    links: Links | None
-    ring: Ring | None
-    timeline: Timeline
-    nothing: Any
-
-    @property
-    def simulation(self) -> SimulationView: ...
-
-    @property
-    def kernel(self) -> Kernel: ...
-
-    @property
-    def global_step(self) -> GlobalStep: ...
-
-    def clock(self) -> float: ...
-
-    def set_away(self, worker: Worker, is_away: bool) -> None: ...
+_CHANGED = Sentinel("CHANGED")
+"""What a computation is woken with when the speed of its worker has changed."""
 
 
 class Worker:
@@ -94,47 +43,37 @@ class Worker:
                     await worker.push(gradient(parameters), version)
     """
 
-    __slots__ = (
-        "_compute", "_epoch", "_is_undone", "_life", "_pull", "_push", "_rng", "_slot", "_until",
-        "cluster", "index", "is_away", "is_finished", "is_in_session", "link_cuts",
-        "meets_endless_failures", "num_computed", "num_pauses", "num_stops", "slowdowns", "task",
-        "time", "version",
-    )  # fmt: skip
-
     def __init__(
         self,
-        cluster: ClusterView,
+        cluster: Cluster,
         index: int,
-        compute: Delay,
-        pull: Delay | None,
-        push: Delay | None,
+        compute: DelayStream,
+        messages: tuple[Message | None, Message | None, Message | None],
     ) -> None:
         self.cluster = cluster
         self.index = index
         """From 0."""
-        draws = partial(cluster.streams.delays, index)
-        self._compute = draws("compute", compute)
-        self._pull = None if pull is None else draws("pull", pull)
-        self._push = None if push is None else draws("push", push)
+        self._compute = compute
+        self._request, self._download, self._upload = messages  # None: it takes no time
         self._rng: np.random.Generator | None = None
         self.is_in_session = False  # the session waits as the protocol says
-        self._epoch = cluster.global_step.epoch  # when the protocol let it pull
-        self._is_undone = False  # the server went back between that and the pull
-        self._life = 0  # of the server, at the pull: the number of its crashes
-        self._slot: Slot | None = None  # parked in while it computes
-        self._until: Slot | None = None  # parked in until its repair
         self.is_finished = False
         self.is_away = True  # it has no open session, and may still open one
         self.link_cuts: LinkCuts = ()
-        self.slowdowns: Slowdowns = ()
-        self.meets_endless_failures = False  # of those that repeat for ever
         self.task: KernelTask | None = None
-        # failures may overlap: it works only while both are 0
+        self._epoch = cluster.global_step.epoch  # when the protocol let it pull
+        self._is_undone = False  # the server went back between that and the pull
+        self._computing: Slot | None = None  # parked in while it computes, until:
+        self._ends = 0.0
+        self._paused: Slot | None = None  # parked in until its repair
+        # failures may overlap: it works only while it has no stops and no pauses
         self.num_stops = 0
-        self.num_pauses = 0
+        self._num_pauses = 0
+        self._factors: list[float] = []  # of the slowdowns that hold now
         self.version = 0
         """The version of the last snapshot that it pulled."""
         self.num_computed = 0
+        self.bytes_moved = 0
         self.time = TimeAccount(index, cluster.clock, cluster.timeline)
 
     @property
@@ -144,10 +83,6 @@ class Worker:
             self._rng = self.cluster.streams.generator(self.index, "program")
         return self._rng
 
-    def streams(self) -> tuple[DelayStream, DelayStream | None, DelayStream | None]:
-        """Of what a computation, a pull and a push take."""
-        return self._compute, self._pull, self._push
-
     async def pull(self) -> Snapshot:
         """The current parameters and their version, once the protocol lets this worker pull.
 
@@ -156,28 +91,21 @@ class Worker:
         Raises:
             StopTraining: training is over.
         """
-        cluster = self.cluster
-        if self.num_pauses:
+        server = self.cluster.server
+        if self._num_pauses:
             await self._until_repaired()
         if not self.is_in_session:
-            await cluster.server.begin_step(self.index)
-            if self.num_pauses:
+            await server.begin_step(self.index)
+            if self._num_pauses:
                 await self._until_repaired()
-        if self.link_cuts:  # the request is a message, too
-            await self._transfer("pull", None)
-        if cluster.links is not None:
-            await self._over_link("pull", cluster.links.request(self.index))
-        if cluster.host is not None:
-            await cluster.host.until_up(self)
-            self._life = cluster.host.num_crashes
-        snapshot = cluster.server.pull(self.index)
+        if self._request is not None or self.link_cuts:  # the request is a message, too
+            await self._send("pull", self._request)
+        snapshot = server.pull(self.index)
         self.version = snapshot.version
-        is_late = self._epoch != cluster.global_step.epoch
-        self._is_undone = is_late and cluster.server.waits_before_step
-        if self._pull is not None:
-            await self._transfer("pull", self._pull)
-        if cluster.links is not None:
-            await self._over_link("pull", cluster.links.download(self.index))
+        is_late = self._epoch != server.global_step.epoch
+        self._is_undone = is_late and server.waits_before_step
+        if self._download is not None:
+            await self._send("pull", self._download)
         return snapshot
 
     async def compute(self, secs: float | None = None) -> bool:
@@ -197,30 +125,25 @@ class Worker:
             TypeError, ValueError: `secs` is no such number.
         """
         cluster = self.cluster
-        if self.num_pauses:
+        if self._num_pauses:
             await self._until_repaired()
-        begun = cluster.clock()
-        work = self._compute.next() if secs is None else checked_secs("secs", secs)
-        kernel, server, delay = cluster.kernel, cluster.server, self._compute.delay
-        if cluster.host is not None and cluster.host.num_crashes != self._life:
-            self._is_undone = True
-        value = _PAUSED
+        kernel, begun = cluster.kernel, cluster.clock()
+        left = self._compute.next() if secs is None else checked_secs("secs", secs)
+        value = _CHANGED
         try:
-            while value is _PAUSED and not self._is_undone:
-                start, takes = kernel.time, work
-                if self.slowdowns or delay.changes_with_time:
-                    takes = stretched(delay, self.slowdowns, start, work)
-                self._slot = slot = Slot(kernel, "the end of its computation")
-                remove = server.watch_update(self.version, slot)
+            while value is _CHANGED and not self._is_undone:
+                start, slowness = kernel.time, self._slowness()
+                # a pause does not hold up work that takes no time
+                self._ends = start + (left * slowness if left else 0.0)
+                self._computing = slot = Slot(kernel, "the end of its computation")
+                remove = cluster.server.watch_update(self.version, slot)
                 try:
-                    value = await kernel.park(slot, start + takes)
+                    value = await kernel.park(slot, self._ends)
                 finally:
                     remove()
-                if value is _PAUSED:
-                    work -= work_done(delay, self.slowdowns, start, kernel.time - start, work)
-                    await self._until_repaired()
+                left = max(0.0, left - (kernel.time - start) / slowness)
         finally:
-            self._slot = None
+            self._computing = None
             is_done = value is TIMED_OUT
             self.num_computed += is_done
             self.time.spend("compute" if is_done else "lost", begun)
@@ -238,37 +161,18 @@ class Worker:
         """
         cluster = self.cluster
         version = self.version if version is None else version
-        if self.num_pauses:
+        if self._num_pauses:
             await self._until_repaired()
-        if self._push is not None or self.link_cuts:
-            await self._transfer("push", self._push)
-        if cluster.links is not None:
-            await self._over_link("push", cluster.links.upload(self.index))
-        elif cluster.ring is not None:
-            await self._all_reduce(cluster.ring)
-        if cluster.host is not None:
-            await cluster.host.serve(self)
-            if cluster.host.num_crashes != self._life:
-                version = cluster.server.version + 1  # a later one is discarded
-        elif cluster.queue is not None:
-            begun = cluster.clock()
-            try:
-                await cluster.queue.serve()
-            finally:
-                self.time.spend("served", begun)
-        return await self.arrive(gradient, version)
-
-    async def arrive(self, gradient: Any, version: int | None = None) -> Pushed:
-        """As `push`, of a gradient that is at the server."""
-        cluster = self.cluster
-        version = self.version if version is None else version
+        if self._upload is not None or self.link_cuts:
+            await self._send("push", self._upload)
+        if cluster.queues:
+            ends = max([queue.enter() for queue in cluster.queues])
+            await self._wait_until(ends, "served", "its turn at the server")
         pushed = cluster.server.push(self.index, gradient, version)
         if cluster.timeline.is_kept:
             now, after = cluster.kernel.time, cluster.server.version
             push = Push(self.index, now, pushed.outcome.value, pushed.staleness, after)
             cluster.timeline.pushes.append(push)
-        if cluster.host is not None:
-            cluster.host.has_updated()
         if not self.is_in_session:
             await cluster.server.end_step(self.index)
         return pushed
@@ -331,39 +235,49 @@ class Worker:
     @property
     def is_down(self) -> bool:
         """Whether a failure stops or pauses it now."""
-        return self.num_stops > 0 or self.num_pauses > 0
-
-    @property
-    def rng_state(self) -> Any:
-        """The state of its own random numbers; equal where none was drawn in between."""
-        return None if self._rng is None else str(self._rng.bit_generator.state)
+        return self.num_stops > 0 or self._num_pauses > 0
 
     def go_down(self, *, loses_work: bool) -> None:
         """Stop or pause it; for failures."""
         self.time.go_down()
         if loses_work:
             self.num_stops += 1
-            return
-        self.num_pauses += 1
-        if self._slot is not None:
-            self._slot.wake(_PAUSED)
+        else:
+            self._num_pauses += 1
+            self._change_speed()
 
     def come_up(self, *, loses_work: bool) -> None:
         """End one failure; it works again once all have ended. For failures."""
         if loses_work:
             self.num_stops -= 1
         else:
-            self.num_pauses -= 1
-            if not self.num_pauses and self._until is not None:
-                self._until.wake()
-        if not (self.num_stops or self.num_pauses):
+            self._num_pauses -= 1
+            self._change_speed()
+            if not self._num_pauses and self._paused is not None:
+                self._paused.wake()
+        if not self.is_down:
             self.time.come_up()
 
-    def lose_computation(self) -> None:
-        """End a computation that is under way; for a crash of the server."""
-        if self._slot is not None:
-            self._is_undone = True  # also where it is paused
-            self._slot.wake(_LOST)
+    def slow_down(self, factor: float) -> None:
+        """Let its work take so many times as long from now on; for failures."""
+        self._factors.append(factor)
+        self._change_speed()
+
+    def speed_up(self, factor: float) -> None:
+        """End a slowdown by this factor; for failures."""
+        self._factors.remove(factor)
+        self._change_speed()
+
+    def _slowness(self) -> float:
+        """How many times as long its work takes now."""
+        if self._num_pauses:
+            return math.inf
+        return math.prod(self._factors) if self._factors else 1.0
+
+    def _change_speed(self) -> None:
+        # what ends at this very moment has been done at the speed before
+        if self._computing is not None and self._ends > self.cluster.kernel.time:
+            self._computing.wake(_CHANGED)
 
     async def wait(self, waiting: Awaitable[None]) -> None:
         """Wait, and count the time as waiting; for the server."""
@@ -374,58 +288,32 @@ class Worker:
             self._epoch = self.cluster.global_step.epoch
             self.time.spend("wait", begun)
 
-    async def spend(self, kind: str, waiting: Awaitable[Any]) -> Any:
-        """Await, and count the time as this kind of span."""
-        begun = self.cluster.clock()
-        try:
-            return await waiting
-        finally:
-            self.time.spend(kind, begun)
-
-    async def _over_link(self, kind: str, moving: Awaitable[None]) -> None:
-        """Wait until what moves over the network arrives."""
-        sent = self.cluster.kernel.time
-        await self.spend(kind, moving)
-        if self.link_cuts:
-            await self._transfer(kind, None, sent)
-
-    async def _all_reduce(self, ring: Ring) -> None:
-        is_done = False
-        while not is_done:
-            await self.spend("wait", ring.until_all_are_ready(self.index))
-            is_done = await self.spend("push", ring.reduce(self.index))
-
     async def _until_repaired(self) -> None:
         kernel = self.cluster.kernel
-        while self.num_pauses:
-            self._until = Slot(kernel, "its repair")
-            await kernel.park(self._until)
-        self._until = None
+        while self._num_pauses:
+            self._paused = slot = Slot(kernel, "its repair")
+            await kernel.park(slot)
+        self._paused = None
 
-    async def _transfer(
-        self, what: str, stream: DelayStream | None, sent: float | None = None
-    ) -> None:
-        """Wait until a message arrives; without a stream it takes no time itself, or has taken it.
-
-        Args:
-            what: kind of span.
-            stream: of the message's seconds.
-            sent: when it was sent; None: now.
-        """
-        kernel = self.cluster.kernel
-        arrives = kernel.time
-        sent = arrives if sent is None else sent
-        if stream is not None:
-            arrives += stream.delay.stretch(sent, stream.next())
+    async def _send(self, kind: str, message: Message | None) -> None:
+        """Wait until a message arrives; without one, until it would that takes no time itself."""
+        now = self.cluster.kernel.time
+        arrives = now if message is None else message.arrival(now)
         if self.link_cuts:
-            arrives = arrival(self.link_cuts, sent, arrives)
-        if arrives <= kernel.time:
+            arrives = arrival(self.link_cuts, now, arrives)
+        await self._wait_until(arrives, kind, "a message")
+        if message is not None:
+            self.bytes_moved += message.num_bytes
+
+    async def _wait_until(self, time: float, kind: str, what: str) -> None:
+        """Wait until that time, and count it as this kind of span."""
+        kernel, begun = self.cluster.kernel, self.cluster.clock()
+        if time <= kernel.time:
             return
-        begun = self.cluster.clock()
         try:
-            await kernel.park(Slot(kernel, "a message"), arrives)
+            await kernel.park(Slot(kernel, what), time)
         finally:
-            self.time.spend(what, begun)
+            self.time.spend(kind, begun)
 
     def __repr__(self) -> str:
         return f"<worker {self.index} of {self.cluster.num_workers}>"
@@ -442,15 +330,3 @@ class _OpenedHook(SessionRunHook):
 
     async def begin(self) -> None:
         self._worker.cluster.set_away(self._worker, False)
-
-
-def check_workers(failure: object, workers: Collection[int], num_workers: int) -> None:
-    """Raise TypeError or ValueError if the workers of a failure are not among the cluster's."""
-    allowed = f"give numbers from 0 to {num_workers - 1}, as in workers=[0], or None for all"
-    if isinstance(workers, str) or not isinstance(workers, Collection):
-        raise TypeError(f"workers of {failure!r} is {workers!r}; {allowed}")
-    for each in workers:
-        if isinstance(each, bool) or not isinstance(each, Integral):
-            raise TypeError(f"{failure!r} is for worker {each!r}; {allowed}")
-        if not 0 <= each < num_workers:
-            raise ValueError(f"{failure!r} is for worker {each}; {allowed}")

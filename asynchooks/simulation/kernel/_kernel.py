@@ -197,7 +197,6 @@ class Kernel(Engine):
         self.broken_by: SimulationError | None = None  # why no wait is possible from now on
         self._stop_at = math.inf  # the last moment whose entries fire
         self._condition: Callable[[], bool] | None = None  # checked before each entry
-        self.may_end_by_time = False  # by a condition that time alone fulfils
         self._num_outside = 0  # pieces of outside work under way
         self.heap: list[tuple[float, int, Any]] = []
         self.next_order = (itertools.count(1) if orders is None else orders).__next__
@@ -226,11 +225,9 @@ class Kernel(Engine):
         is_plain = not (is_special or self._chooses_entries)
         self.fires_freely_until = self._stop_at if is_plain else -math.inf
 
-    def stop_when(
-        self, stop_at: float, condition: Callable[[], bool] | None, *, by_time: bool = False
-    ) -> None:
-        """End the run after that moment, or once the condition holds, perhaps by time alone."""
-        self._stop_at, self._condition, self.may_end_by_time = stop_at, condition, by_time
+    def stop_when(self, stop_at: float, condition: Callable[[], bool] | None) -> None:
+        """End the run after that moment, or once the condition holds."""
+        self._stop_at, self._condition = stop_at, condition
         self._update_fast_path()
 
     @property
@@ -469,15 +466,11 @@ class Kernel(Engine):
             heapq.heapify(self.heap)
             self._num_stale = 0
 
-    def is_left_to_daemons(self, *, later: bool = False) -> bool:
-        """Whether only daemon tasks have entries left, after the current time if `later`."""
+    def is_left_to_daemons(self) -> bool:
+        """Whether only daemon tasks have entries left."""
         if self._thread_wakes or self._is_outside_busy() or self._has_foreign_timers():
             return False
-        since = self.time if later else -math.inf
-        return all(
-            target.due != order or target.is_daemon or time <= since
-            for time, order, target in self.heap
-        )
+        return all(target.due != order or target.is_daemon for _, order, target in self.heap)
 
     def _has_foreign_timers(self) -> bool:
         """Whether another library has a timer that is not among the entries."""

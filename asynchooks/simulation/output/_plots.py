@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from ..._check import integer, number
 from ..._check import path as checked_path
 from ..._errors import shown
-from ._perfetto import timeline_of
 from ._report import Report
-from ._timeline import cut_spans
+from ._trace import timeline_of
 from ._whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ def plot_timeline(
     if not begin < end:
         raise ValueError(f"window is {window!r}; give {expected}")
     bars: dict[str, dict[int, list[tuple[float, float]]]] = {kind: {} for kind in _COLOURS}
-    for worker, kind, since, until in cut_spans(spans):
+    for worker, kind, since, until in spans:
         if since < end and until > begin:
             bars[kind].setdefault(worker, []).append((since, until - since))
     for kind, colour in _COLOURS.items():

@@ -7,7 +7,7 @@ the same report on every version.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..._check import number
@@ -88,13 +88,9 @@ class Report:
     `loss`: (virtual seconds, updates, loss). `protocol` is the protocol's repr, `num_workers` the
     number of `workers`.
 
-    `servers` has one for each parameter server, where `service` takes time. Of a cluster with
-    checkpoints or `ServerCrashes`: `num_saves` have become durable, saving took `secs_saving`, and
-    the server was down for `secs_server_down` in `num_server_crashes`, repair and restore included.
-    They have undone `undone_updates`, and `secs_undone` of work, from the restored state to the
-    crash; saves that block do not count as work. `bytes_moved` went over a network's links.
-    `settings` are the cluster's, as text. `progress` has (virtual seconds, updates), some hundreds
-    of points behind the warm-up, if `Cluster.run` got one.
+    `servers` has one for each parameter server, where `service` takes time. `bytes_moved` went over
+    a network's links. `progress` has (virtual seconds, updates), some hundreds of points behind the
+    warm-up, if `Cluster.run` got one.
 
     Example:
         simulation = Simulation(seed=7, backend="turbo")
@@ -115,15 +111,8 @@ class Report:
     losses: list[tuple[float, int, float]]
     undone: int = 0
     servers: list[ServerReport] = field(default_factory=list)
-    num_saves: int = 0
-    secs_saving: float = 0.0
-    num_server_crashes: int = 0
-    secs_server_down: float = 0.0
-    undone_updates: int = 0
-    secs_undone: float = 0.0
-    bytes_moved: float = 0.0
+    bytes_moved: int = 0
     progress: list[tuple[float, int]] = field(default_factory=list, repr=False)
-    settings: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -202,10 +191,6 @@ class Report:
             for secs, updates, loss in self.losses
         ]
 
-    def server_rows(self) -> list[dict[str, Any]]:
-        """A row for each parameter server, where `service` takes time."""
-        return [{"protocol": self.protocol, **asdict(each)} for each in self.servers]
-
     def summary_row(self) -> dict[str, Any]:
         """One row for all, to compare protocols."""
         return {
@@ -216,8 +201,6 @@ class Report:
             "updates_per_second": self.updates_per_second,
             "discarded": self.discarded,
             "undone": self.undone,
-            "undone_updates": self.undone_updates,
-            "secs_undone": self.secs_undone,
             "bytes_moved": self.bytes_moved,
             "mean_staleness": self.mean_staleness,
             "max_staleness": max(self.staleness, default=0),
