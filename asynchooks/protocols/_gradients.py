@@ -108,6 +108,9 @@ class Collected:
         self.gradients.pop()
         self.workers = {each.worker for each in self.gradients}
 
+    def replace_last(self, value: Any) -> None:
+        self.gradients[-1] = self.gradients[-1]._replace(value=value)
+
     def in_order(self) -> list[Gradient]:
         """By worker; those of one worker in order of arrival."""
         return sorted(self.gradients, key=lambda each: each.worker)

@@ -9,7 +9,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,10 +127,6 @@ class ParameterServer(Membership):
                 "other; make it by GlobalStep(published_only=True)"
             )
         self.protocol = protocol
-        self._num_gradients: Any = protocol.num_gradients
-        # most protocols do not override it, and a call costs
-        overrides = type(protocol).accepts is not Protocol.accepts
-        self._accepts: Any = protocol.accepts if overrides else None
         self.global_step = global_step
         # only the server moves it, so `value` needs no reading of runs
         self._gate = global_step.gate
@@ -165,7 +160,7 @@ class ParameterServer(Membership):
         """Whether the protocol may let a worker wait in `end_step`."""
         self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
         """Awaited in place of a wait, with the worker and the wait: to measure its duration."""
-        self._recorder: Recorder | None = None  # of pushes and pulls, from a recorded session on
+        self._recorder: Recorder | None = None  # of the last recorded session
         self._num_needed()  # raises here rather than at the first push
 
     @property
@@ -234,6 +229,8 @@ class ParameterServer(Membership):
         if type(parameters) is dict:
             parameters = dict(parameters)
         snapshot: Snapshot = _new_tuple(Snapshot, (parameters, self._gate.value))
+        if self._recorder is not None and (recorder := current_recorder()) is not None:
+            recorder.mark(current_engine(), "pull", float(snapshot.version), worker)
         return snapshot
 
     def push(self, worker: int, gradient: Any, version: int) -> Pushed:
@@ -254,52 +251,43 @@ class ParameterServer(Membership):
         if type(version) is not int:
             version = check.integer("version", version, least=0)
         staleness = self._gate.value - version
-        if not self._is_accepted(worker, version, staleness):
+        if self._is_accepted(worker, version, staleness):
+            outcome = self._collect(Gradient(worker, version, gradient))
+        else:
             self.num_discarded += 1
             outcome = Outcome.DISCARDED
-        elif (
-            not self._collected.gradients
-            and (num_needed := self._num_gradients(self)) == 1
-            and type(num_needed) is int  # else `_num_needed` refuses it
-        ):
-            rate = self._rate
-            if rate is None:
-                rate = self._rate_at(staleness)
-            self._parameters = self._updates.apply(self._parameters, gradient, rate)
-            self._staleness.add(worker, staleness)
-            self.num_applied += 1
-            self._has_updated()
-            outcome = Outcome.APPLIED
-        else:
-            outcome = self._collect(Gradient(worker, version, self._updates.kept(gradient)))
         if self._clocks.tick(worker):
             self._waits.notify_slowest(self._clocks.slowest)
         pushed: Pushed = _new_tuple(Pushed, (outcome, staleness))
+        if self._recorder is not None and (recorder := current_recorder()) is not None:
+            record_push(recorder, worker, pushed, self.version)
         return pushed
 
     def _is_accepted(self, worker: int, version: int, staleness: int) -> bool:
         is_late = staleness < 0 or self.is_closed or self._gate.is_at_limit
         if is_late or worker in self._clocks.left:
             return False
-        return self._accepts is None or self._accepts(self, worker, version)
+        return self.protocol.accepts(self, worker, version)
 
     def _collect(self, gradient: Gradient) -> Outcome:
         collected = self._collected
         collected.add(gradient)
         try:
-            self._update_if_due()
+            if self._update_if_due():
+                return Outcome.APPLIED
         except BaseException:
             collected.remove_last()
             raise
-        return Outcome.COLLECTED if collected is self._collected else Outcome.APPLIED
+        collected.replace_last(self._updates.kept(gradient.value))
+        return Outcome.COLLECTED
 
-    def _update_if_due(self) -> None:
+    def _update_if_due(self) -> bool:
         """Make an update of what is collected, if that is enough: also after a worker has left."""
         collected = self._collected
         if not collected.gradients or self.is_over or not self._clocks.num_present:
-            return  # the last worker to leave makes no update: its session is at its end
+            return False  # the last worker to leave makes no update: its session is at its end
         if len(collected) < self._num_needed():
-            return
+            return False
         gradients, version = collected.in_order(), self._gate.value
         mean, rate = self._mean(gradients, version)
         self._parameters = self._updates.apply(self._parameters, mean, rate)
@@ -307,19 +295,19 @@ class ParameterServer(Membership):
             self._staleness.add(each.worker, version - each.version)
         self.num_applied += len(gradients)
         self._collected = Collected()
-        self._has_updated()
+        self._publish(version + 1)
+        return True
 
-    def _has_updated(self) -> None:
-        """Publish that the parameters are new, and wake the waits that this ends."""
-        gate, waits = self._gate, self._waits
-        self.global_step.publish(gate.value + 1)
-        is_over = gate.is_at_limit
+    def _publish(self, version: int) -> None:
+        """Count an update, and wake the waits that it ends."""
+        waits = self._waits
+        self.global_step.publish(version)
+        is_over = self._gate.is_at_limit
         if is_over and self.when_over is not None:
             self.when_over()
-        if waits.watchers and (is_over or self.protocol.abandons_stale):
+        if is_over or self.protocol.abandons_stale:
             waits.abandon(self._is_obsolete)
-        if waits.for_next:
-            waits.notify_update()
+        waits.notify_update()
         if is_over:
             waits.notify_all()
 
@@ -334,7 +322,7 @@ class ParameterServer(Membership):
 
     def _num_needed(self) -> int:
         """How many gradients make an update now; TypeError if the protocol gave no such number."""
-        num = self._num_gradients(self)
+        num = self.protocol.num_gradients(self)
         if type(num) is not int or num < 1:
             raise TypeError(
                 f"{type(self.protocol).__name__}.num_gradients returned {num!r}; return how many "
@@ -456,8 +444,6 @@ class ParameterServer(Membership):
             self._recorder = recorder
             about = {"protocol": repr(self.protocol), "num_workers": self.num_workers}
             recorder.describe("parameter server", about)
-            self.push = partial(_recorded_push, self)  # type: ignore[method-assign]
-            self.pull = partial(_recorded_pull, self)  # type: ignore[method-assign]
 
     async def end_session(self, worker: int) -> None:
         self.leave(worker)
@@ -540,20 +526,6 @@ class ParameterServer(Membership):
             f"<ParameterServer {self.protocol!r} at version {self.version}, "
             f"{self.num_present} of {self.num_workers} workers, {self.num_collected} collected>"
         )
-
-
-def _recorded_push(server: ParameterServer, worker: int, gradient: Any, version: int) -> Pushed:
-    pushed = ParameterServer.push(server, worker, gradient, version)
-    if (recorder := current_recorder()) is not None:
-        record_push(recorder, worker, pushed, server.version)
-    return pushed
-
-
-def _recorded_pull(server: ParameterServer, worker: int) -> Snapshot:
-    snapshot = ParameterServer.pull(server, worker)
-    if (recorder := current_recorder()) is not None:
-        recorder.mark(current_engine(), "pull", float(snapshot.version), worker)
-    return snapshot
 
 
 def record_push(recorder: Recorder, worker: int, pushed: Pushed, version: int) -> None:
