@@ -5,10 +5,9 @@ Nothing here depends on workers, delays and protocols; those wait through its ke
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from importlib import import_module
@@ -82,9 +81,8 @@ class Simulation:
         self.backend = backend
         self.streams = Streams(seed)
         self.recording = Recording() if keep_trace else None
-        orders = _shuffled(self.streams) if shuffle_ties else None
         choose = _chooser(self.streams) if shuffle_ties else None
-        self._kernel_arguments = (orders, max_turns, self.recording, choose)
+        self._kernel_arguments = (max_turns, self.recording, choose)
         self._kernel: Kernel | None = None
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
@@ -326,14 +324,6 @@ def _running_library() -> str | None:
     if asyncio is None or asyncio._get_running_loop() is None:
         return None
     return "asyncio"  # perhaps in a callback, where no task runs
-
-
-def _shuffled(streams: Streams) -> Iterator[int]:
-    """Distinct orders that put equal times in a random order."""
-    generator = streams.generator(0, "ties")
-    for number in itertools.count(0, 1024):
-        for place, key in enumerate(generator.integers(1, 1 << 62, 1024).tolist()):
-            yield key << 64 | number + place
 
 
 def _chooser(streams: Streams) -> Callable[[Sequence[object]], int]:

@@ -53,25 +53,12 @@ class Call:
 
     __slots__ = ("_fn", "_what", "due")
 
-    # for the turbo kernel, which resumes every target as if it were a task
-    is_guarded = True
-    run = None
     is_daemon = False
 
     def __init__(self, fn: Callable[[], object], what: str) -> None:
         self.due = 0
         self._fn = fn
         self._what = what
-
-    @property
-    def body(self) -> Call:
-        """What `send` is called on."""
-        return self
-
-    def send(self, _: None) -> None:
-        """Fire, in the way that a task is resumed."""
-        self.due = 0
-        self._fn()
 
     def fire(self) -> None:
         self._fn()
@@ -179,7 +166,6 @@ class Kernel(Engine):
 
     def __init__(
         self,
-        orders: Iterator[int] | None,  # of each asking: they decide among equal times
         max_turns: int,  # at one virtual time, per task
         recording: Recording | None,
         choose: Callable[[Sequence[object]], int] | None = None,  # as `choose_next`
@@ -190,7 +176,6 @@ class Kernel(Engine):
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
         self.choose = choose
-        self._chooses_entries = choose is not None and orders is None  # else an order is drawn
         self.error: BaseException | None = None  # the first; it leaves the run as itself
         self._num_later = 0  # errors that came after it
         self.is_ending = False
@@ -199,7 +184,7 @@ class Kernel(Engine):
         self._condition: Callable[[], bool] | None = None  # checked before each entry
         self._num_outside = 0  # pieces of outside work under way
         self.heap: list[tuple[float, int, Any]] = []
-        self.next_order = (itertools.count(1) if orders is None else orders).__next__
+        self.next_order = itertools.count(1).__next__
         self._last_orders = itertools.count(_AFTER_ALL).__next__
         self._num_stale = 0  # entries that fire nothing
         self.max_turns = max_turns
@@ -222,8 +207,7 @@ class Kernel(Engine):
     def _update_fast_path(self) -> None:
         """Set up to which time a kernel may fire entries without `next_target`."""
         is_special = self.recording or self._condition or self._num_outside
-        is_plain = not (is_special or self._chooses_entries)
-        self.fires_freely_until = self._stop_at if is_plain else -math.inf
+        self.fires_freely_until = -math.inf if is_special or self.choose else self._stop_at
 
     def stop_when(self, stop_at: float, condition: Callable[[], bool] | None) -> None:
         """End the run after that moment, or once the condition holds."""
@@ -434,7 +418,7 @@ class Kernel(Engine):
         """Take out the entry that fires next: the first, or one of its time that is chosen."""
         heap = self.heap
         entry = heapq.heappop(heap)
-        if not self._chooses_entries:
+        if self.choose is None:
             return entry
         ready = [entry]
         while heap and heap[0][0] == entry[0] and heap[0][1] < _AFTER_ALL:
@@ -451,9 +435,9 @@ class Kernel(Engine):
     def choose_next(self, ready: Sequence[object]) -> int:
         """Which of the tasks that are ready goes on next, by its place: the one choice there is.
 
-        It is asked for the entries of one time, in order of asking, unless their orders were drawn;
-        and for what an event loop's own events wake, where ties are not left to the loop. A search
-        over schedules gives the kernel another `choose`.
+        It is asked for the entries of one time, in order of asking; and for what an event loop's
+        own events wake, where ties are not left to the loop. `shuffle_ties` draws the place, and a
+        search over schedules would give the kernel another `choose`.
         """
         return 0 if self.choose is None or len(ready) < 2 else self.choose(ready)
 

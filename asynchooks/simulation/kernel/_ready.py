@@ -1,7 +1,7 @@
 """Ready: which of the tasks that an event loop could run goes on next, where ties are shuffled.
 
-Tasks that asynchooks wakes are entries of the heap, whose orders are drawn there. Those that the
-event loop wakes itself, at an event of anyio, come here.
+Tasks that asynchooks wakes are entries of the heap, and are chosen there. Those that the event loop
+wakes itself, at an event of anyio, come here.
 """
 
 from __future__ import annotations
