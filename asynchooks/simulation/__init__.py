@@ -38,7 +38,7 @@ from .delays._distributions import (
 )
 from .kernel._kernel import Event, Recording
 from .output._interval import Interval
-from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
+from .output._plots import plot_losses, plot_reports, plot_timeline
 from .output._report import Report, ServerReport, WorkerReport
 from .output._timeline import Push, Span, Timeline
 from .output._trace import write_trace
@@ -88,7 +88,6 @@ __all__ = [
     "parse_delay",
     "plot_losses",
     "plot_reports",
-    "plot_staleness",
     "plot_timeline",
     "sweep",
     "write_trace",

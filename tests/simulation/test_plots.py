@@ -23,7 +23,6 @@ from asynchooks.simulation import (
     Simulation,
     plot_losses,
     plot_reports,
-    plot_staleness,
     plot_timeline,
 )
 
@@ -70,30 +69,6 @@ def test_reports_without_losses_and_timelines_are_drawn(tmp_path: Path) -> None:
     report = Simulation(7, "turbo").cluster(2).run(updates=3)
     plot_reports(tmp_path / "out.png", [report])
     assert (tmp_path / "out.png").stat().st_size > 0
-
-
-def test_shares_of_the_staleness_are_those_of_the_report(axes: Any) -> None:
-    report = report_of()
-    plot_staleness(axes, [report])
-    (steps,) = axes.patches
-    values, edges, _ = steps.get_data()
-    total = sum(report.staleness.values())
-    for staleness, count in report.staleness.items():
-        assert edges[staleness] == staleness - 0.5
-        assert values[staleness] == pytest.approx(count / total)
-    assert sum(values) == pytest.approx(1)
-    assert axes.get_xlabel() == "staleness (updates)"
-    assert labels_of(axes) == [f"async, mean {report.mean_staleness:.3g}"]
-
-
-def test_a_wide_staleness_is_drawn_in_wider_bars(axes: Any) -> None:
-    report = replace(report_of(), staleness={0: 1, 119: 2, 120: 1})
-    plot_staleness(axes, [report])
-    (steps,) = axes.patches
-    values, edges, _ = steps.get_data()
-    assert list(values[[0, 39, 40]]) == [0.25, 0.5, 0.25]
-    assert (edges[0], edges[1], edges[-1]) == (-0.5, 2.5, 122.5)
-    assert axes.get_xlabel() == "staleness (updates, 3 in a bar)"
 
 
 def test_losses_are_a_line_for_each_report(axes: Any) -> None:
@@ -193,12 +168,11 @@ def test_bad_input_is_refused(tmp_path: Path, axes: Any) -> None:
         plot_timeline(axes, replace(report, timeline=None))
     wrong: list[Any] = [report, 3, [3], [[report, 3]], "ab", [{}]]
     for reports in wrong:
-        for draw in (plot_losses, plot_staleness, lambda _, each: plot_reports("o.png", each)):
+        for draw in (plot_losses, lambda _, each: plot_reports("o.png", each)):
             with pytest.raises(TypeError, match=r"reports (is|have) .*; give"):
                 draw(axes, reports)
-    for draw in (plot_losses, plot_staleness):
-        with pytest.raises(ValueError, match="reports is empty; give at least one"):
-            draw(axes, [])
+    with pytest.raises(ValueError, match="reports is empty; give at least one"):
+        plot_losses(axes, [])
     with pytest.raises(TypeError, match="path is 3; give the path of a file"):
         plot_reports(3, [report])  # type: ignore[arg-type]
     for window in (3, "ab", (1.0,), (1.0, "b"), (1.0, math.nan), (1.0, math.inf)):

@@ -24,7 +24,6 @@ from asynchooks.simulation import (
     Simulation,
     SimulationError,
     plot_losses,
-    plot_staleness,
     sweep,
 )
 from asynchooks.simulation.output._interval import interval_of, rate_by_batches
@@ -415,6 +414,5 @@ def test_plots_draw_a_band_over_seeds() -> None:
     assert times.max() == pytest.approx(ends)
     label = axes.lines[0].get_label()
     assert "3 seeds" in str(label)
-    plot_staleness(Figure().add_subplot(), [group])
     with pytest.raises(ValueError, match="a list of reports is empty"):
         plot_losses(axes, [[]])

@@ -1,4 +1,4 @@
-"""Plots of simulated trainings, by matplotlib: staleness, losses, and what workers did when.
+"""Plots of simulated trainings, by matplotlib: losses, and what workers did when.
 
 Nothing here opens a window or needs a display, and pyplot's state is left alone.
 """
@@ -36,7 +36,6 @@ _COLOURS = {
 """Colours of activities, in the legend's order: work is cool, waiting yellow, loss red."""
 _LARGEST_LOSS = 1e200
 """Ticks and margins of a logarithmic axis reach several decades further, and would overflow."""
-_MOST_BARS = 60
 _MOST_TIMELINES = 4
 _MOST_WORKERS = 40
 _WORKERS_OF_SEVERAL = 16
@@ -45,9 +44,9 @@ _WORKERS_OF_SEVERAL = 16
 def plot_reports(
     path: str | os.PathLike[str], reports: Sequence[Report | Sequence[Report]]
 ) -> None:
-    """Draw all plots of one or several trainings: staleness, losses, timelines.
+    """Draw the losses of one or several trainings, and below them what their workers did when.
 
-    Losses are drawn if any were recorded, timelines (of the first four) if they were kept.
+    Losses are drawn where any were recorded, timelines (of the first four) where they were kept.
 
     Args:
         path: ends with .png, .svg or .pdf; the file is replaced whole, or left as it was.
@@ -69,58 +68,16 @@ def plot_reports(
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    plots = [plot_staleness]
-    if any(each.losses for each in firsts):
-        plots.append(plot_losses)
     lanes = [each for each in firsts if each.timeline is not None][:_MOST_TIMELINES]
     most = _MOST_WORKERS if len(lanes) == 1 else _WORKERS_OF_SEVERAL
     heights = [4.2, *(1.6 + 0.12 * min(each.num_workers, most) for each in lanes)]
     figure = Figure(figsize=(12, math.fsum(heights)), layout="constrained")
-    grid = figure.add_gridspec(1 + len(lanes), len(plots), height_ratios=heights)
-    for column, plot in enumerate(plots):
-        plot(figure.add_subplot(grid[0, column]), reports)
+    grid = figure.add_gridspec(1 + len(lanes), height_ratios=heights)
+    plot_losses(figure.add_subplot(grid[0]), reports)
     for row, report in enumerate(lanes, start=1):
-        plot_timeline(figure.add_subplot(grid[row, :]), report, num_workers=most)
+        plot_timeline(figure.add_subplot(grid[row]), report, num_workers=most)
     with whole_file(path) as new:
         figure.savefig(new, format=Path(path).suffix[1:].lower(), dpi=120)
-
-
-def plot_staleness(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> None:
-    """Draw which share of the gradients had which staleness when they took part in an update.
-
-    Several reports are drawn as lines, on a logarithmic axis: those that wait have all in one bar.
-    Of a list of reports, of one training with several seeds, the mean is drawn.
-
-    Example:
-        from matplotlib.figure import Figure
-
-        simulation = Simulation(seed=7, backend="turbo")
-        report = simulation.cluster(4, compute=Exponential(1.0)).run(updates=100)
-        figure = Figure()
-        plot_staleness(figure.add_subplot(), [report])
-        figure.savefig("staleness.png")
-    """
-    groups = _groups(reports)
-    every = [each for group in groups for each in group]
-    largest = max((max(each.staleness, default=0) for each in every), default=0)
-    width = math.ceil((largest + 1) / _MOST_BARS)
-    edges = [width * place - 0.5 for place in range(max(largest // width, 9) + 2)]
-    for group in groups:
-        shares = [0.0] * (len(edges) - 1)
-        for report in group:
-            total = max(1, sum(report.staleness.values())) * len(group)
-            for staleness, count in report.staleness.items():
-                shares[max(0, staleness) // width] += count / total
-        mean = math.fsum(each.mean_staleness for each in group) / len(group)
-        label = f"{group[0].protocol}, mean {mean:.3g}"
-        is_alone = len(groups) == 1
-        axes.stairs(shares, edges, fill=is_alone, label=label, linewidth=1.5, alpha=0.85)
-    axes.set_title("Staleness of the gradients")
-    axes.set_xlabel("staleness (updates" + (f", {width} in a bar)" if width > 1 else ")"))
-    axes.set_ylabel("share of the gradients")
-    if len(reports) > 1:
-        axes.set_yscale("log")
-    _legend_below(axes)
 
 
 def plot_losses(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> None:
