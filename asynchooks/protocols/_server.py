@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from .._engine.recording import Recorder, current_recorder
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
 from ._clocks import Clocks
-from ._gradients import Collected, Gradient, Outcome, Pushed, Snapshot, StalenessCounts
+from ._gradients import Gradient, Outcome, Pushed, Snapshot, StalenessCounts
 from ._membership import Membership
 from ._updates import Update, Updates, checked_rate
 from ._waits import ABANDONED, Waits, compute_unless
 
 _new_tuple: Any = tuple.__new__  # as calling a named tuple, in half the time
+_worker_of = attrgetter("worker")
 
 
 class Protocol(ABC):
@@ -138,7 +140,8 @@ class ParameterServer(Membership):
         self._updates = Updates(parameters, update)
         self._parameters = self._updates.first
         self._clocks = Clocks(num_workers)
-        self._collected = Collected()
+        # they are kept apart until an update, whose bits so do not depend on their order of arrival
+        self._collected: list[Gradient] = []
         self._staleness = StalenessCounts(num_workers)
         self._waits = Waits(global_step, num_workers)
         self.when_over: Callable[[], object] | None = None
@@ -190,9 +193,10 @@ class ParameterServer(Membership):
 
         Those present, and those that have left while a gradient of theirs is collected.
         """
-        left = self._clocks.left
-        num_present = self._clocks.num_present
-        return num_present + len(left & self._collected.workers) if left else num_present
+        left, num_present = self._clocks.left, self._clocks.num_present
+        if not left:
+            return num_present
+        return num_present + len(left & {each.worker for each in self._collected})
 
     @property
     def num_collected(self) -> int:
@@ -213,7 +217,7 @@ class ParameterServer(Membership):
 
     def has_collected(self, worker: int) -> bool:
         """Whether a gradient of this worker is kept for the next update."""
-        return worker in self._collected.workers
+        return any(each.worker == worker for each in self._collected)
 
     def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""
@@ -271,30 +275,31 @@ class ParameterServer(Membership):
 
     def _collect(self, gradient: Gradient) -> Outcome:
         collected = self._collected
-        collected.add(gradient)
+        collected.append(gradient)
         try:
             if self._update_if_due():
                 return Outcome.APPLIED
         except BaseException:
-            collected.remove_last()
+            collected.pop()
             raise
-        collected.replace_last(self._updates.kept(gradient.value))
+        collected[-1] = gradient._replace(value=self._updates.kept(gradient.value))
         return Outcome.COLLECTED
 
     def _update_if_due(self) -> bool:
         """Make an update of what is collected, if that is enough: also after a worker has left."""
-        collected = self._collected
-        if not collected.gradients or self.is_over or not self._clocks.num_present:
+        collected, version = self._collected, self._gate.value
+        if not collected or self.is_over or not self._clocks.num_present:
             return False  # the last worker to leave makes no update: its session is at its end
         if len(collected) < self._num_needed():
             return False
-        gradients, version = collected.in_order(), self._gate.value
+        # by worker; those of one worker in order of arrival
+        gradients = sorted(collected, key=_worker_of)
         mean, rate = self._mean(gradients, version)
         self._parameters = self._updates.apply(self._parameters, mean, rate)
         for each in gradients:
             self._staleness.add(each.worker, version - each.version)
         self.num_applied += len(gradients)
-        self._collected = Collected()
+        self._collected = []
         self._publish(version + 1)
         return True
 
@@ -466,7 +471,7 @@ class ParameterServer(Membership):
             "parameters": self.parameters,
             "version": self.version,
             "clocks": np.array(self._clocks.values, np.int64),
-            "collected": self._collected.state(),
+            "collected": [each._asdict() for each in self._collected],
             "staleness": self._staleness.state(),
             "num_applied": self.num_applied,
             "num_discarded": self.num_discarded,
@@ -487,8 +492,14 @@ class ParameterServer(Membership):
                 "make the ParameterServer with the num_workers of the one that was saved"
             )
         parameters = self._updates.frozen("the saved parameters", state["parameters"])
-        collected = Collected()
-        collected.restore(state["collected"], self._updates.checked)
+        collected = [
+            Gradient(
+                int(each["worker"]),
+                int(each["version"]),
+                self._updates.checked("a saved gradient", each["value"]),
+            )
+            for each in state["collected"]
+        ]
         num_pushed = self._num_pushed
         self._parameters, self._collected = parameters, collected
         self._clocks.restore(state["clocks"])

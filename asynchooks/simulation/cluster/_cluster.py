@@ -366,7 +366,9 @@ class Cluster:
                 self.kernel.end()
 
     def _report_of(self, worker: Worker, secs: float) -> WorkerReport:
-        times = {f"secs_{name}": getattr(worker.time, kind) for name, kind in SPENT.items()}
+        spent = worker.time.secs
+        times = {f"secs_{name}": spent[kind] for name, kind in SPENT.items()}
+        times["secs_pushed"] += spent["served"]
         return WorkerReport(
             worker=worker.index,
             gradients=worker.num_computed,

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+KINDS = ("compute", "lost", "wait", "pull", "push", "served", "down")
+"""What a worker may do: see `Span`."""
+
 
 class Span(NamedTuple):
     """What a worker did from one moment to another, in virtual seconds.
@@ -78,14 +81,13 @@ class Timeline:
 class TimeAccount:
     """One worker's seconds, by kind of span (see `Span`). The worker makes it, and writes it.
 
-    No time counts twice: while the worker is down, it counts as down. "served" counts as "push".
+    No time counts twice: while the worker is down, it counts as down.
     """
 
-    __slots__ = ("_clock", "_down_since", "_downs", "_timeline", "_worker", "compute", "down",
-                 "lost", "pull", "push", "wait")  # fmt: skip
+    __slots__ = ("_clock", "_down_since", "_downs", "_timeline", "_worker", "secs")
 
     def __init__(self, worker: int, clock: Callable[[], float], timeline: Timeline) -> None:
-        self.compute = self.lost = self.wait = self.pull = self.push = self.down = 0.0
+        self.secs = dict.fromkeys(KINDS, 0.0)
         self._worker = worker
         self._clock = clock  # it stands still once training is over
         self._timeline = timeline
@@ -122,7 +124,6 @@ class TimeAccount:
             self._add("down", begun, now)
 
     def _add(self, kind: str, begin: float, end: float) -> None:
-        name = "push" if kind == "served" else kind
-        setattr(self, name, getattr(self, name) + (end - begin))
+        self.secs[kind] += end - begin
         if self._timeline.is_kept:
             self._timeline.spans.append(Span(self._worker, kind, begin, end))
