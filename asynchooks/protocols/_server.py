@@ -217,7 +217,7 @@ class ParameterServer(Membership):
 
     def has_collected(self, worker: int) -> bool:
         """Whether a gradient of this worker is kept for the next update."""
-        return any(each.worker == worker for each in self._collected)
+        return worker in map(_worker_of, self._collected)
 
     def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""

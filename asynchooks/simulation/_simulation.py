@@ -209,11 +209,22 @@ class Simulation:
         token = _running.set(self)  # the protocol may read the time already
         try:
             cluster = Cluster(
-                self, num_workers, parameters=parameters, protocol=protocol, compute=compute,
-                pull=pull, push=push, service=service, num_servers=num_servers,
-                network=network, failures=failures, learning_rate=learning_rate, update=update,
-                keep_timeline=keep_timeline, streams=streams,
-            )  # fmt: skip
+                self,
+                num_workers,
+                parameters=parameters,
+                protocol=protocol,
+                compute=compute,
+                pull=pull,
+                push=push,
+                service=service,
+                num_servers=num_servers,
+                network=network,
+                failures=failures,
+                learning_rate=learning_rate,
+                update=update,
+                keep_timeline=keep_timeline,
+                streams=streams,
+            )
         finally:
             _running.reset(token)
         self._num_clusters += 1

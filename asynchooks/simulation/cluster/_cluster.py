@@ -309,10 +309,12 @@ class Cluster:
             messages = [*self._network.messages(kernel, streams, *sizes)]
         else:
             pull, push = (
-                [None if delay is None else Message(streams.delays(each, purpose, delay))
-                 for each in range(num)]
+                [
+                    None if delay is None else Message(streams.delays(each, purpose, delay))
+                    for each in range(num)
+                ]
                 for purpose, delay in (("pull", self._pull), ("push", self._push))
-            )  # fmt: skip
+            )
             messages = [(None, pull[each], push[each]) for each in range(num)]
         self.workers = [
             Worker(self, each, streams.delays(each, "compute", self._compute), messages[each])

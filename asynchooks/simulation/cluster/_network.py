@@ -36,10 +36,6 @@ class Queue:
         assert simulation.run(main) == 2.0
     """
 
-    __slots__ = (
-        "_begins", "_free_at", "_kernel", "_service", "num_served", "secs_busy", "secs_queued",
-    )  # fmt: skip
-
     def __init__(
         self,
         kernel: Kernel,

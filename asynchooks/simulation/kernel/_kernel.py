@@ -75,8 +75,15 @@ class KernelTask(EngineTask):
     """One task of a kernel; it ends with the simulation at the latest."""
 
     __slots__ = (
-        "_name", "body", "due", "is_daemon", "is_done", "is_main", "kernel", "waiting",
-    )  # fmt: skip
+        "_name",
+        "body",
+        "due",
+        "is_daemon",
+        "is_done",
+        "is_main",
+        "kernel",
+        "waiting",
+    )
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         self.kernel = kernel
