@@ -18,8 +18,7 @@ from .._engine.base import EngineTask
 from .._errors import SimulationError
 from .._step.global_step import GlobalStep
 from ..protocols import Protocol
-from .cluster._cluster import Cluster
-from .cluster._failures import Failure
+from .cluster._cluster import Cluster, Failure
 from .cluster._network import Network, Queue
 from .delays._delay import Delay
 from .delays._streams import Streams

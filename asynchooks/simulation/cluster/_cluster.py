@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +32,9 @@ from ..delays._streams import Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._report import SPENT, Report, ServerReport, WorkerReport
 from ..output._timeline import Timeline
-from ._failures import Failure, checked_failures
 from ._network import Message, Network, Queue, delay_of_each
 from ._training import Gradient, Loss, Program, Training, loss_of
-from ._worker import Worker
-
-if TYPE_CHECKING:
-    from .._simulation import Simulation
+from ._worker import SimulationView, Worker
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MOST_POINTS = 1000
@@ -80,7 +79,7 @@ class Cluster:
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: SimulationView,
         num_workers: int,
         *,
         parameters: Any = None,
@@ -129,7 +128,7 @@ class Cluster:
         self.server.when_over = self._end_clock
         self.nothing = _zeros_like(self.server.parameters)
         """A gradient that changes nothing."""
-        self.failures = checked_failures(failures, self.num_workers)
+        self.failures = _checked_failures(failures, self.num_workers)
         self.timeline = Timeline(is_kept=keep_timeline)
         self.losses: list[tuple[float, int, float]] = []
         """(Virtual seconds, updates, loss), every `loss_every` updates and at each report."""
@@ -508,6 +507,56 @@ class Cluster:
         task = self.kernel.start(fn, *args, name=name)
         task.is_daemon = True
         self._side_tasks.append(task)
+
+
+class Failure(ABC):
+    """A failure of some workers or all. You make it and give it to a cluster.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        failures = [Slowdown(at=5.0, secs=10.0, factor=4.0, workers=[0])]
+        cluster = simulation.cluster(4, compute=Exponential(1.0), failures=failures)
+        assert cluster.run(updates=100).updates == 100
+    """
+
+    workers: Collection[int] | None
+
+    def check(self, num_workers: int) -> None:
+        """Raise TypeError or ValueError if `workers` are not among those of the cluster."""
+        if self.workers is None:
+            return
+        allowed = f"give numbers from 0 to {num_workers - 1}, as in workers=[0], or None for all"
+        if isinstance(self.workers, str) or not isinstance(self.workers, Collection):
+            raise TypeError(f"workers of {self!r} is {self.workers!r}; {allowed}")
+        for each in self.workers:
+            if isinstance(each, bool) or not isinstance(each, Integral):
+                raise TypeError(f"{self!r} is for worker {each!r}; {allowed}")
+            if not 0 <= each < num_workers:
+                raise ValueError(f"{self!r} is for worker {each}; {allowed}")
+
+    def concerns(self, worker: int) -> bool:
+        """Whether it hits this worker."""
+        return self.workers is None or worker in self.workers
+
+    def prepare(self, worker: Worker) -> None:  # noqa: B027
+        """Set up the worker, before training begins."""
+
+    async def play(self, cluster: Cluster, worker: Worker) -> None:  # noqa: B027
+        """Let it happen; a task of its own, which is cancelled at the end of training."""
+
+
+def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
+    """The failures, if each is one, of workers of the cluster."""
+    if isinstance(failures, str) or not isinstance(failures, Sequence):
+        raise TypeError(f"failures is {failures!r}; give a list, as in failures=[Preemption(60.0)]")
+    found: list[Failure] = []
+    for each in failures:
+        if not isinstance(each, Failure):
+            raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
+        each.check(num_workers)
+        # random numbers depend on the identity: one that is given twice would happen once
+        found.append(copy(each) if any(each is other for other in found) else each)
+    return found
 
 
 def _delay_or_none(name: str, value: Delay | None, num: int) -> Delay | None:

@@ -3,71 +3,15 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
-from collections.abc import Collection, Sequence
-from copy import copy
+from collections.abc import Collection
 from dataclasses import dataclass
-from numbers import Integral
-from typing import TYPE_CHECKING
 
 from ..._check import number
 from ..._engine.base import Slot
 from ..delays._delay import Delay, checked_delay, checked_secs
 from ..delays._distributions import Constant
+from ._cluster import Cluster, Failure
 from ._worker import Worker
-
-if TYPE_CHECKING:
-    from ._cluster import Cluster
-
-
-class Failure(ABC):
-    """A failure of some workers or all. You make it and give it to a cluster.
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        failures = [Slowdown(at=5.0, secs=10.0, factor=4.0, workers=[0])]
-        cluster = simulation.cluster(4, compute=Exponential(1.0), failures=failures)
-        assert cluster.run(updates=100).updates == 100
-    """
-
-    workers: Collection[int] | None
-
-    def check(self, num_workers: int) -> None:
-        """Raise TypeError or ValueError if `workers` are not among those of the cluster."""
-        if self.workers is None:
-            return
-        allowed = f"give numbers from 0 to {num_workers - 1}, as in workers=[0], or None for all"
-        if isinstance(self.workers, str) or not isinstance(self.workers, Collection):
-            raise TypeError(f"workers of {self!r} is {self.workers!r}; {allowed}")
-        for each in self.workers:
-            if isinstance(each, bool) or not isinstance(each, Integral):
-                raise TypeError(f"{self!r} is for worker {each!r}; {allowed}")
-            if not 0 <= each < num_workers:
-                raise ValueError(f"{self!r} is for worker {each}; {allowed}")
-
-    def concerns(self, worker: int) -> bool:
-        """Whether it hits this worker."""
-        return self.workers is None or worker in self.workers
-
-    def prepare(self, worker: Worker) -> None:  # noqa: B027
-        """Set up the worker, before training begins."""
-
-    async def play(self, cluster: Cluster, worker: Worker) -> None:  # noqa: B027
-        """Let it happen; a task of its own, which is cancelled at the end of training."""
-
-
-def checked_failures(failures: object, num_workers: int) -> list[Failure]:
-    """The failures, if each is one, of workers of the cluster."""
-    if isinstance(failures, str) or not isinstance(failures, Sequence):
-        raise TypeError(f"failures is {failures!r}; give a list, as in failures=[Preemption(60.0)]")
-    found: list[Failure] = []
-    for each in failures:
-        if not isinstance(each, Failure):
-            raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
-        each.check(num_workers)
-        # random numbers depend on the identity: one that is given twice would happen once
-        found.append(copy(each) if any(each is other for other in found) else each)
-    return found
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,21 +12,60 @@ from ..._engine.base import TIMED_OUT, Sentinel, Slot
 from ..._engine.threads import StepRunnerName
 from ..._hook import SessionRunHook
 from ..._session import MonitoredSession
+from ..._step.global_step import GlobalStep
 from ..._stopping.backoff import Recovery
 from ...backends._function import FunctionSessionCreator
 from ...hooks import StopAtStepHook
-from ...protocols import ProtocolHook, Pushed, Snapshot
+from ...protocols import ParameterServer, ProtocolHook, Pushed, Snapshot
 from ..delays._delay import checked_secs
-from ..delays._streams import DelayStream
-from ..kernel._kernel import KernelTask
-from ..output._timeline import Push, TimeAccount
-from ._network import LinkCuts, Message, arrival
-
-if TYPE_CHECKING:
-    from ._cluster import Cluster
+from ..delays._streams import DelayStream, Streams
+from ..kernel._kernel import Kernel, KernelTask, Until
+from ..output._timeline import Push, TimeAccount, Timeline
+from ._network import LinkCuts, Message, Queue, arrival
 
 _CHANGED = Sentinel("CHANGED")
 """What a computation is woken with when the speed of its worker has changed."""
+
+
+class SimulationView(Protocol):
+    """What a cluster and the programs of its workers use of their `Simulation`."""
+
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    def sleep(self, secs: float) -> Awaitable[None]: ...
+
+    def run(
+        self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
+    ) -> Any: ...
+
+
+class ClusterView(Protocol):
+    """What workers and their programs use of a `Cluster`."""
+
+    num_workers: int
+    updates: int | None
+    streams: Streams
+    server: ParameterServer
+    queues: list[Queue]
+    timeline: Timeline
+    nothing: Any
+
+    @property
+    def simulation(self) -> SimulationView: ...
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def global_step(self) -> GlobalStep: ...
+
+    def clock(self) -> float: ...
+
+    def set_away(self, worker: Worker, is_away: bool) -> None: ...
 
 
 class Worker:
@@ -45,7 +84,7 @@ class Worker:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         index: int,
         compute: DelayStream,
         messages: tuple[Message | None, Message | None, Message | None],
