@@ -429,6 +429,35 @@ def test_a_crash_within_a_hook_notifies_all_hooks_and_breaks_no_count(
     check_report(report)
 
 
+def test_no_program_begins_again_after_the_last_update(backend: Any, tmp_path: Path) -> None:
+    """It would restore the server as it was before, and nothing would train it any more."""
+    cluster = new_cluster(2, backend, compute=Constant(1.0),
+                          failures=[Preemption(3.5, secs=2.0, workers=[0])])  # fmt: skip
+    begins: list[float] = []
+
+    async def program(worker: Worker) -> None:
+        begins.append(cluster.simulation.now)
+        hooks: list[SessionRunHook] = [saver_of(worker, tmp_path, save_steps=2)]
+        if worker.index == 1:
+            hooks = [LastingHook(cluster.simulation)]
+        await with_session(worker, *hooks)
+
+    report = cluster.run(program, updates=6)
+    assert begins == [0.0, 0.0]
+    assert (report.updates, report.secs) == (6, 5.0)
+    check_report(report)
+
+
+class LastingHook(SessionRunHook):
+    """Takes ten seconds at the end."""
+
+    def __init__(self, simulation: Any) -> None:
+        self.simulation = simulation
+
+    async def end(self, session: Any) -> None:
+        await self.simulation.sleep(10.0)
+
+
 @pytest.mark.parametrize("is_background", [False, True])
 def test_a_worker_that_crashed_resumes_from_its_checkpoint(
     backend: Any, is_background: bool, tmp_path: Path

@@ -148,6 +148,22 @@ def test_what_is_to_come_does_not_count_as_use(backend: Any) -> None:
     assert (server.busy_share, server.mean_queue) == (2 / 3, 4 / 3)
 
 
+def test_what_arrives_after_the_last_update_is_no_use_of_the_server(backend: Any) -> None:
+    cluster = new_cluster(2, backend, compute=Constant(1.0), push=speeds(0.5, 10.0),
+                          service=Constant(1.0))  # fmt: skip
+    report = cluster.run(updates=1)
+    assert (report.secs, cluster.simulation.now) == (2.5, 11.0)
+    (server,) = report.servers
+    assert (server.requests, server.secs_busy, server.secs_queued) == (1, 1.0, 0.0)
+
+
+def test_bytes_that_arrive_after_the_last_update_do_not_count(backend: Any) -> None:
+    network = Network(speeds(0.25, 10.0), parameter_bytes=100)
+    cluster = new_cluster(2, backend, compute=Constant(1.0), network=network)
+    report = cluster.run(updates=1)
+    assert (report.secs, report.bytes_moved) == (1.75, 200)
+
+
 def test_all_backends_agree_on_a_network_with_failures() -> None:
     reports = []
     for backend in BACKENDS:

@@ -20,6 +20,7 @@ from asynchooks.simulation import (
     DeadlockError,
     Exponential,
     LivelockError,
+    Slowdown,
     Worker,
 )
 
@@ -68,6 +69,10 @@ def test_sessions_that_all_wait_end_by_their_own_error(backend: Any) -> None:
         ({"protocol": ForOthers()}, DeadlockError, "wait"),
         (
             {"compute": Constant(10.0), "failures": [Crashes(Constant(3.0), Constant(1.0))]},
+            LivelockError, "go on",
+        ),
+        (  # the pause ends
+            {"compute": Constant(1.0), "failures": [Slowdown(0.5, 100.0, math.inf)]},
             LivelockError, "go on",
         ),
     ],

@@ -415,8 +415,8 @@ class Cluster:
             except TimeoutError:
                 if server.is_over or epoch != step.epoch:  # a restore has brought the step back
                     continue
-                # a worker that is down may continue
-                waits = kernel.is_left_to_daemons() and not any(w.is_down for w in self.workers)
+                may_continue = any(worker.may_continue for worker in self.workers)
+                waits = kernel.is_left_to_daemons() and not may_continue
                 raise (DeadlockError if waits else LivelockError)(
                     f"no update came from virtual time {begun!r} to {kernel.time!r}, for "
                     f"max_secs_without_update={max_secs!r} seconds, while the tasks "
@@ -439,9 +439,12 @@ class Cluster:
             await worker.task.wait()
 
     def bring_back(self, worker: Worker, *, loses_work: bool = True) -> None:
-        """Let a worker begin its program again, or continue; for failures, after `take_down`."""
+        """Let a worker begin its program again, or continue; for failures, after `take_down`.
+
+        After the last update no program begins again: it could only undo updates by a restore.
+        """
         worker.come_up(loses_work=loses_work)
-        if loses_work and not (worker.num_stops or worker.is_finished):
+        if loses_work and not (worker.num_stops or worker.is_finished or self.server.is_over):
             self._start_worker(worker)
 
     def set_away(self, worker: Worker, is_away: bool) -> None:

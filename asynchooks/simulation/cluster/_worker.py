@@ -204,7 +204,7 @@ class Worker:
             await self._until_repaired()
         if self._upload is not None or self.link_cuts:
             await self._send("push", self._upload)
-        if cluster.queues:
+        if cluster.queues and not cluster.server.is_over:  # one that is late is discarded at once
             ends = max([queue.enter() for queue in cluster.queues])
             await self._wait_until(ends, "served", "its turn at the server")
         pushed = cluster.server.push(self.index, gradient, version)
@@ -272,9 +272,9 @@ class Worker:
         }
 
     @property
-    def is_down(self) -> bool:
-        """Whether a failure stops or pauses it now."""
-        return self.num_stops > 0 or self._num_pauses > 0
+    def may_continue(self) -> bool:
+        """Whether it stands still now because of a failure, which may end."""
+        return self.num_stops > 0 or self._slowness() == math.inf
 
     def go_down(self, *, loses_work: bool) -> None:
         """Stop or pause it; for failures."""
@@ -294,7 +294,7 @@ class Worker:
             self._change_speed()
             if not self._num_pauses and self._paused is not None:
                 self._paused.wake()
-        if not self.is_down:
+        if not (self.num_stops or self._num_pauses):
             self.time.come_up()
 
     def slow_down(self, factor: float) -> None:
@@ -341,7 +341,7 @@ class Worker:
         if self.link_cuts:
             arrives = arrival(self.link_cuts, now, arrives)
         await self._wait_until(arrives, kind, "a message")
-        if message is not None:
+        if message is not None and arrives <= self.cluster.clock():  # before training ended
             self.bytes_moved += message.num_bytes
 
     async def _wait_until(self, time: float, kind: str, what: str) -> None:
