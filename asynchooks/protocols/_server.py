@@ -140,8 +140,7 @@ class ParameterServer(Membership):
         self._updates = Updates(parameters, update)
         self._parameters = self._updates.first
         self._clocks = Clocks(num_workers)
-        # they are kept apart until an update, whose bits so do not depend on their order of arrival
-        self._collected: list[Gradient] = []
+        self._keep([])
         self._staleness = StalenessCounts(num_workers)
         self._waits = Waits(global_step, num_workers)
         self.when_over: Callable[[], object] | None = None
@@ -161,7 +160,7 @@ class ParameterServer(Membership):
         """Whether the protocol may let a worker wait in `begin_step`."""
         self.waits_after_step = type(protocol).end_step is not Protocol.end_step
         """Whether the protocol may let a worker wait in `end_step`."""
-        self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
+        self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] = lambda _, wait: wait
         """Awaited in place of a wait, with the worker and the wait: to measure its duration."""
         self._recorder: Recorder | None = None  # of the last recorded session
         self._num_needed()  # raises here rather than at the first push
@@ -180,7 +179,8 @@ class ParameterServer(Membership):
     @property
     def is_over(self) -> bool:
         """Whether no further update comes: the limit is reached, or the server is closed."""
-        return self.is_closed or self._gate.is_at_limit
+        gate = self._gate  # looked at itself, as this is asked five times in each step
+        return self.is_closed or (gate.limit is not None and gate.value >= gate.limit)
 
     @property
     def num_present(self) -> int:
@@ -193,10 +193,8 @@ class ParameterServer(Membership):
 
         Those present, and those that have left while a gradient of theirs is collected.
         """
-        left, num_present = self._clocks.left, self._clocks.num_present
-        if not left:
-            return num_present
-        return num_present + len(left & {each.worker for each in self._collected})
+        clocks = self._clocks
+        return clocks.num_present + len(clocks.left & self._contributors)
 
     @property
     def num_collected(self) -> int:
@@ -217,7 +215,7 @@ class ParameterServer(Membership):
 
     def has_collected(self, worker: int) -> bool:
         """Whether a gradient of this worker is kept for the next update."""
-        return worker in map(_worker_of, self._collected)
+        return worker in self._contributors
 
     def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""
@@ -255,11 +253,12 @@ class ParameterServer(Membership):
         if type(version) is not int:
             version = check.integer("version", version, least=0)
         staleness = self._gate.value - version
-        if self._is_accepted(worker, version, staleness):
-            outcome = self._collect(Gradient(worker, version, gradient))
-        else:
+        is_late = staleness < 0 or self.is_over or worker in self._clocks.left
+        if is_late or not self.protocol.accepts(self, worker, version):
             self.num_discarded += 1
             outcome = Outcome.DISCARDED
+        else:
+            outcome = self._collect(worker, version, gradient)
         if self._clocks.tick(worker):
             self._waits.notify_slowest(self._clocks.slowest)
         pushed: Pushed = _new_tuple(Pushed, (outcome, staleness))
@@ -267,29 +266,27 @@ class ParameterServer(Membership):
             record_push(recorder, worker, pushed, self.version)
         return pushed
 
-    def _is_accepted(self, worker: int, version: int, staleness: int) -> bool:
-        is_late = staleness < 0 or self.is_closed or self._gate.is_at_limit
-        if is_late or worker in self._clocks.left:
-            return False
-        return self.protocol.accepts(self, worker, version)
-
-    def _collect(self, gradient: Gradient) -> Outcome:
+    def _collect(self, worker: int, version: int, value: Any) -> Outcome:
         collected = self._collected
-        collected.append(gradient)
+        collected.append(Gradient(worker, version, value))
+        self._contributors.add(worker)
         try:
             if self._update_if_due():
                 return Outcome.APPLIED
         except BaseException:
-            collected.pop()
+            self._keep(collected[:-1])
             raise
-        collected[-1] = gradient._replace(value=self._updates.kept(gradient.value))
+        collected[-1] = Gradient(worker, version, self._updates.kept(value))
         return Outcome.COLLECTED
+
+    def _keep(self, collected: list[Gradient]) -> None:
+        # apart until an update, whose bits so do not depend on their order of arrival
+        self._collected = collected
+        self._contributors = {each.worker for each in collected}
 
     def _update_if_due(self) -> bool:
         """Make an update of what is collected, if that is enough: also after a worker has left."""
         collected, version = self._collected, self._gate.value
-        if not collected or self.is_over or not self._clocks.num_present:
-            return False  # the last worker to leave makes no update: its session is at its end
         if len(collected) < self._num_needed():
             return False
         # by worker; those of one worker in order of arrival
@@ -299,14 +296,14 @@ class ParameterServer(Membership):
         for each in gradients:
             self._staleness.add(each.worker, version - each.version)
         self.num_applied += len(gradients)
-        self._collected = []
+        self._keep([])
         self._publish(version + 1)
         return True
 
     def _publish(self, version: int) -> None:
         """Count an update, and wake the waits that it ends."""
         waits = self._waits
-        self.global_step.publish(version)
+        self._gate.publish(version, None)
         is_over = self._gate.is_at_limit
         if is_over and self.when_over is not None:
             self.when_over()
@@ -351,7 +348,7 @@ class ParameterServer(Membership):
         if self._collected:  # perhaps restored, from a run with more workers present
             self._update_if_due()
         if self.waits_before_step:
-            await self._wait(worker, self.protocol.begin_step(self, worker))
+            await self.around_wait(worker, self.protocol.begin_step(self, worker))
             self._check_continues(worker)
 
     async def end_step(self, worker: int) -> None:
@@ -361,10 +358,7 @@ class ParameterServer(Membership):
         """
         if self.waits_after_step:
             with suppress(StopTraining):  # no after_run may raise it; the next begin_step does
-                await self._wait(worker, self.protocol.end_step(self, worker))
-
-    def _wait(self, worker: int, waiting: Awaitable[None]) -> Awaitable[None]:
-        return waiting if self.around_wait is None else self.around_wait(worker, waiting)
+                await self.around_wait(worker, self.protocol.end_step(self, worker))
 
     async def wait_for_update(self, worker: int) -> None:
         """Wait while a gradient of this worker is collected; for protocols. Cancellation safe.
@@ -372,7 +366,7 @@ class ParameterServer(Membership):
         Raises:
             StopTraining: as `begin_step`.
         """
-        while self.has_collected(worker):
+        while worker in self._contributors:
             self._check_continues(worker)
             await self._waits.for_update(worker)
 
@@ -436,7 +430,7 @@ class ParameterServer(Membership):
         self._waits.attach(worker, self.global_step)
         if self.is_over:  # perhaps by a limit that was set during a wait
             self._waits.notify_all()
-        else:
+        elif self._collected and self.num_present:  # a last one that leaves is at its end
             self._update_if_due()
 
     def check_worker(self, worker: int) -> None:
@@ -501,7 +495,8 @@ class ParameterServer(Membership):
             for each in state["collected"]
         ]
         num_pushed = self._num_pushed
-        self._parameters, self._collected = parameters, collected
+        self._parameters = parameters
+        self._keep(collected)
         self._clocks.restore(state["clocks"])
         self._staleness.restore(state["staleness"])
         self.num_applied = int(state["num_applied"])

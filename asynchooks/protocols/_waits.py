@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,8 @@ class Waits:
     def notify_worker(self, worker: int) -> None:
         """Let the waits of a worker check their condition again."""
         for group in (self._for_update, *self._for_slowest.values()):
-            _wake(slot for slot, waiting in group.items() if waiting == worker)
+            for slot in [each for each, waiting in group.items() if waiting == worker]:
+                slot.wake()
 
     def notify_all(self) -> None:
         """Let every wait check its condition again."""
@@ -89,8 +90,10 @@ class Waits:
         self.notify_slowest(math.inf)
 
 
-def _wake(slots: Iterable[Slot]) -> None:
-    for slot in list(slots):
+def _wake(group: dict[Slot, int]) -> None:
+    slots = list(group)
+    group.clear()  # none is woken twice, where a thousand workers leave one after the other
+    for slot in slots:
         slot.wake()
 
 

@@ -20,10 +20,9 @@ from .._later import listing
 from ._determinism import check_determinism
 from ._simulation import Simulation, at_step, current_simulation
 from ._sweep import Sweep, sweep
-from .cluster._cluster import Cluster, Failure
+from .cluster._cluster import Cluster, Failure, Worker
 from .cluster._failures import Crashes, Partition, Preemption, Slowdown
 from .cluster._network import Network, Queue
-from .cluster._worker import Worker
 from .delays._delay import Delay, PerWorker, Stragglers
 from .delays._distributions import (
     Constant,

@@ -1,4 +1,8 @@
-"""A simulated cluster: workers around one parameter server, in virtual time."""
+"""A simulated cluster: workers around one parameter server, in virtual time.
+
+What happens to one gradient is written in `Worker`: pull, compute, push. `Cluster` starts and ends
+the training. How long messages take is in `_network.py`, what fails in `_failures.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +12,388 @@ from abc import ABC
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 
-from ..._check import instance, integer
-from ..._engine.base import Slot
+from ..._check import function, instance, integer, number, seconds
+from ..._engine.base import TIMED_OUT, Sentinel, Slot
 from ..._engine.current import current_engine
+from ..._engine.threads import StepRunnerName
 from ..._errors import (
     DeadlockError,
     LivelockError,
     SimulationError,
     StepUnreachableError,
     is_clean_end,
+    shown,
 )
+from ..._hook import SessionRunHook
+from ..._session import MonitoredSession
 from ..._step.gate import Worker as StepWorker
 from ..._step.global_step import GlobalStep
-from ...protocols import Asynchronous, ParameterServer, Protocol
-from ..delays._delay import Delay
+from ..._stopping.backoff import Recovery
+from ...backends._function import FunctionSessionCreator
+from ...hooks import StopAtStepHook
+from ...protocols import Asynchronous, ParameterServer, Protocol, ProtocolHook, Pushed, Snapshot
+from ..delays._delay import Delay, checked_secs, checked_secs_above_zero
 from ..delays._distributions import Constant, Exponential
-from ..delays._streams import Streams
+from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._report import SPENT, Report, ServerReport, WorkerReport
-from ..output._timeline import Timeline
-from ._network import Message, Network, Queue, delay_of_each
-from ._training import Gradient, Loss, Program, Training, loss_of
-from ._worker import SimulationView, Worker
+from ..output._timeline import Push, TimeAccount, Timeline
+from ._network import LinkCuts, Message, Network, Queue, arrival, delay_of_each
 
+_CHANGED = Sentinel("CHANGED")
+"""What a worker is woken with when its speed has changed."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MOST_POINTS = 1000
 """Of the progress: above it every second one is dropped."""
+
+
+class SimulationView(TypingProtocol):
+    """What a cluster and the programs of its workers use of their `Simulation`."""
+
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    def sleep(self, secs: float) -> Awaitable[None]: ...
+
+    def run(
+        self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
+    ) -> Any: ...
+
+
+class Worker:
+    """What a worker's program acts through. The cluster makes one for each worker.
+
+    A program repeats: `pull`, `compute`, `push`; the first and the last wait as the protocol says.
+    Training ends by a StopTraining that one of them raises, and that the program lets pass.
+
+    Example:
+        async def train(worker):
+            while True:
+                parameters, version = await worker.pull()
+                if await worker.compute():
+                    await worker.push(gradient(parameters), version)
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: int,
+        compute: DelayStream,
+        messages: tuple[Message | None, Message | None, Message | None],
+    ) -> None:
+        self.cluster = cluster
+        self.index = index
+        """From 0."""
+        self._kernel, self._step = cluster.kernel, cluster.global_step
+        self._compute = compute
+        self._request, self._download, self._upload = messages  # None: it takes no time
+        self._rng: np.random.Generator | None = None
+        self.is_in_session = False  # the session waits as the protocol says
+        self.is_finished = False
+        self.is_away = True  # it has no open session, and may still open one
+        self.link_cuts: LinkCuts = ()
+        self.task: KernelTask | None = None
+        self._epoch = self._step.epoch  # when the protocol let it pull
+        self._is_undone = False  # the server went back between that and the pull
+        self._working: Slot | None = None  # parked in while it computes, or stands still
+        self._ends = 0.0  # that, if its speed does not change
+        # failures may overlap: it works only while it has no stops and no pauses
+        self.num_stops = self.num_pauses = 0
+        self.factors: list[float] = []  # of the slowdowns that hold now
+        self.slowness = 1.0  # how many times as long its work takes now
+        self.version = 0
+        """The version of the last snapshot that it pulled."""
+        self.num_computed = 0
+        self.bytes_moved = 0
+        self.time = TimeAccount(index, cluster.clock, cluster.timeline)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """This worker's own random numbers, the same for the same seed."""
+        if self._rng is None:
+            self._rng = self.cluster.streams.generator(self.index, "program")
+        return self._rng
+
+    async def pull(self) -> Snapshot:
+        """The current parameters and their version, once the protocol lets this worker pull.
+
+        Cancellation safe.
+
+        Raises:
+            StopTraining: training is over.
+        """
+        server = self.cluster.server
+        if self.num_pauses:
+            await self._until_repaired()
+        if not self.is_in_session:
+            await server.begin_step(self.index)
+            if self.num_pauses:
+                await self._until_repaired()
+        if self._request is not None or self.link_cuts:  # the request is a message, too
+            await self._send("pull", self._request)
+        snapshot = server.pull(self.index)
+        self.version = snapshot.version
+        is_late = self._epoch != self._step.epoch
+        self._is_undone = is_late and server.waits_before_step
+        if self._download is not None:
+            await self._send("pull", self._download)
+        return snapshot
+
+    async def compute(self, secs: float | None = None) -> bool:
+        """Spend the virtual time of one gradient on what was pulled last.
+
+        Cancellation safe: the time until then is lost.
+
+        Args:
+            secs: seconds >= 0 on an unhindered worker; None: drawn from the cluster's delay.
+
+        Returns:
+            Whether it was finished; False if an update has made it useless, training is over, or
+            the server was restored after the protocol had let this worker begin, so that it might
+            be too far ahead now: then push nothing.
+
+        Raises:
+            TypeError, ValueError: `secs` is no such number.
+        """
+        if self.num_pauses:
+            await self._until_repaired()
+        kernel, server, begun = self._kernel, self.cluster.server, self.cluster.clock()
+        left = self._compute.next() if secs is None else checked_secs("secs", secs)
+        value = _CHANGED
+        try:
+            while value is _CHANGED and not self._is_undone:
+                start, slowness = kernel.time, self.slowness
+                # a pause does not hold up work that takes no time
+                self._ends = ends = start + (left * slowness if left else 0.0)
+                self._working = slot = Slot(kernel, "the end of its computation")
+                remove = server.watch_update(self.version, slot)
+                try:
+                    value = await kernel.park(slot, ends)
+                finally:
+                    remove()
+                if value is _CHANGED:
+                    left = max(0.0, left - (kernel.time - start) / slowness)
+        finally:
+            is_done = value is TIMED_OUT
+            self.num_computed += is_done
+            self.time.spend("compute" if is_done else "lost", begun)
+        return is_done
+
+    async def push(self, gradient: Any, version: int | None = None) -> Pushed:
+        """Send a gradient, and wait as the protocol says after its arrival. Cancellation safe.
+
+        Args:
+            gradient: names and shapes as the parameters'.
+            version: of the snapshot that it was computed on; None: of the last one.
+
+        Returns:
+            Its outcome and staleness.
+        """
+        cluster = self.cluster
+        version = self.version if version is None else version
+        if self.num_pauses:
+            await self._until_repaired()
+        if self._upload is not None or self.link_cuts:
+            await self._send("push", self._upload)
+        if cluster.queues and not cluster.server.is_over:  # one that is late is discarded at once
+            ends = max([queue.enter() for queue in cluster.queues])
+            await self._wait_until(ends, "served", "its turn at the server")
+        pushed = cluster.server.push(self.index, gradient, version)
+        if cluster.timeline.is_kept:
+            now, after = self._kernel.time, cluster.server.version
+            push = Push(self.index, now, pushed.outcome.value, pushed.staleness, after)
+            cluster.timeline.pushes.append(push)
+        if not self.is_in_session:
+            await cluster.server.end_step(self.index)
+        return pushed
+
+    def session(
+        self,
+        hooks: Sequence[Any] = (),
+        *,
+        gradient: Callable[[Any, Worker], Any] | None = None,
+        step: Callable[[], Awaitable[Any]] | None = None,
+        stop_grace_period_secs: float = 120,
+        step_runner: StepRunnerName = "auto",
+        recovery: Recovery | None = None,
+    ) -> MonitoredSession:
+        """A session whose run is one step of this worker: pull, compute, push, with all hooks.
+
+        Open it by `async with`. It has the hooks of the protocol and of the cluster's number of
+        updates.
+
+        Args:
+            hooks: further ones.
+            gradient: of (parameters, worker); None: zeros, for laws of time.
+            step: an async function in place of that, which returns a mapping of outputs; it may
+                use `pull`, `compute` and `push`. Without it the outputs are "computed" (False for
+                a useless computation), "staleness" and "outcome" (None where nothing was pushed).
+            stop_grace_period_secs, step_runner, recovery: as for `MonitoredSession`.
+        """
+        self.is_in_session = True
+        cluster = self.cluster
+        own: list[SessionRunHook] = [_OpenedHook(self), ProtocolHook(cluster.server, self.index)]
+        if cluster.updates is not None:
+            own.append(StopAtStepHook(last_step=cluster.updates))
+
+        async def run_step() -> dict[str, Any]:
+            outputs = await (self._one_step(gradient) if step is None else step())
+            return {**outputs, "global_step": cluster.server.version}
+
+        return MonitoredSession(
+            [*own, *hooks],
+            FunctionSessionCreator(run_step, global_step=cluster.global_step),
+            stop_grace_period_secs=stop_grace_period_secs,
+            step_runner=step_runner,
+            recovery=recovery,
+        )
+
+    async def _one_step(self, gradient: Callable[[Any, Worker], Any] | None) -> dict[str, Any]:
+        snapshot = await self.pull()
+        pushed = None
+        is_computed = await self.compute()
+        if is_computed:
+            nothing = self.cluster.nothing
+            value = nothing if gradient is None else gradient(snapshot.parameters, self)
+            pushed = await self.push(value, snapshot.version)
+        return {
+            "computed": is_computed,
+            "staleness": pushed and pushed.staleness,
+            "outcome": pushed and pushed.outcome.value,
+        }
+
+    def change_speed(self) -> None:
+        """Work on as fast as its pauses and slowdowns allow now; for failures."""
+        self.slowness = math.inf if self.num_pauses else math.prod(self.factors)
+        # what ends at this very moment has been done at the speed before
+        if self._working is not None and self._ends > self._kernel.time:
+            self._working.wake(_CHANGED)
+
+    async def wait(self, waiting: Awaitable[None]) -> None:
+        """Wait, and count the time as waiting; for the server."""
+        begun = self.cluster.clock()
+        try:
+            await waiting
+        finally:
+            self._epoch = self._step.epoch
+            self.time.spend("wait", begun)
+
+    async def _until_repaired(self) -> None:
+        while self.num_pauses:
+            self._ends, self._working = math.inf, Slot(self._kernel, "its repair")
+            await self._kernel.park(self._working)
+
+    async def _send(self, kind: str, message: Message | None) -> None:
+        """Wait until a message arrives; without one, until it would that takes no time itself."""
+        now = self._kernel.time
+        arrives = now if message is None else message.arrival(now)
+        if self.link_cuts:
+            arrives = arrival(self.link_cuts, now, arrives)
+        await self._wait_until(arrives, kind, "a message")
+        if message is not None and arrives <= self.cluster.clock():  # before training ended
+            self.bytes_moved += message.num_bytes
+
+    async def _wait_until(self, time: float, kind: str, what: str) -> None:
+        """Wait until that time, and count it as this kind of span."""
+        begun = self.cluster.clock()
+        if time <= self._kernel.time:
+            return
+        try:
+            await self._kernel.park(Slot(self._kernel, what), time)
+        finally:
+            self.time.spend(kind, begun)
+
+    def __repr__(self) -> str:
+        return f"<worker {self.index} of {self.cluster.num_workers}>"
+
+
+class _OpenedHook(SessionRunHook):
+    """Reports to the cluster that the session of its worker is open."""
+
+    uses_default_graph = False
+    needs_session_in_begin = False
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def begin(self) -> None:
+        self._worker.cluster.set_away(self._worker, False)
+
+
+Program = Callable[[Worker], Awaitable[Any]]
+Gradient = Callable[[Any, Worker], Any]
+Loss = Callable[[Any], float]
+
+
+def loss_of(value: Any) -> float:
+    """What a loss function returned as a float, which may be NaN or infinite; else a TypeError."""
+    if not isinstance(value, str | bytes):
+        with suppress(TypeError, ValueError):  # an array of one value is a number, too
+            return float(value)
+    raise TypeError(f"loss returned {shown(value)}; let it return a number, such as a float")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The arguments of `Cluster.run` and `Cluster.train`, checked."""
+
+    program: Program | None
+    gradient: Gradient | None
+    updates: int | None
+    loss: Loss | None
+    loss_every: int
+    max_secs_without_update: float | None
+    target_loss: float | None = None
+    warm_up: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("program", "gradient", "loss"):
+            if getattr(self, name) is not None:
+                function(name, getattr(self, name), "a function, or None")
+        if self.program is not None and self.gradient is not None:
+            raise ValueError(
+                "got a program and a gradient, which would not be used; let the program compute "
+                "it: worker.session(gradient=...), or await worker.push(gradient, version)"
+            )
+        if self.updates is not None:
+            integer("updates", self.updates, least=1)
+        integer("loss_every", self.loss_every, least=1)
+        if self.target_loss is not None:
+            number("target_loss", self.target_loss)
+            if self.loss is None:
+                raise ValueError(
+                    f"target_loss is {self.target_loss!r}, and no loss is recorded; give loss, a "
+                    "function of the parameters"
+                )
+        if self.warm_up is not None:
+            seconds("warm_up", self.warm_up, zero=True)
+        if self.max_secs_without_update is not None:
+            checked_secs_above_zero("max_secs_without_update", self.max_secs_without_update)
+
+    def program_for(self, nothing: Any) -> Program:
+        """The program; without one: pull, compute, push `nothing` or the function's gradient."""
+        if self.program is not None:
+            return self.program
+        gradient = self.gradient
+
+        async def program(worker: Worker) -> None:
+            while True:
+                snapshot = await worker.pull()
+                if await worker.compute():
+                    value = nothing if gradient is None else gradient(snapshot.parameters, worker)
+                    await worker.push(value, snapshot.version)
+
+        return program
 
 
 class Cluster:
@@ -415,8 +770,9 @@ class Cluster:
             except TimeoutError:
                 if server.is_over or epoch != step.epoch:  # a restore has brought the step back
                     continue
-                may_continue = any(worker.may_continue for worker in self.workers)
-                waits = kernel.is_left_to_daemons() and not may_continue
+                # one that stands still because of a failure may continue
+                stand_still = any(w.num_stops or w.slowness == math.inf for w in self.workers)
+                waits = kernel.is_left_to_daemons() and not stand_still
                 raise (DeadlockError if waits else LivelockError)(
                     f"no update came from virtual time {begun!r} to {kernel.time!r}, for "
                     f"max_secs_without_update={max_secs!r} seconds, while the tasks "
@@ -430,20 +786,30 @@ class Cluster:
         Returns when its program, if it is cancelled, has ended. Each call needs a `bring_back`;
         where failures overlap, the worker works again after the last of them.
         """
-        worker.go_down(loses_work=loses_work)
-        if loses_work:
-            assert worker.task is not None
-            if not worker.is_finished:
-                self.set_away(worker, True)
-            worker.task.cancel()
-            await worker.task.wait()
+        worker.time.go_down()
+        if not loses_work:
+            worker.num_pauses += 1
+            worker.change_speed()
+            return
+        worker.num_stops += 1
+        assert worker.task is not None
+        if not worker.is_finished:
+            self.set_away(worker, True)
+        worker.task.cancel()
+        await worker.task.wait()
 
     def bring_back(self, worker: Worker, *, loses_work: bool = True) -> None:
         """Let a worker begin its program again, or continue; for failures, after `take_down`.
 
         After the last update no program begins again: it could only undo updates by a restore.
         """
-        worker.come_up(loses_work=loses_work)
+        if loses_work:
+            worker.num_stops -= 1
+        else:
+            worker.num_pauses -= 1
+            worker.change_speed()
+        if not (worker.num_stops or worker.num_pauses):
+            worker.time.come_up()
         if loses_work and not (worker.num_stops or worker.is_finished or self.server.is_over):
             self._start_worker(worker)
 

@@ -10,8 +10,7 @@ from ..._check import number
 from ..._engine.base import Slot
 from ..delays._delay import Delay, checked_delay, checked_secs
 from ..delays._distributions import Constant
-from ._cluster import Cluster, Failure
-from ._worker import Worker
+from ._cluster import Cluster, Failure, Worker
 
 
 @dataclass(frozen=True)
@@ -144,10 +143,12 @@ class Slowdown(_Once):
             raise ValueError("a pause that never ends is a Preemption; give one of these")
 
     async def begin(self, cluster: Cluster, worker: Worker) -> None:
-        worker.slow_down(float(self.factor))
+        worker.factors.append(float(self.factor))
+        worker.change_speed()
 
     def finish(self, cluster: Cluster, worker: Worker) -> None:
-        worker.speed_up(float(self.factor))
+        worker.factors.remove(float(self.factor))
+        worker.change_speed()
 
 
 @dataclass(frozen=True)

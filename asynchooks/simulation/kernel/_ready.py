@@ -36,10 +36,7 @@ class Ready(Generic[T]):
 
     def take(self) -> T:
         """Choose one of them, and take it out."""
-        steps = self._steps
         if self.left_of_round == 0:
-            self.left_of_round = len(steps)
+            self.left_of_round = len(self._steps)
         self.left_of_round -= 1
-        place = self._choose(steps)
-        steps[place], steps[-1] = steps[-1], steps[place]
-        return steps.pop()
+        return self._steps.pop(self._choose(self._steps))
