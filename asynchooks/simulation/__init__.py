@@ -7,7 +7,6 @@
 Programs that wait through asynchooks only do the same on every backend, for the same seed.
 """
 
-from .._engine.base import EngineTask
 from .._errors import (
     DeadlockError,
     DeterminismError,
@@ -35,11 +34,8 @@ from .delays._distributions import (
     Weibull,
     parse_delay,
 )
-from .kernel._kernel import Event, Recording
-from .output._interval import Interval
-from .output._plots import plot_losses, plot_reports, plot_timeline
-from .output._report import Report, ServerReport, WorkerReport
-from .output._timeline import Push, Span, Timeline
+from .output._plots import plot_losses, plot_reports
+from .output._report import Report, WorkerReport
 from .output._trace import write_trace
 
 __all__ = [
@@ -50,12 +46,9 @@ __all__ = [
     "Delay",
     "DeterminismError",
     "Empirical",
-    "EngineTask",
-    "Event",
     "Exponential",
     "Failure",
     "ForeignAwaitError",
-    "Interval",
     "LivelockError",
     "LogNormal",
     "Network",
@@ -64,19 +57,14 @@ __all__ = [
     "Partition",
     "PerWorker",
     "Preemption",
-    "Push",
     "Queue",
-    "Recording",
     "Report",
-    "ServerReport",
     "ShiftedExponential",
     "Simulation",
     "SimulationError",
     "Slowdown",
-    "Span",
     "Stragglers",
     "Sweep",
-    "Timeline",
     "Uniform",
     "Weibull",
     "Worker",
@@ -87,7 +75,6 @@ __all__ = [
     "parse_delay",
     "plot_losses",
     "plot_reports",
-    "plot_timeline",
     "sweep",
     "write_trace",
 ]

@@ -163,7 +163,7 @@ class Simulation:
     def start(
         self, fn: Callable[..., Awaitable[Any]], *args: Any, name: str | None = None
     ) -> EngineTask:
-        """Start `fn(*args)` as a task; it can be cancelled and waited for.
+        """Start `fn(*args)` as a task, with `cancel()` and `await task.wait()`.
 
         Tasks run in order of starting. An error of a task ends the simulation, which raises it.
         """
@@ -254,7 +254,11 @@ class Simulation:
 
     @property
     def trace(self) -> Recording:
-        """What happened, in order."""
+        """What happened and was noted: `events` in order, each with its `time` and `what`.
+
+        `to_bytes()` has a line for each event, with its time as an exact hexadecimal float, and
+        `digest()` is the SHA-256 of that.
+        """
         if self.recording is None:
             raise SimulationError("no trace was kept; give Simulation keep_trace=True")
         return self.recording

@@ -19,7 +19,7 @@ from typing import Protocol as TypingProtocol
 
 import numpy as np
 
-from ..._check import function, instance, integer, number, seconds
+from ..._check import function, instance, integer, number
 from ..._engine.base import TIMED_OUT, Sentinel, Slot
 from ..._engine.current import current_engine
 from ..._engine.threads import StepRunnerName
@@ -50,8 +50,6 @@ from ._network import LinkCuts, Message, Network, Queue, arrival, delay_of_each
 _CHANGED = Sentinel("CHANGED")
 """What a worker is woken with when its speed has changed."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_MOST_POINTS = 1000
-"""Of the progress: above it every second one is dropped."""
 
 
 class SimulationView(TypingProtocol):
@@ -354,7 +352,6 @@ class Training:
     loss_every: int
     max_secs_without_update: float | None
     target_loss: float | None = None
-    warm_up: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("program", "gradient", "loss"):
@@ -375,8 +372,6 @@ class Training:
                     f"target_loss is {self.target_loss!r}, and no loss is recorded; give loss, a "
                     "function of the parameters"
                 )
-        if self.warm_up is not None:
-            seconds("warm_up", self.warm_up, zero=True)
         if self.max_secs_without_update is not None:
             checked_secs_above_zero("max_secs_without_update", self.max_secs_without_update)
 
@@ -489,7 +484,6 @@ class Cluster:
         """(Virtual seconds, updates, loss), every `loss_every` updates and at each report."""
         self._loss: Loss | None = None
         self._target_loss: float | None = None
-        self._progress: list[tuple[float, int]] = []
         self.queues: list[Queue] = []
         """Of the servers, while and after it trains; empty where service takes no time."""
         self.workers: list[Worker] = []
@@ -538,7 +532,6 @@ class Cluster:
         loss: Loss | None = None,
         loss_every: int = 1,
         target_loss: float | None = None,
-        warm_up: float | None = None,
         max_secs_without_update: float | None = None,
     ) -> Report:
         """Run the simulation: every worker runs the program until training is over.
@@ -553,8 +546,6 @@ class Cluster:
                 end.
             loss_every: updates between two losses, >= 1.
             target_loss: training also ends at the first recorded loss at or under this.
-            warm_up: virtual seconds, >= 0, after which updates are counted over time, for
-                `Report.interval`; None: they are not.
             max_secs_without_update: virtual seconds, > 0, after which training that makes no
                 update is an error; None: it may continue. Workers that all wait for ever are an
                 error anyway, unless some crash again and again: give it with such `Crashes`.
@@ -567,7 +558,7 @@ class Cluster:
                 program that ends by itself is given; nothing has run.
             BaseException: as `Simulation.run`.
         """
-        options = loss, loss_every, max_secs_without_update, target_loss, warm_up
+        options = loss, loss_every, max_secs_without_update, target_loss
         training = Training(program, gradient, updates, *options)
         is_bounded = updates is not None or target_loss is not None
         if program is None and not is_bounded and until in (None, math.inf):
@@ -622,8 +613,6 @@ class Cluster:
         for worker, failure in hits:
             what = f"{type(failure).__name__} of worker {worker.index}"
             self._start_side_task(what, failure.play, self, worker)
-        if training.warm_up is not None:
-            self._start_side_task("progress", self._record_progress, float(training.warm_up))
         if training.loss is not None:
             self._loss, self._target_loss = training.loss, training.target_loss
             self._start_side_task("losses", self._record_losses, training.loss_every)
@@ -693,7 +682,6 @@ class Cluster:
             staleness=server.staleness_counts(),
             workers=[self._report_of(each, secs) for each in self.workers],
             losses=list(self.losses),
-            progress=list(self._progress),
             undone=server.num_undone,
             timeline=self.timeline if self.timeline.is_kept else None,
             servers=[self._report_of_server(each, secs) for each in range(len(self.queues))],
@@ -745,18 +733,6 @@ class Cluster:
             busy_share=secs_busy / secs if secs > 0 else 0.0,
             mean_queue=secs_queued / secs if secs > 0 else 0.0,
         )
-
-    async def _record_progress(self, warm_up: float) -> None:
-        """Note (virtual seconds, updates) behind the warm-up, some hundreds of times."""
-        step, points, every = self.global_step, self._progress, 1
-        await self.kernel.sleep(warm_up)
-        with suppress(StepUnreachableError):  # no worker is left to make one
-            while True:
-                points.append((self.kernel.time, step.value))
-                if len(points) > _MOST_POINTS:
-                    del points[1::2]
-                    every *= 2
-                await step.wait_for(step.value + every)
 
     async def _watch_updates(self, max_secs: float) -> None:
         """DeadlockError, or LivelockError if tasks go on, after so long without an update."""
@@ -923,8 +899,7 @@ def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
         if not isinstance(each, Failure):
             raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
         each.check(num_workers)
-        # random numbers depend on the identity: one that is given twice would happen once
-        found.append(copy(each) if any(each is other for other in found) else each)
+        found.append(copy(each))  # its random numbers depend on its identity: it may come twice
     return found
 
 

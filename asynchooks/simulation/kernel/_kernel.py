@@ -118,18 +118,7 @@ class KernelTask(EngineTask):
 
 
 class Event(NamedTuple):
-    """One event: its time, and what happened, as text.
-
-    Example:
-        simulation = Simulation(backend="turbo", keep_trace=True)
-
-        async def main():
-            await simulation.sleep(3.5)
-            simulation.note("done")
-
-        simulation.run(main)
-        assert simulation.trace.events[-1].time == 3.5
-    """
+    """One event: its time, and what happened, as text."""
 
     time: float
     what: str
@@ -140,17 +129,7 @@ class Event(NamedTuple):
 
 @dataclass(repr=False, eq=False, slots=True)
 class Recording:
-    """All `events` that happened, and what the program noted, in order. The kernel writes it.
-
-    Example:
-        simulation = Simulation(backend="turbo", keep_trace=True)
-
-        async def main():
-            await simulation.sleep(3.5)
-
-        simulation.run(main)
-        assert len(simulation.trace.digest()) == 64
-    """
+    """All `events` that happened, and what the program noted, in order. The kernel writes it."""
 
     events: list[Event] = field(default_factory=list)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ..._check import integer, number
 from ..._check import path as checked_path
 from ..._errors import shown
 from ._report import Report
@@ -75,7 +74,7 @@ def plot_reports(
     grid = figure.add_gridspec(1 + len(lanes), height_ratios=heights)
     plot_losses(figure.add_subplot(grid[0]), reports)
     for row, report in enumerate(lanes, start=1):
-        plot_timeline(figure.add_subplot(grid[row]), report, num_workers=most)
+        draw_timeline(figure.add_subplot(grid[row]), report, most)
     with whole_file(path) as new:
         figure.savefig(new, format=Path(path).suffix[1:].lower(), dpi=120)
 
@@ -121,52 +120,18 @@ def plot_losses(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> Non
     axes.set_xlabel("virtual time (s)")
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
-    _legend_below(axes)
+    # below, where it cannot hide a line
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
-def plot_timeline(
-    axes: Axes,
-    report: Report,
-    *,
-    window: tuple[float, float] | None = None,
-    num_workers: int = _MOST_WORKERS,
-) -> None:
-    """Draw what the first workers did in a window of time, as coloured bars.
-
-    Args:
-        axes: to draw on.
-        report: of a cluster with keep_timeline=True.
-        window: (begin, end), virtual seconds; None: from 0, short enough to see single spans.
-        num_workers: at most so many, from worker 0 on, >= 1.
-
-    Raises:
-        TypeError: an argument is of another type.
-        ValueError: the cluster kept no timeline, the window is empty, or there is no worker.
-
-    Example:
-        from matplotlib.figure import Figure
-
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        figure = Figure()
-        plot_timeline(figure.add_subplot(), cluster.run(updates=100), window=(0.0, 10.0))
-        figure.savefig("timeline.png")
-    """
-    integer("num_workers", num_workers, least=1)
+def draw_timeline(axes: Axes, report: Report, num_workers: int) -> None:
+    """Draw what the first workers did, as coloured bars: from 0, about thirty spans of each."""
     spans = [each for each in timeline_of(report).spans if each.worker < num_workers]
-    shown = min(num_workers, report.num_workers)
-    if window is None:  # from the beginning, about thirty spans of each worker long
-        whole = report.secs or 1.0
-        window = 0.0, min(whole, 30 * shown * whole / max(1, len(spans)))
-    expected = "(begin, end) in finite seconds, begin < end"
-    if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:
-        raise TypeError(f"window is {window!r}; give {expected}")
-    begin, end = (number("a time of window", each, expected=expected) for each in window)
-    if not begin < end:
-        raise ValueError(f"window is {window!r}; give {expected}")
+    shown, whole = min(num_workers, report.num_workers), report.secs or 1.0
+    window = min(whole, 30 * shown * whole / max(1, len(spans)))
     bars: dict[str, dict[int, list[tuple[float, float]]]] = {kind: {} for kind in _COLOURS}
     for worker, kind, since, until in spans:
-        if since < end and until > begin:
+        if since < window:
             bars[kind].setdefault(worker, []).append((since, until - since))
     for kind, colour in _COLOURS.items():
         for place, (worker, pieces) in enumerate(bars[kind].items()):
@@ -182,7 +147,7 @@ def plot_timeline(
     axes.set_title(f"What {shown}{of_all} workers did: {report.protocol}")
     axes.set_xlabel("virtual time (s)")
     axes.set_ylabel("worker")
-    axes.set_xlim(begin, end)
+    axes.set_xlim(0.0, window)
     axes.set_ylim(shown - 0.4, -0.6)
     axes.locator_params(axis="y", integer=True)  # there is no worker 2.5
     if any(bars.values()):
@@ -230,11 +195,6 @@ def _loss_band(
         columns.append([curve[bisect_right(secs, time) - 1][1] for time in times])
     rows = [sorted(row) for row in zip(*columns, strict=True)]
     return times, [row[0] for row in rows], [median(row) for row in rows], [row[-1] for row in rows]
-
-
-def _legend_below(axes: Axes) -> None:
-    """Put the legend below, where it cannot hide a line."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
 def check_format(path: str | os.PathLike[str]) -> None:

@@ -18,12 +18,6 @@ class Span(NamedTuple):
 
     `kind` is "compute", "lost" (a discarded computation), "wait" (for others), "pull", "push",
     "served" (in the server's queue, and by it) or "down". It lasted from `begin` to `end`.
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        report = cluster.run(updates=100)
-        assert {span.worker for span in report.timeline.spans} == {0, 1, 2, 3}
     """
 
     worker: int
@@ -41,12 +35,6 @@ class Push(NamedTuple):
         outcome: the value of its `Outcome`, such as "applied".
         staleness: updates between its pull and its push.
         version: the server's, afterwards.
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        report = cluster.run(updates=100)
-        assert report.timeline.pushes[0].version == 1
     """
 
     worker: int
@@ -62,12 +50,6 @@ class Timeline:
 
     Args:
         is_kept: whether the cluster keeps them (`keep_timeline`).
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        report = cluster.run(updates=100)
-        assert any(span.kind == "compute" for span in report.timeline.spans)
     """
 
     is_kept: bool = True
