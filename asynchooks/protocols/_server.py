@@ -160,8 +160,6 @@ class ParameterServer(Membership):
         """Whether the protocol may let a worker wait in `begin_step`."""
         self.waits_after_step = type(protocol).end_step is not Protocol.end_step
         """Whether the protocol may let a worker wait in `end_step`."""
-        self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] = lambda _, wait: wait
-        """Awaited in place of a wait, with the worker and the wait: to measure its duration."""
         self._recorder: Recorder | None = None  # of the last recorded session
         self._num_needed()  # raises here rather than at the first push
 
@@ -348,7 +346,7 @@ class ParameterServer(Membership):
         if self._collected:  # perhaps restored, from a run with more workers present
             self._update_if_due()
         if self.waits_before_step:
-            await self.around_wait(worker, self.protocol.begin_step(self, worker))
+            await self.protocol.begin_step(self, worker)
             self._check_continues(worker)
 
     async def end_step(self, worker: int) -> None:
@@ -358,7 +356,7 @@ class ParameterServer(Membership):
         """
         if self.waits_after_step:
             with suppress(StopTraining):  # no after_run may raise it; the next begin_step does
-                await self.around_wait(worker, self.protocol.end_step(self, worker))
+                await self.protocol.end_step(self, worker)
 
     async def wait_for_update(self, worker: int) -> None:
         """Wait while a gradient of this worker is collected; for protocols. Cancellation safe.

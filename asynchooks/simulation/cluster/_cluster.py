@@ -31,7 +31,7 @@ from ..._errors import (
     is_clean_end,
     shown,
 )
-from ..._hook import SessionRunHook
+from ..._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from ..._session import MonitoredSession
 from ..._step.gate import Worker as StepWorker
 from ..._step.global_step import GlobalStep
@@ -134,7 +134,8 @@ class Worker:
         if self.num_pauses:
             await self._until_repaired()
         if not self.is_in_session:
-            await server.begin_step(self.index)
+            begun = server.begin_step(self.index)
+            await (self.wait(begun) if server.waits_before_step else begun)
             if self.num_pauses:
                 await self._until_repaired()
         if self._request is not None or self.link_cuts:  # the request is a message, too
@@ -211,8 +212,8 @@ class Worker:
             now, after = self._kernel.time, cluster.server.version
             push = Push(self.index, now, pushed.outcome.value, pushed.staleness, after)
             cluster.timeline.pushes.append(push)
-        if not self.is_in_session:
-            await cluster.server.end_step(self.index)
+        if cluster.server.waits_after_step and not self.is_in_session:
+            await self.wait(cluster.server.end_step(self.index))
         return pushed
 
     def session(
@@ -240,7 +241,7 @@ class Worker:
         """
         self.is_in_session = True
         cluster = self.cluster
-        own: list[SessionRunHook] = [_OpenedHook(self), ProtocolHook(cluster.server, self.index)]
+        own: list[SessionRunHook] = [_WorkerHook(self)]
         if cluster.updates is not None:
             own.append(StopAtStepHook(last_step=cluster.updates))
 
@@ -278,7 +279,7 @@ class Worker:
             self._working.wake(_CHANGED)
 
     async def wait(self, waiting: Awaitable[None]) -> None:
-        """Wait, and count the time as waiting; for the server."""
+        """Wait as the protocol says, and count the time as waiting."""
         begun = self.cluster.clock()
         try:
             await waiting
@@ -315,17 +316,27 @@ class Worker:
         return f"<worker {self.index} of {self.cluster.num_workers}>"
 
 
-class _OpenedHook(SessionRunHook):
-    """Reports to the cluster that the session of its worker is open."""
+class _WorkerHook(ProtocolHook):
+    """Waits as the protocol says, which counts as the waiting of its worker.
+
+    It also tells the cluster that the session of its worker is open.
+    """
 
     uses_default_graph = False
-    needs_session_in_begin = False
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+        super().__init__(worker.cluster.server, worker.index)
+        self._simulated = worker
 
     async def begin(self) -> None:
-        self._worker.cluster.set_away(self._worker, False)
+        self._simulated.cluster.set_away(self._simulated, False)
+        await super().begin()
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        await self._simulated.wait(super().before_run(run_context))
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        await self._simulated.wait(super().after_run(run_context, run_values))
 
 
 Program = Callable[[Worker], Awaitable[Any]]
@@ -596,7 +607,6 @@ class Cluster:
         if self.updates is not None:
             self.global_step.raise_limit(self.updates)
         self._make_workers()
-        self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
         self.num_unfinished = self.num_workers
         self._stand_in = self.global_step.gate.open(kernel)
         self._change = Slot(kernel, "the end of training")
