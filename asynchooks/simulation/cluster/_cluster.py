@@ -220,7 +220,7 @@ class Worker:
         self,
         hooks: Sequence[Any] = (),
         *,
-        gradient: Callable[[Any, Worker], Any] | None = None,
+        gradient: Gradient | None = None,
         step: Callable[[], Awaitable[Any]] | None = None,
         stop_grace_period_secs: float = 120,
         step_runner: StepRunnerName = "auto",
@@ -245,8 +245,16 @@ class Worker:
         if cluster.updates is not None:
             own.append(StopAtStepHook(last_step=cluster.updates))
 
+        async def own_step() -> dict[str, Any]:
+            pushed = await self.one_step(gradient)
+            return {
+                "computed": pushed is not None,
+                "staleness": pushed and pushed.staleness,
+                "outcome": pushed and pushed.outcome.value,
+            }
+
         async def run_step() -> dict[str, Any]:
-            outputs = await (self._one_step(gradient) if step is None else step())
+            outputs = await (own_step if step is None else step)()
             return {**outputs, "global_step": cluster.server.version}
 
         return MonitoredSession(
@@ -257,19 +265,14 @@ class Worker:
             recovery=recovery,
         )
 
-    async def _one_step(self, gradient: Callable[[Any, Worker], Any] | None) -> dict[str, Any]:
+    async def one_step(self, gradient: Gradient | None) -> Pushed | None:
+        """Pull, compute, and push; None if the computation was useless."""
         snapshot = await self.pull()
-        pushed = None
-        is_computed = await self.compute()
-        if is_computed:
-            nothing = self.cluster.nothing
-            value = nothing if gradient is None else gradient(snapshot.parameters, self)
-            pushed = await self.push(value, snapshot.version)
-        return {
-            "computed": is_computed,
-            "staleness": pushed and pushed.staleness,
-            "outcome": pushed and pushed.outcome.value,
-        }
+        if not await self.compute():
+            return None
+        nothing = self.cluster.nothing
+        value = nothing if gradient is None else gradient(snapshot.parameters, self)
+        return await self.push(value, snapshot.version)
 
     def change_speed(self) -> None:
         """Work on as fast as its pauses and slowdowns allow now; for failures."""
@@ -386,18 +389,14 @@ class Training:
         if self.max_secs_without_update is not None:
             checked_secs_above_zero("max_secs_without_update", self.max_secs_without_update)
 
-    def program_for(self, nothing: Any) -> Program:
-        """The program; without one: pull, compute, push `nothing` or the function's gradient."""
+    def program_or_default(self) -> Program:
+        """The program; without one: steps of a worker until training is over."""
         if self.program is not None:
             return self.program
-        gradient = self.gradient
 
         async def program(worker: Worker) -> None:
             while True:
-                snapshot = await worker.pull()
-                if await worker.compute():
-                    value = nothing if gradient is None else gradient(snapshot.parameters, worker)
-                    await worker.push(value, snapshot.version)
+                await worker.one_step(self.gradient)
 
         return program
 
@@ -602,7 +601,7 @@ class Cluster:
             raise SimulationError("a cluster trains within its own simulation; call this there")
         if self.workers:
             raise SimulationError("this cluster has trained; make another one")
-        self._kernel, self._program = kernel, training.program_for(self.nothing)
+        self._kernel, self._program = kernel, training.program_or_default()
         self.updates, self.began_at = training.updates, kernel.time
         if self.updates is not None:
             self.global_step.raise_limit(self.updates)
