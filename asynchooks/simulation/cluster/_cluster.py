@@ -424,7 +424,7 @@ class Cluster:
         failures: of workers.
         learning_rate: a number >= 0, or a function of a gradient's staleness.
         update: the new parameters, of (parameters, mean gradient, learning rate); None: plain SGD.
-        keep_timeline: for `write_trace` and `plot_timeline`, which need what each worker did when.
+        keep_timeline: for `write_trace` and `plot_reports`, which need what each worker did when.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type, out of range, or does not fit the
