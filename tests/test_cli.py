@@ -216,10 +216,11 @@ def test_crashes_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    trace, plot = tmp_path / "out.json", tmp_path / "out.png"
+    trace, plot = tmp_path / "out.pftrace", tmp_path / "out.png"
     run(capsys, f"--workers 3 --updates 20 --trace {trace} --plot {plot}")
-    names = {each["name"] for each in json.loads(trace.read_text())["traceEvents"]}
-    assert {"compute", "global step", "version 3"} <= names
+    lines = trace.read_text().removesuffix(",\n")
+    names = {each["name"] for each in json.loads(f"{lines}]")}
+    assert {"compute", "global step", "applied"} <= names
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -245,9 +246,9 @@ def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path
         ("--protocol @0.1", "'' is no protocol"),
         ("--learning-rates 0.1,,1", "argument --learning-rates: ''; give a learning rate"),
         ("--max-secs-without-update 0", "argument --max-secs-without-update: '0'; give virtual"),
-        ("--compare async,sync --trace out.json", "--trace takes one protocol"),
-        ("--protocol async --protocol sync --trace out.json", "--trace takes one protocol"),
-        ("--trace /missing/out.json", "argument --trace: '/missing/out.json': cannot be written"),
+        ("--compare async,sync --trace out.pftrace", "--trace takes one protocol"),
+        ("--protocol async --protocol sync --trace out.pftrace", "--trace takes one protocol"),
+        ("--trace /missing/a.pftrace", "argument --trace: '/missing/a.pftrace': cannot be written"),
         ("--plot /missing/out.png", "argument --plot: .*there is no directory '/missing'; make it"),
         ("--plot out.txt", "argument --plot: 'out.txt' is no plot; end it with .png, .svg, .pdf"),
         ("--trace a.png --plot a.png", "--trace and --plot are both 'a.png'; give two paths"),
@@ -286,7 +287,7 @@ def test_a_disk_that_is_full_at_the_end_exits_with_1_and_leaves_nothing(
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        code = main(["simulate", "--updates", "50", "--trace", str(tmp_path / "out.json")])
+        code = main(["simulate", "--updates", "50", "--trace", str(tmp_path / "out.pftrace")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (line,) = capsys.readouterr().err.splitlines()

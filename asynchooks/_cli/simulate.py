@@ -26,7 +26,7 @@ examples:
 Compare four protocols, each at its best learning rate:
   asynchooks simulate --compare async,ssp:3,ksync:48,sync --learning-rates 0.01,0.1,1 --until 10
 Let workers crash, and write what each of them did for ui.perfetto.dev:
-  asynchooks simulate --workers 8 --mtbf exponential:100 --repair constant:5 --trace out.json
+  asynchooks simulate --workers 8 --mtbf exponential:100 --repair constant:5 --trace out.pftrace
 Print the results of stale synchronous training as JSON:
   asynchooks simulate --protocol ssp:3 --updates 500 --json"""
 DEFAULT_UPDATES = 10_000

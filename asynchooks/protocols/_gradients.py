@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -82,43 +81,6 @@ class Gradient(NamedTuple):
     worker: int
     version: int
     value: Any
-
-
-class Collected:
-    """Gradients that make the next update together, once there are enough.
-
-    They are kept apart until then, so that the bits of the update do not depend on their order of
-    arrival.
-    """
-
-    __slots__ = ("gradients", "workers")
-
-    def __init__(self) -> None:
-        self.gradients: list[Gradient] = []
-        self.workers: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self.gradients)
-
-    def add(self, gradient: Gradient) -> None:
-        self.gradients.append(gradient)
-        self.workers.add(gradient.worker)
-
-    def remove_last(self) -> None:
-        self.gradients.pop()
-        self.workers = {each.worker for each in self.gradients}
-
-    def in_order(self) -> list[Gradient]:
-        """By worker; those of one worker in order of arrival."""
-        return sorted(self.gradients, key=lambda each: each.worker)
-
-    def state(self) -> list[dict[str, Any]]:
-        return [each._asdict() for each in self.gradients]
-
-    def restore(self, saved: list[Any], checked: Callable[[str, Any], Any]) -> None:
-        for each in saved:
-            value = checked("a saved gradient", each["value"])
-            self.add(Gradient(int(each["worker"]), int(each["version"]), value))
 
 
 class StalenessCounts:

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,13 @@ from .._engine.recording import Recorder, current_recorder
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
 from ._clocks import Clocks
-from ._gradients import Collected, Gradient, Outcome, Pushed, Snapshot, StalenessCounts
+from ._gradients import Gradient, Outcome, Pushed, Snapshot, StalenessCounts
 from ._membership import Membership
 from ._updates import Update, Updates, checked_rate
 from ._waits import ABANDONED, Waits, compute_unless
 
 _new_tuple: Any = tuple.__new__  # as calling a named tuple, in half the time
+_worker_of = attrgetter("worker")
 
 
 class Protocol(ABC):
@@ -128,10 +129,6 @@ class ParameterServer(Membership):
                 "other; make it by GlobalStep(published_only=True)"
             )
         self.protocol = protocol
-        self._num_gradients: Any = protocol.num_gradients
-        # most protocols do not override it, and a call costs
-        overrides = type(protocol).accepts is not Protocol.accepts
-        self._accepts: Any = protocol.accepts if overrides else None
         self.global_step = global_step
         # only the server moves it, so `value` needs no reading of runs
         self._gate = global_step.gate
@@ -143,7 +140,7 @@ class ParameterServer(Membership):
         self._updates = Updates(parameters, update)
         self._parameters = self._updates.first
         self._clocks = Clocks(num_workers)
-        self._collected = Collected()
+        self._keep([])
         self._staleness = StalenessCounts(num_workers)
         self._waits = Waits(global_step, num_workers)
         self.when_over: Callable[[], object] | None = None
@@ -163,11 +160,7 @@ class ParameterServer(Membership):
         """Whether the protocol may let a worker wait in `begin_step`."""
         self.waits_after_step = type(protocol).end_step is not Protocol.end_step
         """Whether the protocol may let a worker wait in `end_step`."""
-        self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
-        """Awaited in place of a wait, with the worker and the wait: to measure its duration."""
-        self.before_change: Callable[[], object] | None = None
-        """Called before waits end for another reason than a push."""
-        self._recorder: Recorder | None = None  # of pushes and pulls, from a recorded session on
+        self._recorder: Recorder | None = None  # of the last recorded session
         self._num_needed()  # raises here rather than at the first push
 
     @property
@@ -184,7 +177,8 @@ class ParameterServer(Membership):
     @property
     def is_over(self) -> bool:
         """Whether no further update comes: the limit is reached, or the server is closed."""
-        return self.is_closed or self._gate.is_at_limit
+        gate = self._gate  # looked at itself, as this is asked five times in each step
+        return self.is_closed or (gate.limit is not None and gate.value >= gate.limit)
 
     @property
     def num_present(self) -> int:
@@ -197,9 +191,8 @@ class ParameterServer(Membership):
 
         Those present, and those that have left while a gradient of theirs is collected.
         """
-        left = self._clocks.left
-        num_present = self._clocks.num_present
-        return num_present + len(left & self._collected.workers) if left else num_present
+        clocks = self._clocks
+        return clocks.num_present + len(clocks.left & self._contributors)
 
     @property
     def num_collected(self) -> int:
@@ -220,7 +213,7 @@ class ParameterServer(Membership):
 
     def has_collected(self, worker: int) -> bool:
         """Whether a gradient of this worker is kept for the next update."""
-        return worker in self._collected.workers
+        return worker in self._contributors
 
     def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""
@@ -236,6 +229,8 @@ class ParameterServer(Membership):
         if type(parameters) is dict:
             parameters = dict(parameters)
         snapshot: Snapshot = _new_tuple(Snapshot, (parameters, self._gate.value))
+        if self._recorder is not None and (recorder := current_recorder()) is not None:
+            recorder.mark(current_engine(), "pull", float(snapshot.version), worker)
         return snapshot
 
     def push(self, worker: int, gradient: Any, version: int) -> Pushed:
@@ -256,72 +251,63 @@ class ParameterServer(Membership):
         if type(version) is not int:
             version = check.integer("version", version, least=0)
         staleness = self._gate.value - version
-        if not self._is_accepted(worker, version, staleness):
+        is_late = staleness < 0 or self.is_over or worker in self._clocks.left
+        if is_late or not self.protocol.accepts(self, worker, version):
             self.num_discarded += 1
             outcome = Outcome.DISCARDED
-        elif (
-            not self._collected.gradients
-            and (num_needed := self._num_gradients(self)) == 1
-            and type(num_needed) is int  # else `_num_needed` refuses it
-        ):
-            rate = self._rate
-            if rate is None:
-                rate = self._rate_at(staleness)
-            self._parameters = self._updates.apply(self._parameters, gradient, rate)
-            self._staleness.add(worker, staleness)
-            self.num_applied += 1
-            self._has_updated()
-            outcome = Outcome.APPLIED
         else:
-            outcome = self._collect(Gradient(worker, version, self._updates.kept(gradient)))
+            outcome = self._collect(worker, version, gradient)
         if self._clocks.tick(worker):
             self._waits.notify_slowest(self._clocks.slowest)
         pushed: Pushed = _new_tuple(Pushed, (outcome, staleness))
+        if self._recorder is not None and (recorder := current_recorder()) is not None:
+            record_push(recorder, worker, pushed, self.version)
         return pushed
 
-    def _is_accepted(self, worker: int, version: int, staleness: int) -> bool:
-        is_late = staleness < 0 or self.is_closed or self._gate.is_at_limit
-        if is_late or worker in self._clocks.left:
-            return False
-        return self._accepts is None or self._accepts(self, worker, version)
-
-    def _collect(self, gradient: Gradient) -> Outcome:
+    def _collect(self, worker: int, version: int, value: Any) -> Outcome:
         collected = self._collected
-        collected.add(gradient)
+        collected.append(Gradient(worker, version, value))
+        self._contributors.add(worker)
         try:
-            self._update_if_due()
+            if self._update_if_due():
+                return Outcome.APPLIED
         except BaseException:
-            collected.remove_last()
+            self._keep(collected[:-1])
             raise
-        return Outcome.COLLECTED if collected is self._collected else Outcome.APPLIED
+        collected[-1] = Gradient(worker, version, self._updates.kept(value))
+        return Outcome.COLLECTED
 
-    def _update_if_due(self) -> None:
+    def _keep(self, collected: list[Gradient]) -> None:
+        # apart until an update, whose bits so do not depend on their order of arrival
+        self._collected = collected
+        self._contributors = {each.worker for each in collected}
+
+    def _update_if_due(self) -> bool:
         """Make an update of what is collected, if that is enough: also after a worker has left."""
-        collected = self._collected
-        if not collected.gradients or self.is_over or not self._clocks.num_present:
-            return  # the last worker to leave makes no update: its session is at its end
+        collected, version = self._collected, self._gate.value
         if len(collected) < self._num_needed():
-            return
-        gradients, version = collected.in_order(), self._gate.value
+            return False
+        # by worker; those of one worker in order of arrival
+        gradients = sorted(collected, key=_worker_of)
         mean, rate = self._mean(gradients, version)
         self._parameters = self._updates.apply(self._parameters, mean, rate)
         for each in gradients:
             self._staleness.add(each.worker, version - each.version)
         self.num_applied += len(gradients)
-        self._collected = Collected()
-        self._has_updated()
+        self._keep([])
+        self._publish(version + 1)
+        return True
 
-    def _has_updated(self) -> None:
-        """Publish that the parameters are new, and wake the waits that this ends."""
-        gate, waits = self._gate, self._waits
-        self.global_step.publish(gate.value + 1)
-        is_over = gate.is_at_limit
+    def _publish(self, version: int) -> None:
+        """Count an update, and wake the waits that it ends."""
+        waits = self._waits
+        self._gate.publish(version, None)
+        is_over = self._gate.is_at_limit
         if is_over and self.when_over is not None:
             self.when_over()
-        if waits.watchers and (is_over or self.protocol.abandons_stale):
+        if is_over or self.protocol.abandons_stale:
             waits.abandon(self._is_obsolete)
-        if waits.for_next:
-            waits.notify_update()
+        waits.notify_update()
         if is_over:
             waits.notify_all()
 
@@ -336,7 +322,7 @@ class ParameterServer(Membership):
 
     def _num_needed(self) -> int:
         """How many gradients make an update now; TypeError if the protocol gave no such number."""
-        num = self._num_gradients(self)
+        num = self.protocol.num_gradients(self)
         if type(num) is not int or num < 1:
             raise TypeError(
                 f"{type(self.protocol).__name__}.num_gradients returned {num!r}; return how many "
@@ -360,7 +346,7 @@ class ParameterServer(Membership):
         if self._collected:  # perhaps restored, from a run with more workers present
             self._update_if_due()
         if self.waits_before_step:
-            await self._wait(worker, self.protocol.begin_step(self, worker))
+            await self.protocol.begin_step(self, worker)
             self._check_continues(worker)
 
     async def end_step(self, worker: int) -> None:
@@ -370,10 +356,7 @@ class ParameterServer(Membership):
         """
         if self.waits_after_step:
             with suppress(StopTraining):  # no after_run may raise it; the next begin_step does
-                await self._wait(worker, self.protocol.end_step(self, worker))
-
-    def _wait(self, worker: int, waiting: Awaitable[None]) -> Awaitable[None]:
-        return waiting if self.around_wait is None else self.around_wait(worker, waiting)
+                await self.protocol.end_step(self, worker)
 
     async def wait_for_update(self, worker: int) -> None:
         """Wait while a gradient of this worker is collected; for protocols. Cancellation safe.
@@ -381,7 +364,7 @@ class ParameterServer(Membership):
         Raises:
             StopTraining: as `begin_step`.
         """
-        while self.has_collected(worker):
+        while worker in self._contributors:
             self._check_continues(worker)
             await self._waits.for_update(worker)
 
@@ -430,7 +413,6 @@ class ParameterServer(Membership):
     def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
         self.check_worker(worker)
-        self._will_change()
         self._clocks.join(worker)
 
     def leave(self, worker: int) -> None:
@@ -440,14 +422,13 @@ class ParameterServer(Membership):
         be restarted: the others wait for it.
         """
         self.check_worker(worker)
-        self._will_change()
         if self._clocks.leave(worker):
             self._waits.notify_slowest(self._clocks.slowest)
         self._waits.notify_worker(worker)
         self._waits.attach(worker, self.global_step)
         if self.is_over:  # perhaps by a limit that was set during a wait
             self._waits.notify_all()
-        else:
+        elif self._collected and self.num_present:  # a last one that leaves is at its end
             self._update_if_due()
 
     def check_worker(self, worker: int) -> None:
@@ -460,8 +441,6 @@ class ParameterServer(Membership):
             self._recorder = recorder
             about = {"protocol": repr(self.protocol), "num_workers": self.num_workers}
             recorder.describe("parameter server", about)
-            self.push = partial(_recorded_push, self)  # type: ignore[method-assign]
-            self.pull = partial(_recorded_pull, self)  # type: ignore[method-assign]
 
     async def end_session(self, worker: int) -> None:
         self.leave(worker)
@@ -472,7 +451,6 @@ class ParameterServer(Membership):
 
     def close(self) -> None:
         """Make no further update: every wait ends, and what is pushed is discarded."""
-        self._will_change()
         self.is_closed = True
         self.recheck_waits()
 
@@ -485,7 +463,7 @@ class ParameterServer(Membership):
             "parameters": self.parameters,
             "version": self.version,
             "clocks": np.array(self._clocks.values, np.int64),
-            "collected": self._collected.state(),
+            "collected": [each._asdict() for each in self._collected],
             "staleness": self._staleness.state(),
             "num_applied": self.num_applied,
             "num_discarded": self.num_discarded,
@@ -506,11 +484,17 @@ class ParameterServer(Membership):
                 "make the ParameterServer with the num_workers of the one that was saved"
             )
         parameters = self._updates.frozen("the saved parameters", state["parameters"])
-        collected = Collected()
-        collected.restore(state["collected"], self._updates.checked)
+        collected = [
+            Gradient(
+                int(each["worker"]),
+                int(each["version"]),
+                self._updates.checked("a saved gradient", each["value"]),
+            )
+            for each in state["collected"]
+        ]
         num_pushed = self._num_pushed
-        self._will_change()
-        self._parameters, self._collected = parameters, collected
+        self._parameters = parameters
+        self._keep(collected)
         self._clocks.restore(state["clocks"])
         self._staleness.restore(state["staleness"])
         self.num_applied = int(state["num_applied"])
@@ -526,13 +510,8 @@ class ParameterServer(Membership):
 
         `close` and `load_state_dict` do it; call it after setting the limit of the global step.
         """
-        self._will_change()
         self._waits.abandon(self._is_obsolete)
         self._waits.notify_all()
-
-    def _will_change(self) -> None:
-        if self.before_change is not None:
-            self.before_change()
 
     def _check_continues(self, worker: int) -> None:
         if self.is_over:
@@ -551,20 +530,6 @@ class ParameterServer(Membership):
             f"<ParameterServer {self.protocol!r} at version {self.version}, "
             f"{self.num_present} of {self.num_workers} workers, {self.num_collected} collected>"
         )
-
-
-def _recorded_push(server: ParameterServer, worker: int, gradient: Any, version: int) -> Pushed:
-    pushed = ParameterServer.push(server, worker, gradient, version)
-    if (recorder := current_recorder()) is not None:
-        record_push(recorder, worker, pushed, server.version)
-    return pushed
-
-
-def _recorded_pull(server: ParameterServer, worker: int) -> Snapshot:
-    snapshot = ParameterServer.pull(server, worker)
-    if (recorder := current_recorder()) is not None:
-        recorder.mark(current_engine(), "pull", float(snapshot.version), worker)
-    return snapshot
 
 
 def record_push(recorder: Recorder, worker: int, pushed: Pushed, version: int) -> None:

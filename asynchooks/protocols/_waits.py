@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-import sys
-from collections.abc import Awaitable, Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from .._engine.base import STOPPED, Sentinel, Slot
@@ -24,87 +24,75 @@ Watch = Callable[[Slot], Callable[[], object]]
 class Waits:
     """Slots wake in order of registration; those for the slowest clock, by clock first."""
 
-    __slots__ = ("_for_slowest", "_order", "_parked", "_steps", "for_next", "watchers")
+    __slots__ = ("_for_slowest", "_for_update", "_steps", "watchers")
 
     def __init__(self, step: GlobalStep, num_workers: int) -> None:
         # as seen by each worker's session, whose stop ends the worker's waits
         self._steps = [step] * num_workers
-        self._parked: dict[int, list[Slot]] = {}  # by worker
-        self.for_next: dict[Slot, None] = {}  # a dict keeps the order, and removes cheaply
-        # by clock, then order of asking
-        self._for_slowest: list[tuple[int, int, Slot]] = []
-        self._order = 0
+        # with the worker of each; a dict keeps the order, and removes cheaply
+        self._for_update: dict[Slot, int] = {}
+        self._for_slowest: dict[int, dict[Slot, int]] = {}  # by clock
         self.watchers: dict[Slot, int] = {}  # with the version that each works on
 
     def attach(self, worker: int, step: GlobalStep) -> None:
         self._steps[worker] = step
 
-    async def for_update(self, worker: int) -> None:
+    def for_update(self, worker: int) -> Awaitable[None]:
         """Park until the next update, or until the wait is to be checked again."""
-        slot = Slot(current_engine(), f"an update with the gradient of worker {worker}")
-        self.for_next[slot] = None
-        try:
-            await self._park(worker, slot)
-        finally:
-            self.for_next.pop(slot, None)
+        what = f"an update with the gradient of worker {worker}"
+        return self._park(worker, self._for_update, what)
 
-    async def for_slowest(self, worker: int, clock: int) -> None:
+    def for_slowest(self, worker: int, clock: int) -> Awaitable[None]:
         """Park until the slowest has finished `clock` steps, or the wait is to be checked again."""
-        slot = Slot(current_engine(), f"the slowest worker's step {clock}, as worker {worker}")
-        entry = (clock, self._order, slot)
-        heapq.heappush(self._for_slowest, entry)
-        self._order += 1
-        try:
-            await self._park(worker, slot)
-        finally:
-            if entry in self._for_slowest:
-                self._for_slowest.remove(entry)
-                heapq.heapify(self._for_slowest)
+        what = f"the slowest worker's step {clock}, as worker {worker}"
+        return self._park(worker, self._for_slowest.setdefault(clock, {}), what)
 
-    async def _park(self, worker: int, slot: Slot) -> None:
-        own = self._parked.setdefault(worker, [])
-        own.append(slot)
+    async def _park(self, worker: int, group: dict[Slot, int], what: str) -> None:
+        slot = Slot(current_engine(), what)
+        group[slot] = worker
         try:
             with EndsAtStop(slot, self._steps[worker].stop):
                 value = await slot.engine.park(slot)
         finally:
-            own.remove(slot)
+            group.pop(slot, None)
         if value is STOPPED:
-            raise StopTraining(f"a stop was requested while waiting for {slot.what}")
+            raise StopTraining(f"a stop was requested while waiting for {what}")
 
     def watch(self, version: int, slot: Slot) -> Callable[[], object]:
         """Register a slot for `abandon`; returns a function that removes it."""
         self.watchers[slot] = version
-        return lambda: self.watchers.pop(slot, None)
+        return partial(self.watchers.pop, slot, None)
 
     def abandon(self, is_obsolete: Callable[[int], bool]) -> None:
         """Wake the watchers whose version is useless now."""
-        watchers = self.watchers
-        useless = [slot for slot, version in watchers.items() if is_obsolete(version)]
-        for slot in useless:
-            del watchers[slot]
+        for slot in [each for each, on in self.watchers.items() if is_obsolete(on)]:
+            del self.watchers[slot]
             slot.wake(ABANDONED)
 
     def notify_update(self) -> None:
-        if self.for_next:
-            slots, self.for_next = self.for_next, {}
-            _wake(slots)
+        _wake(self._for_update)
 
-    def notify_slowest(self, clock: int) -> None:
-        while self._for_slowest and self._for_slowest[0][0] <= clock:
-            heapq.heappop(self._for_slowest)[2].wake()
+    def notify_slowest(self, clock: float) -> None:
+        for each in sorted(self._for_slowest):
+            if each > clock:
+                break
+            _wake(self._for_slowest.pop(each))
 
     def notify_worker(self, worker: int) -> None:
         """Let the waits of a worker check their condition again."""
-        _wake(list(self._parked.get(worker, ())))
+        for group in (self._for_update, *self._for_slowest.values()):
+            for slot in [each for each, waiting in group.items() if waiting == worker]:
+                slot.wake()
 
     def notify_all(self) -> None:
         """Let every wait check its condition again."""
         self.notify_update()
-        self.notify_slowest(sys.maxsize)
+        self.notify_slowest(math.inf)
 
 
-def _wake(slots: Iterable[Slot]) -> None:
+def _wake(group: dict[Slot, int]) -> None:
+    slots = list(group)
+    group.clear()  # none is woken twice, where a thousand workers leave one after the other
     for slot in slots:
         slot.wake()
 

@@ -7,7 +7,6 @@
 Programs that wait through asynchooks only do the same on every backend, for the same seed.
 """
 
-from .._engine.base import EngineTask
 from .._errors import (
     DeadlockError,
     DeterminismError,
@@ -20,12 +19,9 @@ from .._later import listing
 from ._determinism import check_determinism
 from ._simulation import Simulation, at_step, current_simulation
 from ._sweep import Sweep, sweep
-from .cluster._cluster import Cluster, Failure
-from .cluster._failures import Crashes, Partition, Preemption, ServerCrashes, Slowdown
-from .cluster._host import Checkpoints
+from .cluster._cluster import Cluster, Failure, Worker
+from .cluster._failures import Crashes, Partition, Preemption, Slowdown
 from .cluster._network import Network, Queue
-from .cluster._ring import RingAllReduce
-from .cluster._worker import Worker
 from .delays._delay import Delay, PerWorker, Stragglers
 from .delays._distributions import (
     Constant,
@@ -38,16 +34,11 @@ from .delays._distributions import (
     Weibull,
     parse_delay,
 )
-from .delays._phases import Phases
-from .kernel._kernel import Event, Recording
-from .output._interval import Interval
-from .output._perfetto import write_trace
-from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
-from .output._report import Report, ServerReport, WorkerReport
-from .output._timeline import Push, Span, Timeline
+from .output._plots import plot_losses, plot_reports
+from .output._report import Report, WorkerReport
+from .output._trace import write_trace
 
 __all__ = [
-    "Checkpoints",
     "Cluster",
     "Constant",
     "Crashes",
@@ -55,12 +46,9 @@ __all__ = [
     "Delay",
     "DeterminismError",
     "Empirical",
-    "EngineTask",
-    "Event",
     "Exponential",
     "Failure",
     "ForeignAwaitError",
-    "Interval",
     "LivelockError",
     "LogNormal",
     "Network",
@@ -68,23 +56,15 @@ __all__ = [
     "Pareto",
     "Partition",
     "PerWorker",
-    "Phases",
     "Preemption",
-    "Push",
     "Queue",
-    "Recording",
     "Report",
-    "RingAllReduce",
-    "ServerCrashes",
-    "ServerReport",
     "ShiftedExponential",
     "Simulation",
     "SimulationError",
     "Slowdown",
-    "Span",
     "Stragglers",
     "Sweep",
-    "Timeline",
     "Uniform",
     "Weibull",
     "Worker",
@@ -95,8 +75,6 @@ __all__ = [
     "parse_delay",
     "plot_losses",
     "plot_reports",
-    "plot_staleness",
-    "plot_timeline",
     "sweep",
     "write_trace",
 ]

@@ -5,13 +5,11 @@ Nothing here depends on workers, delays and protocols; those wait through its ke
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -21,10 +19,7 @@ from .._errors import SimulationError
 from .._step.global_step import GlobalStep
 from ..protocols import Protocol
 from .cluster._cluster import Cluster, Failure
-from .cluster._host import Checkpoints
 from .cluster._network import Network, Queue
-from .cluster._ring import RingAllReduce
-from .cluster._standstill import Standstill
 from .delays._delay import Delay
 from .delays._streams import Streams
 from .kernel._interpreter import no_real_sleep, rare_collections
@@ -85,15 +80,12 @@ class Simulation:
         self.backend = backend
         self.streams = Streams(seed)
         self.recording = Recording() if keep_trace else None
-        orders = _shuffled(self.streams) if shuffle_ties else None
         choose = _chooser(self.streams) if shuffle_ties else None
-        self._kernel_arguments = (orders, max_turns, self.recording, choose)
+        self._kernel_arguments = (max_turns, self.recording, choose)
         self._kernel: Kernel | None = None
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
         self._is_over = False
-        self.standstill = Standstill()
-        """Checks that anything but failures happens; for clusters."""
 
     def run(
         self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
@@ -113,8 +105,7 @@ class Simulation:
 
         Raises:
             SimulationError: it has run, or another one or an event loop runs in this thread.
-            DeadlockError: all tasks wait, and nothing is left to wake them, or only failures of a
-                cluster that repeat for ever.
+            DeadlockError: all tasks wait, and nothing is left to wake them.
             LivelockError: tasks run on without spending time, or a cluster without an update.
             OutsideWorkError: the program does real I/O, or really sleeps.
             ForeignAwaitError: "turbo" met an await of another library.
@@ -127,8 +118,7 @@ class Simulation:
         kernel_class = getattr(import_module(module, __package__), name)
         kernel: Kernel = kernel_class(*self._kernel_arguments)
         self._kernel = kernel
-        by_time = condition is not None and not isinstance(condition, _AtStep)
-        kernel.stop_when(stop_at, condition, by_time=by_time)
+        kernel.stop_when(stop_at, condition)
 
         async def run_main() -> None:
             self._value = await main(*args)
@@ -173,7 +163,7 @@ class Simulation:
     def start(
         self, fn: Callable[..., Awaitable[Any]], *args: Any, name: str | None = None
     ) -> EngineTask:
-        """Start `fn(*args)` as a task; it can be cancelled and waited for.
+        """Start `fn(*args)` as a task, with `cancel()` and `await task.wait()`.
 
         Tasks run in order of starting. An error of a task ends the simulation, which raises it.
         """
@@ -202,8 +192,7 @@ class Simulation:
         push: Delay | None = None,
         service: Delay | None = None,
         num_servers: int = 1,
-        network: Network | RingAllReduce | None = None,
-        checkpoints: Checkpoints | None = None,
+        network: Network | None = None,
         failures: Sequence[Failure] = (),
         learning_rate: float | Callable[[int], float] = 0.1,
         update: Callable[[Any, Any, float], Any] | None = None,
@@ -219,12 +208,22 @@ class Simulation:
         token = _running.set(self)  # the protocol may read the time already
         try:
             cluster = Cluster(
-                self, num_workers, parameters=parameters, protocol=protocol, compute=compute,
-                pull=pull, push=push, service=service, num_servers=num_servers,
-                network=network, checkpoints=checkpoints, failures=failures,
-                learning_rate=learning_rate, update=update, keep_timeline=keep_timeline,
-                streams=streams, standstill=self.standstill,
-            )  # fmt: skip
+                self,
+                num_workers,
+                parameters=parameters,
+                protocol=protocol,
+                compute=compute,
+                pull=pull,
+                push=push,
+                service=service,
+                num_servers=num_servers,
+                network=network,
+                failures=failures,
+                learning_rate=learning_rate,
+                update=update,
+                keep_timeline=keep_timeline,
+                streams=streams,
+            )
         finally:
             _running.reset(token)
         self._num_clusters += 1
@@ -255,7 +254,11 @@ class Simulation:
 
     @property
     def trace(self) -> Recording:
-        """What happened, in order."""
+        """What happened and was noted: `events` in order, each with its `time` and `what`.
+
+        `to_bytes()` has a line for each event, with its time as an exact hexadecimal float, and
+        `digest()` is the SHA-256 of that.
+        """
         if self.recording is None:
             raise SimulationError("no trace was kept; give Simulation keep_trace=True")
         return self.recording
@@ -296,18 +299,7 @@ def at_step(global_step: GlobalStep, step: int) -> Callable[[], bool]:
         simulation.run(count, until=at_step(step, 5))
         assert simulation.now == 5.0
     """
-    return _AtStep(global_step, step)
-
-
-@dataclass(frozen=True)
-class _AtStep:
-    """A condition that passing time alone does not fulfil."""
-
-    global_step: GlobalStep
-    step: int
-
-    def __call__(self) -> bool:
-        return self.global_step.value >= self.step
+    return lambda: global_step.value >= step
 
 
 def _check_until(until: Until | None) -> tuple[float, Callable[[], bool] | None]:
@@ -346,14 +338,6 @@ def _running_library() -> str | None:
     if asyncio is None or asyncio._get_running_loop() is None:
         return None
     return "asyncio"  # perhaps in a callback, where no task runs
-
-
-def _shuffled(streams: Streams) -> Iterator[int]:
-    """Distinct orders that put equal times in a random order."""
-    generator = streams.generator(0, "ties")
-    for number in itertools.count(0, 1024):
-        for place, key in enumerate(generator.integers(1, 1 << 62, 1024).tolist()):
-            yield key << 64 | number + place
 
 
 def _chooser(streams: Streams) -> Callable[[Sequence[object]], int]:

@@ -72,21 +72,3 @@ def test_all_begin_side_by_side_after_all_had_left() -> None:
         clocks.leave(worker)
     clocks.join(0)
     assert (clocks.values, clocks.slowest, clocks.num_present) == ([1, 1, 1], 1, 3)
-
-
-@given(ACTIONS, ACTIONS)
-def test_clocks_whose_slowest_was_not_asked_for_go_on_as_others_do(
-    actions: list[tuple[str, int]], later: list[tuple[str, int]]
-) -> None:
-    asked, unasked = Clocks(NUM_WORKERS), Clocks(NUM_WORKERS)
-    assert asked.slowest == 0
-    for action, worker in actions:
-        for each in (asked, unasked):
-            getattr(each, action)(worker)
-    assert unasked.values == asked.values
-    assert unasked.left == asked.left
-    assert unasked.slowest == asked.slowest
-    for action, worker in later:
-        assert getattr(unasked, action)(worker) == getattr(asked, action)(worker)
-        assert unasked.slowest == asked.slowest
-        assert unasked.values == asked.values

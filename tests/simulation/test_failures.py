@@ -31,7 +31,6 @@ from asynchooks.simulation import (
     Exponential,
     Failure,
     Partition,
-    Phases,
     Preemption,
     Slowdown,
     Uniform,
@@ -285,7 +284,6 @@ def test_crashes_given_twice_are_two_with_times_of_their_own() -> None:
     assert same == equal
 
 
-PHASES = Phases(Constant(8.0), [(10.0, 1.0), (10.0, 2.0)])
 PAUSE = Slowdown(1.0, 9.0, math.inf)
 
 
@@ -299,15 +297,13 @@ def repaired(mtbf: float) -> Crashes:
     [
         # 1 s of work at once, 0.5 in [1, 2), 2/6 in [2, 4), 0.5 in [4, 5), the rest at once
         (Constant(3.0), [Slowdown(1.0, 4.0, 2.0), Slowdown(2.0, 2.0, 3.0)], 8.0 - (2.0 + 2 / 6)),
-        # 2.5 s of work until 5, 5 until 10, and the last half takes twice as long
-        (PHASES, [Slowdown(0.0, 5.0, 2.0)], 11.0),
         (Constant(3.0), [Slowdown(5.0, 10.0, 2.0), repaired(2.0)], 103.0),
         # one second of work until 1, one until 5; the other two after the repair, at full speed
         (Constant(4.0), [Slowdown(1.0, 10.0, 4.0), repaired(5.0)], 107.0),
         (Constant(3.0), [PAUSE], 12.0),
         (Constant(1.0), [PAUSE], 1.0),
     ],
-    ids=["overlap", "phases", "repair before", "repair within", "pause", "before a pause"],
+    ids=["overlap", "repair before", "repair within", "pause", "before a pause"],
 )
 def test_work_is_slower_while_slowdowns_last(
     compute: Any, failures: list[Failure], secs: float
@@ -431,6 +427,35 @@ def test_a_crash_within_a_hook_notifies_all_hooks_and_breaks_no_count(
     # at the end all is done; a crash then loses nothing but the end of the session
     assert spent(report.workers[0]).get("down", 0.0) == (0.0 if moment == "end" else 2.0)
     check_report(report)
+
+
+def test_no_program_begins_again_after_the_last_update(backend: Any, tmp_path: Path) -> None:
+    """It would restore the server as it was before, and nothing would train it any more."""
+    cluster = new_cluster(2, backend, compute=Constant(1.0),
+                          failures=[Preemption(3.5, secs=2.0, workers=[0])])  # fmt: skip
+    begins: list[float] = []
+
+    async def program(worker: Worker) -> None:
+        begins.append(cluster.simulation.now)
+        hooks: list[SessionRunHook] = [saver_of(worker, tmp_path, save_steps=2)]
+        if worker.index == 1:
+            hooks = [LastingHook(cluster.simulation)]
+        await with_session(worker, *hooks)
+
+    report = cluster.run(program, updates=6)
+    assert begins == [0.0, 0.0]
+    assert (report.updates, report.secs) == (6, 5.0)
+    check_report(report)
+
+
+class LastingHook(SessionRunHook):
+    """Takes ten seconds at the end."""
+
+    def __init__(self, simulation: Any) -> None:
+        self.simulation = simulation
+
+    async def end(self, session: Any) -> None:
+        await self.simulation.sleep(10.0)
 
 
 @pytest.mark.parametrize("is_background", [False, True])

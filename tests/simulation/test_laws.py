@@ -30,7 +30,6 @@ from asynchooks.simulation import (
     Delay,
     Exponential,
     PerWorker,
-    Phases,
     Simulation,
     Stragglers,
     Worker,
@@ -259,13 +258,6 @@ def test_stragglers_hold_up_all_that_wait(probability: float) -> None:
     check_mean(secs_per_update(asynchronous)[80:], (1 + 9 * probability) / P)
     together = trained("turbo", Synchronous(), 1000, compute=compute)
     check_mean(secs_per_update(together), 1 + 9 * (1 - (1 - probability) ** P))
-
-
-def test_phases_slow_all_workers_by_their_share() -> None:
-    compute = Phases(Exponential(0.25), [(1.0, 1.0), (2.0, 4.0), (1.0, math.inf)])
-    cluster = trained("turbo", Asynchronous(), 12_000, compute=compute)
-    work_per_second = (1.0 + 2.0 / 4) / 4.0
-    check_mean(secs_per_update(cluster), 0.25 / work_per_second / P)
 
 
 def test_links_add_to_the_time_of_a_step() -> None:

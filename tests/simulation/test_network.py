@@ -1,4 +1,4 @@
-"""Links with latency and shared bandwidth, and servers that hold a part of the parameters each."""
+"""Links with latency and bandwidth, and servers that hold a part of the parameters each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asynchooks.protocols import Asynchronous, Synchronous
 from asynchooks.simulation import (
@@ -19,10 +17,8 @@ from asynchooks.simulation import (
     Partition,
     PerWorker,
     Preemption,
-    Simulation,
     Uniform,
 )
-from asynchooks.simulation.cluster._network import SharedLink
 
 from .clusters import bare, check_mean, check_report, new_cluster, secs_per_update, speeds, spent
 from .engines import BACKENDS
@@ -65,29 +61,32 @@ def test_pulls_share_the_link_of_the_server(backend: Any) -> None:
     assert cluster.run(updates=3).secs == 3 * (4 + 1)
 
 
-def test_what_a_slow_link_cannot_use_goes_to_the_others(backend: Any) -> None:
+def test_a_message_takes_as_long_as_the_slower_of_its_two_links(backend: Any) -> None:
     network = Network(0.0, [MB / 4, 4 * MB, 4 * MB], MB, parameter_bytes=3 * MB)
     cluster = new_cluster(3, backend, compute=Constant(100.0), network=network)
     report = cluster.run(until=50.0)
-    # 1/4, 3/8, 3/8 MB a second: 8 s for 3 MB of two, and 12 s for the slow one
-    assert [each.secs_pulled for each in report.workers] == [12.0, 8.0, 8.0]
+    # the server's link is free again after 3, 6 and 9 s
+    assert [each.secs_pulled for each in report.workers] == [12.0, 6.0, 9.0]
 
 
 def test_both_directions_are_separate(backend: Any) -> None:
     network = Network(server_bandwidth=MB, parameter_bytes=MB)
     cluster = new_cluster(2, backend, compute=speeds(1.0, 3.0), network=network)
-    report = cluster.run(until=5.0)
-    # both pull 0-2; worker 0 computes 2-3, pushes 3-4, pulls 4-5; worker 1 computes 2-5
-    assert spent(report.workers[0]) == {"pulled": 3.0, "computed": 1.0, "pushed": 1.0}
+    report = cluster.run(until=4.0)
+    # worker 0 pulls 0-1, computes 1-2, pushes 2-3, pulls 3-4; worker 1 pulls 0-2, computes 2-5
+    assert spent(report.workers[0]) == {"pulled": 2.0, "computed": 1.0, "pushed": 1.0}
+    assert spent(report.workers[1])["pulled"] == 2.0
 
 
-def test_a_transfer_that_a_crash_ends_leaves_its_share_to_the_others(backend: Any) -> None:
+def test_a_message_under_way_takes_its_time_on_the_link_though_its_worker_crashes(
+    backend: Any,
+) -> None:
     network = Network(server_bandwidth=MB, parameter_bytes=2 * MB)
     failures = [Preemption(at=1.0, workers=[0])]
     cluster = new_cluster(2, backend, compute=Constant(9.0), network=network, failures=failures)
     report = cluster.run(until=5.0)
-    assert report.workers[1].secs_pulled == 1.0 + 1.5  # half of the link, then all of it
-    assert report.bytes_moved == 2 * MB
+    assert report.workers[1].secs_pulled == 2.0 + 2.0
+    assert report.bytes_moved == 2 * MB  # what arrived
 
 
 def test_a_cut_link_holds_messages_of_a_network_back(backend: Any) -> None:
@@ -98,94 +97,6 @@ def test_a_cut_link_holds_messages_of_a_network_back(backend: Any) -> None:
     assert cluster.run(updates=1).secs == 3.0 + 1.0 + 1.25
 
 
-def fluid(flows: list[tuple[float, float, float]], capacity: float) -> list[float]:
-    """When each of (begin, bytes, limit) ends, by rates that are found by bisection."""
-    left = [size for _, size, _ in flows]
-    ends = [math.inf] * len(flows)
-    now = 0.0
-    while any(map(math.isinf, ends)):
-        here = [i for i, flow in enumerate(flows) if flow[0] <= now and math.isinf(ends[i])]
-        level = _level([flows[i][2] for i in here], capacity)
-        times = [flow[0] for flow in flows if flow[0] > now]
-        times += [now + left[i] / min(flows[i][2], level) for i in here]
-        until = min(times)
-        for i in here:
-            left[i] -= (until - now) * min(flows[i][2], level)
-            if left[i] <= 1e-9:
-                ends[i] = until
-        now = until
-    return ends
-
-
-def _level(limits: list[float], capacity: float) -> float:
-    """What each gets at most, so that the capacity is used up."""
-    if sum(limits) <= capacity:
-        return capacity
-    low, high = 0.0, capacity
-    for _ in range(100):
-        middle = (low + high) / 2
-        if sum(min(limit, middle) for limit in limits) < capacity:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-@given(
-    flows=st.lists(
-        st.tuples(
-            st.sampled_from([0.0, 0.5, 1.0, 1.75, 4.0]),
-            st.sampled_from([1.0, 2.0, 3.5, 10.0]),
-            st.sampled_from([0.25, 1.0, 3.0, 1e9]),
-        ),
-        min_size=1,
-        max_size=12,
-    ),
-    capacity=st.sampled_from([0.5, 2.0, 5.0]),
-    backend=st.sampled_from(BACKENDS),
-)
-@settings(max_examples=60, deadline=None)
-def test_transfers_end_when_max_min_fair_shares_say(
-    flows: list[tuple[float, float, float]], capacity: float, backend: Any
-) -> None:
-    simulation = Simulation(1, backend)
-    ends: dict[int, float] = {}
-
-    async def main() -> None:
-        link = SharedLink(simulation.kernel, capacity)
-
-        async def flow(index: int, begin: float, size: float, limit: float) -> None:
-            await simulation.sleep(begin)
-            await link.transfer(size, limit)
-            ends[index] = simulation.now
-
-        for task in [simulation.start(flow, i, *each) for i, each in enumerate(flows)]:
-            await task.wait()
-
-    simulation.run(main)
-    expected = fluid(flows, capacity)
-    assert [ends[i] for i in range(len(flows))] == pytest.approx(expected, rel=1e-6)
-
-
-def test_transfers_end_also_where_time_is_coarser_than_their_rest(backend: Any) -> None:
-    simulation = Simulation(1, backend)
-    ends: list[float] = []
-
-    async def main() -> None:
-        await simulation.sleep(1e9)
-        link = SharedLink(simulation.kernel, 3.0)
-
-        async def flow(size: float) -> None:
-            await link.transfer(size, 7.0)
-            ends.append(simulation.now - 1e9)
-
-        for task in [simulation.start(flow, size) for size in (0.7, 1.0, 1.3)]:
-            await task.wait()
-
-    simulation.run(main)
-    assert ends == pytest.approx([0.7, 0.9, 1.0], abs=1e-6)
-
-
 def test_a_push_goes_to_all_servers_and_takes_the_slowest(backend: Any) -> None:
     cluster = new_cluster(1, backend, compute=Constant(1.0), num_servers=3,
                           service=speeds(0.5, 2.0, 0.25))  # fmt: skip
@@ -193,7 +104,7 @@ def test_a_push_goes_to_all_servers_and_takes_the_slowest(backend: Any) -> None:
     assert report.secs == 4 * 3.0
     assert [each.busy_share for each in report.servers] == [2 / 12, 8 / 12, 1 / 12]
     assert [each.requests for each in report.servers] == [4, 4, 4]
-    assert [row["server"] for row in report.server_rows()] == [0, 1, 2]
+    assert [each.server for each in report.servers] == [0, 1, 2]
 
 
 def test_servers_share_the_bytes_of_a_message(backend: Any) -> None:
@@ -203,9 +114,9 @@ def test_servers_share_the_bytes_of_a_message(backend: Any) -> None:
                               num_servers=num_servers, protocol=Synchronous())  # fmt: skip
         return cluster.run(updates=1).secs
 
-    # the two links of the workers take 8 MB a second: from there on more servers gain nothing
+    # the second download, both uploads; from 4 servers on, the links of the workers decide
     assert [secs(each) for each in (1, 2, 4, 8, 16)] == [
-        2.5 + 2 * 4.0, 2.5 + 2 * 2.0, 2.5 + 2 * 1.0, 2.5 + 2 * 0.5, 2.5 + 2 * 0.5
+        2.5 + 3 * 2.0, 2.5 + 3 * 1.0, 2.5 + 3 * 0.5, 2.5 + 2 * 0.5, 2.5 + 2 * 0.5
     ]  # fmt: skip
 
 
@@ -235,6 +146,22 @@ def test_what_is_to_come_does_not_count_as_use(backend: Any) -> None:
     (server,) = cluster.run(until=3.0).servers
     assert (server.secs_busy, server.secs_queued) == (2.0, 4.0)
     assert (server.busy_share, server.mean_queue) == (2 / 3, 4 / 3)
+
+
+def test_what_arrives_after_the_last_update_is_no_use_of_the_server(backend: Any) -> None:
+    cluster = new_cluster(2, backend, compute=Constant(1.0), push=speeds(0.5, 10.0),
+                          service=Constant(1.0))  # fmt: skip
+    report = cluster.run(updates=1)
+    assert (report.secs, cluster.simulation.now) == (2.5, 11.0)
+    (server,) = report.servers
+    assert (server.requests, server.secs_busy, server.secs_queued) == (1, 1.0, 0.0)
+
+
+def test_bytes_that_arrive_after_the_last_update_do_not_count(backend: Any) -> None:
+    network = Network(speeds(0.25, 10.0), parameter_bytes=100)
+    cluster = new_cluster(2, backend, compute=Constant(1.0), network=network)
+    report = cluster.run(updates=1)
+    assert (report.secs, report.bytes_moved) == (1.75, 200)
 
 
 def test_all_backends_agree_on_a_network_with_failures() -> None:

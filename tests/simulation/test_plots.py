@@ -23,9 +23,10 @@ from asynchooks.simulation import (
     Simulation,
     plot_losses,
     plot_reports,
-    plot_staleness,
-    plot_timeline,
 )
+
+# what it draws cannot be read off a file; `plot_reports` calls it
+from asynchooks.simulation.output._plots import draw_timeline
 
 from .engines import output_of
 
@@ -70,30 +71,6 @@ def test_reports_without_losses_and_timelines_are_drawn(tmp_path: Path) -> None:
     report = Simulation(7, "turbo").cluster(2).run(updates=3)
     plot_reports(tmp_path / "out.png", [report])
     assert (tmp_path / "out.png").stat().st_size > 0
-
-
-def test_shares_of_the_staleness_are_those_of_the_report(axes: Any) -> None:
-    report = report_of()
-    plot_staleness(axes, [report])
-    (steps,) = axes.patches
-    values, edges, _ = steps.get_data()
-    total = sum(report.staleness.values())
-    for staleness, count in report.staleness.items():
-        assert edges[staleness] == staleness - 0.5
-        assert values[staleness] == pytest.approx(count / total)
-    assert sum(values) == pytest.approx(1)
-    assert axes.get_xlabel() == "staleness (updates)"
-    assert labels_of(axes) == [f"async, mean {report.mean_staleness:.3g}"]
-
-
-def test_a_wide_staleness_is_drawn_in_wider_bars(axes: Any) -> None:
-    report = replace(report_of(), staleness={0: 1, 119: 2, 120: 1})
-    plot_staleness(axes, [report])
-    (steps,) = axes.patches
-    values, edges, _ = steps.get_data()
-    assert list(values[[0, 39, 40]]) == [0.25, 0.5, 0.25]
-    assert (edges[0], edges[1], edges[-1]) == (-0.5, 2.5, 122.5)
-    assert axes.get_xlabel() == "staleness (updates, 3 in a bar)"
 
 
 def test_losses_are_a_line_for_each_report(axes: Any) -> None:
@@ -143,11 +120,11 @@ def bars_of(axes: Any) -> dict[str, list[tuple[float, float, float]]]:
 
 def test_a_timeline_has_a_bar_for_each_span(axes: Any) -> None:
     report = report_of("sync", workers=2, compute=Constant(1.0))
-    plot_timeline(axes, report, window=(0.0, 2.5))
+    draw_timeline(axes, report, 40)
     (bars,) = bars_of(axes).values()
-    expected = [(worker, i, i + 1) for worker in (0, 1) for i in (0.0, 1.0, 2.0)]
+    expected = [(worker, i, i + 1) for worker in (0, 1) for i in range(30)]
     assert sorted(bars) == expected
-    assert axes.get_xlim() == (0.0, 2.5)
+    assert axes.get_xlim() == (0.0, 30.0)
     assert axes.get_title() == "What 2 workers did: sync"
     assert labels_of(axes) == ["compute"]
 
@@ -155,7 +132,7 @@ def test_a_timeline_has_a_bar_for_each_span(axes: Any) -> None:
 def test_a_timeline_shows_the_first_workers_and_names_each_kind_once(axes: Any) -> None:
     failures = [Crashes(Exponential(3.0), Exponential(1.0))]
     report = report_of("sync", workers=6, failures=failures, push=Constant(0.1))
-    plot_timeline(axes, report, window=(0.0, report.secs), num_workers=3)
+    draw_timeline(axes, report, 3)
     bars = bars_of(axes)
     assert {worker for each in bars.values() for worker, _, _ in each} == {0, 1, 2}
     assert labels_of(axes) == ["compute", "push", "wait", "lost", "down"]
@@ -166,16 +143,16 @@ def test_a_timeline_shows_the_first_workers_and_names_each_kind_once(axes: Any) 
 def test_bars_of_one_worker_never_hide_each_other(axes: Any) -> None:
     failures = [Crashes(Exponential(3.0), Exponential(1.0), loses_work=False)]
     report = report_of(workers=2, failures=failures)
-    plot_timeline(axes, report, window=(0.0, report.secs))
+    draw_timeline(axes, report, 40)
     bars = sorted(bar for each in bars_of(axes).values() for bar in each)
     assert len(bars) > 40
     for first, second in pairwise(bars):
         assert first[0] < second[0] or first[2] <= second[1]
 
 
-def test_a_window_left_open_shows_about_thirty_spans_of_each_worker(axes: Any) -> None:
+def test_a_timeline_shows_about_thirty_spans_of_each_worker(axes: Any) -> None:
     report = report_of("sync", workers=1, compute=Constant(0.5))
-    plot_timeline(axes, report)
+    draw_timeline(axes, report, 40)
     assert axes.get_xlim() == (0.0, 15.0)
 
 
@@ -187,30 +164,15 @@ def test_bad_input_is_refused(tmp_path: Path, axes: Any) -> None:
         plot_reports(tmp_path / "out.txt", [report])
     with pytest.raises(FileNotFoundError, match="there is no directory"):
         plot_reports(tmp_path / "missing" / "out.png", [report])
-    with pytest.raises(ValueError, match=r"window is \(2, 1\)"):
-        plot_timeline(axes, report, window=(2, 1))
-    with pytest.raises(ValueError, match="keep_timeline=True"):
-        plot_timeline(axes, replace(report, timeline=None))
     wrong: list[Any] = [report, 3, [3], [[report, 3]], "ab", [{}]]
     for reports in wrong:
-        for draw in (plot_losses, plot_staleness, lambda _, each: plot_reports("o.png", each)):
+        for draw in (plot_losses, lambda _, each: plot_reports("o.png", each)):
             with pytest.raises(TypeError, match=r"reports (is|have) .*; give"):
                 draw(axes, reports)
-    for draw in (plot_losses, plot_staleness):
-        with pytest.raises(ValueError, match="reports is empty; give at least one"):
-            draw(axes, [])
+    with pytest.raises(ValueError, match="reports is empty; give at least one"):
+        plot_losses(axes, [])
     with pytest.raises(TypeError, match="path is 3; give the path of a file"):
         plot_reports(3, [report])  # type: ignore[arg-type]
-    for window in (3, "ab", (1.0,), (1.0, "b"), (1.0, math.nan), (1.0, math.inf)):
-        with pytest.raises((TypeError, ValueError), match="window is .*; give"):
-            plot_timeline(axes, report, window=window)  # type: ignore[arg-type]
-    for num in (0, -1, 1.5, "a"):
-        with pytest.raises(
-            (TypeError, ValueError), match="num_workers is .*; give an integer >= 1"
-        ):
-            plot_timeline(axes, report, num_workers=num)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="report is 3; give one report"):
-        plot_timeline(axes, 3)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == []
 
 

@@ -222,7 +222,7 @@ async def tasks_that_sleep(simulation: Simulation) -> str:
 def test_one_function_chooses_which_of_the_tasks_that_are_ready_goes_on(backend: Any) -> None:
     """A search over schedules gives it to the kernel; no public name does yet."""
     simulation = Simulation(backend=backend)
-    arguments = simulation._kernel_arguments[:3]
+    arguments = simulation._kernel_arguments[:2]
     simulation._kernel_arguments = (*arguments, lambda ready: len(ready) - 1)
     assert simulation.run(tasks_that_sleep, simulation) == "dcbaabcd", "the last that asked"
     assert run(tasks_that_sleep, backend, 0, shuffle_ties=False)[0] == "abcdabcd"
@@ -231,5 +231,5 @@ def test_one_function_chooses_which_of_the_tasks_that_are_ready_goes_on(backend:
 @pytest.mark.parametrize("backend", EVENT_LOOPS)
 def test_the_same_function_chooses_among_tasks_that_an_event_wakes(backend: str) -> None:
     simulation = Simulation(backend=backend)  # type: ignore[arg-type]
-    simulation._kernel_arguments = (*simulation._kernel_arguments[:3], lambda ready: 0)
+    simulation._kernel_arguments = (*simulation._kernel_arguments[:2], lambda ready: 0)
     assert sorted(simulation.run(tasks_at_an_event, simulation)) == list("abcd")

@@ -8,9 +8,7 @@ import random
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from time import sleep as bound_before
 from typing import Any
 
 import anyio
@@ -193,82 +191,6 @@ def test_real_sleep_is_refused_and_afterwards_allowed_again(simulation: Simulati
 
     simulation.run(main)
     assert time.sleep is real
-
-
-def _binds_in_a_closure() -> Callable[[float], None]:
-    from time import sleep as pause
-
-    return lambda secs: pause(secs)
-
-
-def _binds_in_code_of_its_own() -> Callable[[float], None]:
-    names: dict[str, Any] = {}
-    exec("from time import sleep\ndef nap(secs):\n    sleep(secs)", names)
-    nap: Callable[[float], None] = names["nap"]
-    return nap
-
-
-def _binds_where_it_sleeps(secs: float) -> None:
-    from time import sleep
-
-    sleep(secs)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: lambda secs: bound_before(secs),
-        _binds_in_a_closure,
-        _binds_in_code_of_its_own,
-        lambda: _binds_where_it_sleeps,
-    ],
-    ids=["module", "closure", "exec", "late"],
-)
-def test_real_sleep_is_refused_by_whatever_name_it_is_called(
-    backend: Any, make: Callable[[], Callable[[float], None]]
-) -> None:
-    nap = make()
-
-    async def main() -> None:
-        nap(0.5)
-
-    for _ in range(2):  # and in a second simulation
-        with pytest.raises(OutsideWorkError, match=r"time\.sleep\(0\.5\) in a simulation"):
-            Simulation(backend=backend).run(main)
-        nap(0)
-    assert bound_before is time.sleep
-
-
-def test_a_name_that_is_bound_within_a_simulation_is_refused_in_the_next_one(
-    backend: Any,
-) -> None:
-    bound: list[Callable[[float], None]] = []
-
-    async def bind() -> None:
-        from time import sleep
-
-        bound.append(sleep)
-
-    async def nap() -> None:
-        bound[0](0.5)
-
-    Simulation(backend=backend).run(bind)
-    bound[0](0)
-    with pytest.raises(OutsideWorkError, match="real time"):
-        Simulation(backend=backend).run(nap)
-
-
-def test_names_that_real_sleep_had_live_no_longer_than_their_code() -> None:
-    class Namespace:
-        """Of which weak references can be had."""
-
-    names: dict[str, Any] = {"marker": Namespace()}
-    exec("from time import sleep", names)
-    marker = weakref.ref(names["marker"])
-    Simulation(backend="turbo").run(does_nothing)
-    del names
-    gc.collect()
-    assert marker() is None
 
 
 async def does_nothing() -> None:

@@ -1,8 +1,7 @@
-"""sweep, target losses, warm-ups and intervals of simulated trainings."""
+"""sweep, target losses and intervals of simulated trainings."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import signal
@@ -19,15 +18,13 @@ from asynchooks.protocols import Asynchronous, StaleSynchronous, Synchronous
 from asynchooks.simulation import (
     Constant,
     Exponential,
-    Interval,
     Report,
     Simulation,
     SimulationError,
     plot_losses,
-    plot_staleness,
     sweep,
 )
-from asynchooks.simulation.output._interval import interval_of, rate_by_batches
+from asynchooks.simulation.output._interval import interval_of
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
 
@@ -57,7 +54,6 @@ def test_the_number_of_processes_changes_nothing() -> None:
     options = {"protocol": [Asynchronous(), StaleSynchronous(1)]}
     one, two = (sweep(train, options, seeds=[3, 5], num_processes=num) for num in (1, 2))
     assert one.reports == two.reports
-    assert one.to_rows() == two.to_rows()
 
 
 def test_common_random_numbers_make_differences_clear() -> None:
@@ -71,13 +67,12 @@ def test_common_random_numbers_make_differences_clear() -> None:
     assert difference.mean == pytest.approx(intervals[1].mean - intervals[0].mean)
 
 
-def test_figures_may_be_functions_and_rows_leave_out_what_was_not_recorded() -> None:
+def test_figures_may_be_functions_of_a_report() -> None:
     result = sweep(train, {"protocol": [Asynchronous()]}, seeds=2, num_processes=1)
     (setting,) = result.settings
     assert result.values(setting, lambda report: report.updates) == [300.0, 300.0]
-    (row,) = result.to_rows()
-    assert "loss" not in row
-    assert row["secs_low"] <= row["secs"] <= row["secs_high"]
+    secs = result.interval(setting, "secs")
+    assert secs.low <= secs.mean <= secs.high
     with pytest.raises(ValueError, match="'speed' is no figure of a report; give one of"):
         result.values(setting, "speed")
     with pytest.raises(ValueError, match="there is no setting"):
@@ -125,9 +120,7 @@ def test_wrong_arguments_of_a_sweep_are_refused() -> None:
         (lambda result: result.values(3, "secs"), "setting is 3; give one of `settings`"),
         (lambda result: result.interval({}, ["secs"]), r"figure is \['secs'\]; give a name"),
         (lambda result: result.values({}, lambda report: "1"), "returned '1'; let it return a num"),
-        (lambda result: result.to_rows("secs"), "figures is 'secs'; give a list of names"),
-        (lambda result: result.to_rows([3]), "a figure is 3; give a name"),
-        (lambda result: result.to_rows(["secs", "speed"]), "'speed' is no figure of a report"),
+        (lambda result: result.values({}, "speed"), "'speed' is no figure of a report"),
     ],
 )
 def test_wrong_questions_to_a_sweep_are_refused(ask: Any, message: str) -> None:
@@ -141,7 +134,6 @@ def test_options_may_be_arrays() -> None:
         return train(seed, Asynchronous())
 
     result = sweep(starts, {"parameters": [np.zeros(2), np.ones(2)]}, seeds=2, num_processes=1)
-    assert len(result.to_rows()) == 2
     assert result.values({"parameters": np.ones(2)}, "updates") == [300.0, 300.0]
     with pytest.raises(ValueError, match="there is no setting"):
         result.values({"parameters": np.ones(3)}, "updates")
@@ -150,15 +142,6 @@ def test_options_may_be_arrays() -> None:
     )
     for setting in nested.settings:
         assert nested.values(dict(setting), "updates") == [300.0]
-
-
-def test_an_option_with_the_name_of_a_figure_has_no_row() -> None:
-    result = sweep(
-        lambda seed, secs: train(seed, Asynchronous()), {"secs": [1, 2]}, num_processes=1
-    )
-    with pytest.raises(ValueError, match="'secs' has the name of a figure's column; rename"):
-        result.to_rows()
-    assert [row["secs"] for row in result.to_rows(["updates_per_second"])] == [1, 2]
 
 
 @pytest.mark.parametrize("value", [None, "1", np.zeros(2), 1j])
@@ -327,68 +310,13 @@ def test_a_target_that_is_not_reached_leaves_the_other_ends() -> None:
     assert report.secs_to(0.5) == math.inf
 
 
-def test_wrong_targets_and_warm_ups_are_refused() -> None:
+def test_wrong_targets_are_refused() -> None:
     cluster = Simulation(backend="turbo").cluster(2)
     with pytest.raises(ValueError, match="no loss is recorded; give loss"):
         cluster.run(updates=5, target_loss=1.0)
-    with pytest.raises(ValueError, match="warm_up is -1"):
-        cluster.run(updates=5, warm_up=-1.0)
     report = cluster.run(updates=5)
     with pytest.raises(ValueError, match="no loss was recorded"):
         report.secs_to(1.0)
-    with pytest.raises(ValueError, match=r"give Cluster.run warm_up=0.0"):
-        report.interval()
-    few = Simulation(backend="turbo").cluster(2).run(updates=20, warm_up=0.0)
-    with pytest.raises(ValueError, match="too few for an interval"):
-        few.interval()
-
-
-@BACKENDS
-def test_a_warm_up_changes_nothing_but_what_is_counted(backend: Any) -> None:
-    def run(**options: Any) -> Report:
-        simulation = Simulation(seed=3, backend=backend)
-        return simulation.cluster(4, compute=Exponential(1.0)).run(updates=500, **options)
-
-    plain, counted = run(), run(warm_up=20.0)
-    assert counted.summary_row() == plain.summary_row()
-    assert counted.progress[0][0] == 20.0
-    assert all(a[0] <= b[0] and a[1] < b[1] for a, b in itertools.pairwise(counted.progress))
-
-
-def coverage(num: int) -> int:
-    """How often the interval of one run covers the rate that asynchronous workers have."""
-    found = 0
-    for seed in range(num):
-        simulation = Simulation(seed=seed, backend="turbo")
-        cluster = simulation.cluster(8, compute=Exponential(0.5))
-        interval = cluster.run(updates=4000, warm_up=5.0).interval()
-        assert isinstance(interval, Interval)
-        found += interval.low <= 16.0 <= interval.high
-    return found
-
-
-def test_intervals_of_one_run_cover_the_rate() -> None:
-    assert coverage(10) >= 7
-
-
-@pytest.mark.exhaustive
-def test_intervals_of_one_run_cover_the_rate_in_nine_of_ten_cases() -> None:
-    assert 165 <= coverage(200) <= 192
-
-
-def test_batches_that_depend_on_each_other_are_joined() -> None:
-    rng = np.random.default_rng(1)
-    # a slow change: twenty batches would see it as chance of each
-    rates = 10.0 + np.repeat(rng.normal(size=20), 100)
-    points = list(zip(np.arange(2000.0), np.cumsum(rates).tolist(), strict=True))
-    wide = rate_by_batches(points)
-    assert wide.high - wide.low > 0.3
-
-
-def test_a_run_whose_longest_parts_depend_on_each_other_is_too_short() -> None:
-    faster = [(float(time), time * time) for time in range(200)]
-    with pytest.raises(ValueError, match=r"20 equal parts .* depend on each other .* too short"):
-        rate_by_batches(faster)
 
 
 def test_plots_draw_a_band_over_seeds() -> None:
@@ -415,6 +343,5 @@ def test_plots_draw_a_band_over_seeds() -> None:
     assert times.max() == pytest.approx(ends)
     label = axes.lines[0].get_label()
     assert "3 seeds" in str(label)
-    plot_staleness(Figure().add_subplot(), [group])
     with pytest.raises(ValueError, match="a list of reports is empty"):
         plot_losses(axes, [[]])

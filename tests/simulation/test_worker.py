@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asynchooks import StopTraining
 from asynchooks.protocols import KSync, Snapshot
-from asynchooks.simulation import Constant, PerWorker, Phases, Queue, Simulation, Worker
+from asynchooks.simulation import Constant, PerWorker, Queue, Simulation, Worker
 from asynchooks.simulation.cluster._network import arrival
 
 from .clusters import bare, new_cluster, speeds, spent
@@ -48,8 +48,7 @@ def test_compute_takes_what_is_asked_for_in_place_of_a_draw() -> None:
         await worker.compute(2.5)
         await worker.compute()
 
-    phases = Phases(Constant(1.0), [(1.0, 1.0), (100.0, 2.0)])
-    assert new_cluster(1, compute=phases).run(program).secs == 1.0 + 3.0 + 2.0
+    assert new_cluster(1, compute=Constant(1.0)).run(program).secs == 2.5 + 1.0
 
 
 @pytest.mark.parametrize(
@@ -185,13 +184,6 @@ async def test_the_request_of_a_cancelled_task_is_served(simulation: Simulation)
     first.cancel()
     await queue.serve()
     assert simulation.now == 4.0
-
-
-@simulated
-async def test_a_server_may_have_phases(simulation: Simulation) -> None:
-    queue = simulation.queue(Phases(Constant(1.0), [(1.5, 1.0), (100.0, 2.0)]))
-    await queue.serve()
-    assert await queue.serve() == 0.5 + 1.0
 
 
 @pytest.mark.parametrize("num_servers", [0, -1, 1.5])

@@ -5,7 +5,6 @@ A delay holds parameters only: it draws from the generator that it is given, and
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +30,7 @@ class Delay(ABC):
 
     The program makes it; there is nothing to close. It never changes, so many workers may share
     one. A parameter that is no number, or out of its range, is a TypeError or ValueError as it is
-    made. `parse_delay` reads its text, except for PerWorker, Phases, and an Empirical without a
-    file.
+    made. `parse_delay` reads its text, except for PerWorker, and an Empirical without a file.
 
     Example:
         secs = Exponential(2.0).sample(np.random.default_rng(seed=1), 3)
@@ -57,28 +55,9 @@ class Delay(ABC):
     def mean(self) -> float:
         """The mean of the distribution, in seconds; `math.inf` where it is infinite."""
 
-    @property
-    @abstractmethod
-    def variance(self) -> float:
-        """The variance, in seconds squared; `math.inf` where it is infinite."""
-
-    @property
-    def changes_with_time(self) -> bool:
-        """Whether `stretch` is more than the identity."""
-        return False
-
     def for_worker(self, worker: int) -> Delay:
         """The delay that this worker draws from: itself, unless it is or contains a PerWorker."""
         return self
-
-    def stretch(self, start: float, secs: float) -> float:
-        """How long work of `secs` seconds at normal speed takes, in seconds.
-
-        Args:
-            start: when the work begins, in seconds of virtual time, >= 0.
-            secs: seconds, >= 0.
-        """
-        return secs
 
 
 def put(delay: Delay, **values: object) -> None:
@@ -106,7 +85,7 @@ def checked_secs_above_zero(name: str, value: object, otherwise: str = "") -> fl
 class PerWorker(Delay):
     """A delay for each worker: worker i draws from `delays[i]`.
 
-    It has no draws, mean or variance as a whole: use `for_worker(i)`, as streams do.
+    It has no draws and no mean as a whole: use `for_worker(i)`, as streams do.
 
     Args:
         delays: at least one.
@@ -148,17 +127,6 @@ class PerWorker(Delay):
 
     @property
     def mean(self) -> float:
-        self._refuse()
-
-    @property
-    def variance(self) -> float:
-        self._refuse()
-
-    @property
-    def changes_with_time(self) -> bool:
-        return any(each.changes_with_time for each in self.delays)
-
-    def stretch(self, start: float, secs: float) -> float:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -206,24 +174,6 @@ class Stragglers(Delay):
     @property
     def mean(self) -> float:
         return self.base.mean * (1 + self.probability * (self.factor - 1))
-
-    @property
-    def variance(self) -> float:
-        mean, variance = self.base.mean, self.base.variance
-        if math.isinf(mean) or math.isinf(variance):
-            return math.inf
-        p = self.probability
-        # the mean of the variances of the two kinds, and the variance of their means
-        of_slow = math.sqrt(p * variance) * self.factor
-        of_means = math.sqrt(p * (1 - p)) * (self.factor - 1) * mean
-        return (1 - p) * variance + of_slow * of_slow + of_means * of_means
-
-    @property
-    def changes_with_time(self) -> bool:
-        return self.base.changes_with_time
-
-    def stretch(self, start: float, secs: float) -> float:
-        return self.base.stretch(start, secs)
 
     def __str__(self) -> str:
         return f"stragglers:{self.probability!r},{self.factor!r},{self.base}"

@@ -1,7 +1,6 @@
 """Distributions of delays, traces that delays are drawn from, and parse_delay.
 
-Draws that overflow a float become `LONGEST_SECS`; means and variances are those of the
-distributions.
+Draws that overflow a float become `LONGEST_SECS`; means are those of the distributions.
 """
 
 from __future__ import annotations
@@ -87,10 +86,6 @@ class Constant(Distribution):
     def mean(self) -> float:
         return self.secs
 
-    @property
-    def variance(self) -> float:
-        return 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Exponential(Distribution):
@@ -108,10 +103,6 @@ class Exponential(Distribution):
 
     def sample(self, rng: Generator, size: int) -> Draws:
         return rng.exponential(self.mean, size)
-
-    @property
-    def variance(self) -> float:
-        return self.mean * self.mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +129,6 @@ class ShiftedExponential(Distribution):
     @property
     def mean(self) -> float:
         return self.shift + self.excess
-
-    @property
-    def variance(self) -> float:
-        return self.excess * self.excess
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +159,6 @@ class Uniform(Distribution):
     def mean(self) -> float:
         return (self.low + self.high) / 2
 
-    @property
-    def variance(self) -> float:
-        return (self.high - self.low) * (self.high - self.low) / 12
-
 
 @dataclass(frozen=True, slots=True)
 class Pareto(Distribution):
@@ -183,7 +166,7 @@ class Pareto(Distribution):
 
     Args:
         scale: the shortest delay, in seconds, > 0.
-        shape: > 0; up to 1 the mean is infinite, up to 2 the variance is.
+        shape: > 0; up to 1 the mean is infinite.
 
     Example:
         assert Pareto(1.0, 3.0).mean == 1.5
@@ -201,14 +184,6 @@ class Pareto(Distribution):
         if self.shape <= 1:
             return math.inf
         return self.scale * (self.shape / (self.shape - 1))
-
-    @property
-    def variance(self) -> float:
-        if self.shape <= 2:
-            return math.inf
-        less = self.shape - 1
-        deviation = self.scale * math.sqrt(self.shape / less / less / (self.shape - 2))
-        return deviation * deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +209,6 @@ class LogNormal(Distribution):
     def mean(self) -> float:
         return _or_inf(math.exp, self.mu + self.sigma * self.sigma / 2)
 
-    @property
-    def variance(self) -> float:
-        of_log = self.sigma * self.sigma
-        if of_log == 0:
-            return 0.0
-        # exp(2 mu + s) (exp(s) - 1) as one power: the factors overflow before the product does
-        return _or_inf(math.exp, 2 * (self.mu + of_log) + math.log(-math.expm1(-of_log)))
-
 
 @dataclass(frozen=True, slots=True)
 class Weibull(Distribution):
@@ -265,16 +232,6 @@ class Weibull(Distribution):
     @property
     def mean(self) -> float:
         return self.scale * _or_inf(math.gamma, 1 + 1 / self.shape)
-
-    @property
-    def variance(self) -> float:
-        first = _or_inf(math.gamma, 1 + 1 / self.shape)
-        second = _or_inf(math.gamma, 1 + 2 / self.shape)
-        if math.isinf(second):
-            return math.inf
-        # beyond a shape of 10^7 it is less than what the difference is exact to
-        deviation = self.scale * math.sqrt(max(0.0, second - first * first))
-        return deviation * deviation
 
 
 def _times(scale: float, draws: Draws) -> Draws:
@@ -364,11 +321,6 @@ class Empirical(Delay):
     @property
     def mean(self) -> float:
         return float(self._array.mean())
-
-    @property
-    def variance(self) -> float:
-        with np.errstate(over="ignore"):
-            return float(self._array.var())
 
     def __str__(self) -> str:
         return repr(self) if self.path is None else f"empirical:{self.path}"

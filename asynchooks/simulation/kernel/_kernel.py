@@ -53,26 +53,12 @@ class Call:
 
     __slots__ = ("_fn", "_what", "due")
 
-    # for the turbo kernel, which resumes every target as if it were a task
-    is_guarded = True
-    run = None
     is_daemon = False
-    takes_itself_out = False
 
     def __init__(self, fn: Callable[[], object], what: str) -> None:
         self.due = 0
         self._fn = fn
         self._what = what
-
-    @property
-    def body(self) -> Call:
-        """What `send` is called on."""
-        return self
-
-    def send(self, _: None) -> None:
-        """Fire, in the way that a task is resumed."""
-        self.due = 0
-        self._fn()
 
     def fire(self) -> None:
         self._fn()
@@ -89,8 +75,15 @@ class KernelTask(EngineTask):
     """One task of a kernel; it ends with the simulation at the latest."""
 
     __slots__ = (
-        "_name", "body", "due", "is_daemon", "is_done", "is_main", "kernel", "waiting",
-    )  # fmt: skip
+        "_name",
+        "body",
+        "due",
+        "is_daemon",
+        "is_done",
+        "is_main",
+        "kernel",
+        "waiting",
+    )
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         self.kernel = kernel
@@ -125,18 +118,7 @@ class KernelTask(EngineTask):
 
 
 class Event(NamedTuple):
-    """One event: its time, and what happened, as text.
-
-    Example:
-        simulation = Simulation(backend="turbo", keep_trace=True)
-
-        async def main():
-            await simulation.sleep(3.5)
-            simulation.note("done")
-
-        simulation.run(main)
-        assert simulation.trace.events[-1].time == 3.5
-    """
+    """One event: its time, and what happened, as text."""
 
     time: float
     what: str
@@ -147,17 +129,7 @@ class Event(NamedTuple):
 
 @dataclass(repr=False, eq=False, slots=True)
 class Recording:
-    """All `events` that happened, and what the program noted, in order. The kernel writes it.
-
-    Example:
-        simulation = Simulation(backend="turbo", keep_trace=True)
-
-        async def main():
-            await simulation.sleep(3.5)
-
-        simulation.run(main)
-        assert len(simulation.trace.digest()) == 64
-    """
+    """All `events` that happened, and what the program noted, in order. The kernel writes it."""
 
     events: list[Event] = field(default_factory=list)
 
@@ -180,7 +152,6 @@ class Kernel(Engine):
 
     def __init__(
         self,
-        orders: Iterator[int] | None,  # of each asking: they decide among equal times
         max_turns: int,  # at one virtual time, per task
         recording: Recording | None,
         choose: Callable[[Sequence[object]], int] | None = None,  # as `choose_next`
@@ -191,18 +162,15 @@ class Kernel(Engine):
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
         self.choose = choose
-        self._chooses_entries = choose is not None and orders is None  # else an order is drawn
         self.error: BaseException | None = None  # the first; it leaves the run as itself
         self._num_later = 0  # errors that came after it
         self.is_ending = False
         self.broken_by: SimulationError | None = None  # why no wait is possible from now on
         self._stop_at = math.inf  # the last moment whose entries fire
         self._condition: Callable[[], bool] | None = None  # checked before each entry
-        self.may_end_by_time = False  # by a condition that time alone fulfils
         self._num_outside = 0  # pieces of outside work under way
         self.heap: list[tuple[float, int, Any]] = []
-        self.fires_in_order_of_asking = orders is None and choose is None  # at equal times
-        self.next_order = (itertools.count(1) if orders is None else orders).__next__
+        self.next_order = itertools.count(1).__next__
         self._last_orders = itertools.count(_AFTER_ALL).__next__
         self._num_stale = 0  # entries that fire nothing
         self.max_turns = max_turns
@@ -210,8 +178,6 @@ class Kernel(Engine):
         self._turns_here = 0  # entries fired
         self._most_live = 0  # most tasks alive at once, counted as tasks end
         self._to_end: set[KernelTask] = set()  # live, and cancelled by the end of the run
-        # called before tasks are ended, counted or described: workers without one get theirs
-        self.unfolds: list[Callable[[], object]] = []
         self._thread = threading.get_ident()
         self._thread_wakes: deque[tuple[Slot, Any]] = deque()  # wake-ups from other threads
         self._num_started = 0
@@ -227,20 +193,12 @@ class Kernel(Engine):
     def _update_fast_path(self) -> None:
         """Set up to which time a kernel may fire entries without `next_target`."""
         is_special = self.recording or self._condition or self._num_outside
-        is_plain = not (is_special or self._chooses_entries)
-        self.fires_freely_until = self._stop_at if is_plain else -math.inf
+        self.fires_freely_until = -math.inf if is_special or self.choose else self._stop_at
 
-    def stop_when(
-        self, stop_at: float, condition: Callable[[], bool] | None, *, by_time: bool = False
-    ) -> None:
-        """End the run after that moment, or once the condition holds, perhaps by time alone."""
-        self._stop_at, self._condition, self.may_end_by_time = stop_at, condition, by_time
+    def stop_when(self, stop_at: float, condition: Callable[[], bool] | None) -> None:
+        """End the run after that moment, or once the condition holds."""
+        self._stop_at, self._condition = stop_at, condition
         self._update_fast_path()
-
-    @property
-    def has_condition(self) -> bool:
-        """Whether a condition is checked before each entry."""
-        return self._condition is not None
 
     @property
     def time(self) -> float:
@@ -258,22 +216,6 @@ class Kernel(Engine):
         """Let the target fire once, at that time."""
         order = target.due = self.next_order()
         heapq.heappush(self.heap, (time, order, target))
-
-    def push_in_order(self, time: float, order: Any, target: Target) -> None:
-        """As `push`, in place of what was asked for at that order."""
-        target.due = order
-        heapq.heappush(self.heap, (time, order, target))
-
-    def take_out(self, target: Target) -> None:
-        """Remove the target's entry: its order may be asked for again."""
-        target.due = 0
-        self.heap[:] = [each for each in self.heap if each[2] is not target]
-        heapq.heapify(self.heap)
-
-    def unfold(self) -> None:
-        """Let each worker have a task."""
-        for each in list(self.unfolds):
-            each()
 
     def wake(self, slot: Slot, value: Any = None) -> None:
         if threading.get_ident() != self._thread:
@@ -317,7 +259,6 @@ class Kernel(Engine):
 
         What would have fired meanwhile fires afterwards, in the same order.
         """
-        self.unfold()
         heap, (now, order, running) = self.heap, self.entry
         until, late, own = now + secs, [], None
         while heap and heap[0][0] < until:
@@ -401,7 +342,6 @@ class Kernel(Engine):
                 self.error.add_note("later: more errors, left out")
         if self.is_ending:
             return
-        self.unfold()
         self.is_ending = True
         self.stop_when(math.inf, None)  # clean-up may take any virtual time
         self._cancel_all()
@@ -464,7 +404,7 @@ class Kernel(Engine):
         """Take out the entry that fires next: the first, or one of its time that is chosen."""
         heap = self.heap
         entry = heapq.heappop(heap)
-        if not self._chooses_entries:
+        if self.choose is None:
             return entry
         ready = [entry]
         while heap and heap[0][0] == entry[0] and heap[0][1] < _AFTER_ALL:
@@ -481,9 +421,9 @@ class Kernel(Engine):
     def choose_next(self, ready: Sequence[object]) -> int:
         """Which of the tasks that are ready goes on next, by its place: the one choice there is.
 
-        It is asked for the entries of one time, in order of asking, unless their orders were drawn;
-        and for what an event loop's own events wake, where ties are not left to the loop. A search
-        over schedules gives the kernel another `choose`.
+        It is asked for the entries of one time, in order of asking; and for what an event loop's
+        own events wake, where ties are not left to the loop. `shuffle_ties` draws the place, and a
+        search over schedules would give the kernel another `choose`.
         """
         return 0 if self.choose is None or len(ready) < 2 else self.choose(ready)
 
@@ -496,15 +436,11 @@ class Kernel(Engine):
             heapq.heapify(self.heap)
             self._num_stale = 0
 
-    def is_left_to_daemons(self, *, later: bool = False) -> bool:
-        """Whether only daemon tasks have entries left, after the current time if `later`."""
+    def is_left_to_daemons(self) -> bool:
+        """Whether only daemon tasks have entries left."""
         if self._thread_wakes or self._is_outside_busy() or self._has_foreign_timers():
             return False
-        since = self.time if later else -math.inf
-        return all(
-            target.due != order or target.is_daemon or time <= since
-            for time, order, target in self.heap
-        )
+        return all(target.due != order or target.is_daemon for _, order, target in self.heap)
 
     def _has_foreign_timers(self) -> bool:
         """Whether another library has a timer that is not among the entries."""
@@ -512,7 +448,6 @@ class Kernel(Engine):
 
     def describe_waits(self) -> str:
         """A text with a line for each thing that tasks other than daemons wait for."""
-        self.unfold()
         daemons = {task.name for task in self.live if task.is_daemon}
         return describe(each for each in self.running_tasks() if each[0] not in daemons)
 
@@ -539,7 +474,6 @@ class Kernel(Engine):
 
     def _refuse_livelock(self, what: str) -> bool:
         """End the run if the tasks took too many turns without spending time."""
-        self.unfold()
         num_tasks = max(self._most_live, len(self.live))
         if self._turns_here <= self.max_turns * num_tasks:
             return False
@@ -573,7 +507,6 @@ class Kernel(Engine):
 
     def _nothing_left(self) -> None:
         """No entry is left, but tasks wait: a deadlock, or an endless shielded wait."""
-        self.unfold()
         if not self.live:
             return
         self._fail(

@@ -1,7 +1,7 @@
 """Ready: which of the tasks that an event loop could run goes on next, where ties are shuffled.
 
-Tasks that asynchooks wakes are entries of the heap, whose orders are drawn there. Those that the
-event loop wakes itself, at an event of anyio, come here.
+Tasks that asynchooks wakes are entries of the heap, and are chosen there. Those that the event loop
+wakes itself, at an event of anyio, come here.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ class Ready(Generic[T]):
 
     def take(self) -> T:
         """Choose one of them, and take it out."""
-        steps = self._steps
         if self.left_of_round == 0:
-            self.left_of_round = len(steps)
+            self.left_of_round = len(self._steps)
         self.left_of_round -= 1
-        place = self._choose(steps)
-        steps[place], steps[-1] = steps[-1], steps[place]
-        return steps.pop()
+        return self._steps.pop(self._choose(self._steps))

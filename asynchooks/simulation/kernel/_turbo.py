@@ -14,17 +14,17 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType, coroutine
-from typing import Any, ClassVar
+from typing import Any
 
 from ..._engine.base import TIMED_OUT, Slot
 from ..._engine.current import use_engine
 from ..._engine.stacks import frames_of
 from ..._errors import ForeignAwaitError, LivelockError, SimulationError
-from ._kernel import Call, Kernel, KernelTask, check_secs
+from ._kernel import Call, Kernel, KernelTask, Target, check_secs
 from ._waits import is_users
 
 _MOST_THROWS = 1000
@@ -49,21 +49,17 @@ class Cancelled(BaseException):
         self.scope = scope
 
 
-class _HasChangedContext(Exception):  # noqa: N818 - it is caught where it is raised
-    """A task has set a variable in the common context."""
-
-
 class TurboTask(KernelTask):
     """A coroutine that is itself the target of its entries in the heap."""
 
-    __slots__ = ("is_cancelled", "is_guarded", "run", "shield")
+    __slots__ = ("go_on", "is_cancelled", "is_guarded", "run", "shield")
 
     kernel: TurboKernel
-    takes_itself_out: ClassVar[bool] = False
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         super().__init__(kernel, name)
-        self.run: Any = None  # `run` of its own context; None: the common one
+        self.run = copy_context().run  # in its own context
+        self.go_on: Callable[[], Any]  # its coroutine, once it has begun
         self.shield: _Shield | None = None  # the innermost
         self.is_cancelled = False
         self.is_guarded = False  # cancelled or shielded: its waits take the slow path
@@ -96,16 +92,9 @@ class TurboKernel(Kernel):
 
     _is_released = False
     _is_interrupted = False
-    _common: Context
-    _is_shared: bool  # whether tasks may share the common context
-    _entered: Context
-    _owner: TurboTask | None = None
 
     def _new_task(self, name: str | int) -> KernelTask:
-        task, context = TurboTask(self, name), copy_context()
-        if not self._is_shared or differ(context, self._common):
-            task.run = context.run
-        return task
+        return TurboTask(self, name)
 
     @coroutine
     def park(self, slot: Slot, until: float = math.inf) -> Generator[float, None, Any]:
@@ -174,12 +163,8 @@ class TurboKernel(Kernel):
         try:
             sys.set_asyncgen_hooks(finalizer=self._close_later)
             with use_engine(self), self._heeding_interrupts():
-                self._common = copy_context()
-                self._is_shared = all(map(_differs_if_other, self._common.values()))
                 self.start(main, name="main").is_main = True
-                while not self._is_released:
-                    self._entered, self._owner = self._common.copy(), None
-                    self._entered.run(self._fire_all)
+                self._fire_all()
         finally:
             sys.set_asyncgen_hooks(*hooks)
         if self.error is not None:
@@ -211,15 +196,9 @@ class TurboKernel(Kernel):
         self.start(generator.aclose, name=f"the end of {generator.__qualname__}")
 
     def _fire_all(self) -> None:
-        """Fire one entry after the other; the usual one, a task's own, without further calls.
-
-        It runs in the common context, of all tasks that have changed nothing in theirs: entering
-        10,000 contexts would cost more than the rest. A task that changes it becomes its owner,
-        and this returns.
-        """
+        """Fire one entry after the other; the usual one, a task's own, without further calls."""
         heap, next_order, replace = self.heap, self.next_order, heapq.heapreplace
-        last, turns, most_turns = -1.0, 0, self.max_turns
-        entered, common, never = self._entered, self._common, math.inf
+        last, turns, most_turns, never = -1.0, 0, self.max_turns, math.inf
         while not self._is_released:
             # not `while heap`: CPython 3.11 specializes code at unconditional backward jumps only
             while True:
@@ -227,7 +206,9 @@ class TurboKernel(Kernel):
                     break
                 entry = heap[0]
                 time, order, task = entry
-                if task.due != order or time > self.fires_freely_until:
+                if task.__class__ is not TurboTask or task.due != order:
+                    break
+                if time > self.fires_freely_until:
                     break
                 if time != last:
                     last, turns = time, 0
@@ -237,26 +218,12 @@ class TurboKernel(Kernel):
                     break
                 self.entry = entry
                 try:
-                    run = task.run
-                    until = task.body.send(None) if run is None else run(task.body.send, None)
+                    until = task.go_on()
                 except BaseException as error:
                     self.forget(task)
-                    if run is None and differ(entered, common):
-                        self._owner = task  # no other task continues in the changed context
                     self._has_left(task, error)
                     break
-                try:
-                    if run is None and entered != common:
-                        raise _HasChangedContext
-                except Exception:  # also values that cannot be compared, such as arrays
-                    if task.takes_itself_out:
-                        return
-                    self.forget(task)
-                    if task.__class__ is TurboTask:
-                        self._give_context(task)
-                        self._park(task, until)
-                    return
-                # another may be first now, with shuffled ties or after a sweep
+                # another may be first now, after a sweep
                 if type(until) is float and heap[0] is entry and not task.is_guarded:
                     if until < never:
                         task.due = order = next_order()
@@ -264,44 +231,32 @@ class TurboKernel(Kernel):
                     else:
                         task.due = 0
                         heapq.heappop(heap)
-                elif not task.takes_itself_out:
+                else:
                     self.forget(task)
-                    if task.__class__ is TurboTask:
-                        self._park(task, until)
-                        if self._owner is not None:  # cancelled there, it has set a variable
-                            return
-            if self._is_released or self._owner is not None:
+                    self._park(task, until)
+            if self._is_released:
                 break
             target = self.next_target()
             if target is not None:
-                target.fire()
-                if self._owner is not None:
-                    return
+                self._fire(target)
             elif not self._is_released:  # until outside work has ended, or has woken a task
                 self._news.get()
+
+    def _fire(self, target: Target) -> None:
+        try:
+            target.fire()
+        except BaseException as error:  # of a function that an entry calls
+            self.end(error)
 
     def resume(self, task: TurboTask, how: Callable[[Any], Any], value: Any) -> None:
         """Run the task, by `send` or `throw`, until it waits again."""
         self.entry = (self.entry[0], 0, task)
         try:
-            until = self._call(task, how, value)
+            until = task.run(how, value)
         except BaseException as error:
             self._has_left(task, error)
         else:
             self._park(task, until)
-
-    def _call(self, task: TurboTask, how: Callable[[Any], Any], value: Any) -> Any:
-        if task.run is not None and task is not self._owner:
-            return task.run(how, value)
-        try:
-            return how(value)
-        finally:
-            if task.run is None and differ(self._entered, self._common):
-                self._give_context(task)
-
-    def _give_context(self, task: TurboTask) -> None:
-        """Make this task the only owner of the common context."""
-        task.run, self._owner = self._entered.run, task
 
     def interrupt(self, task: TurboTask) -> None:
         """Throw its cancellation into its wait, if it is cancelled now."""
@@ -328,16 +283,14 @@ class TurboKernel(Kernel):
             else:
                 error = _foreign(f"it awaits {type(until).__name__}", frames_of(task.body))
             try:
-                until = self._call(task, task.body.throw, error)
+                until = task.run(task.body.throw, error)
             except BaseException as left:
                 self._has_left(task, left)
                 return
         self._has_left(task, LivelockError(f"{task!r} goes on waiting though it is cancelled"))
 
     def _has_left(self, task: TurboTask, error: BaseException) -> None:
-        if task.__class__ is not TurboTask:  # a function called by an entry has failed
-            self.end(error)
-        elif isinstance(error, (StopIteration, Cancelled)):
+        if isinstance(error, (StopIteration, Cancelled)):
             self.has_ended(task, None)
         else:
             self.has_ended(task, _foreign_error(error))
@@ -346,40 +299,13 @@ class TurboKernel(Kernel):
         assert isinstance(task, TurboTask)
         fn, args = task.body
         try:
-            made = self._call(task, lambda _: fn(*args), None)
+            made = task.run(fn, *args)
             task.body = made if isinstance(made, Coroutine) else _awaiting(made)
+            task.go_on = partial(task.run, task.body.send, None)
         except BaseException as error:  # e.g. other arguments than it takes
             self._has_left(task, error)
             return
         self.resume(task, task.body.send, None)
-
-    def adopt(self, body: Coroutine[Any, Any, None], name: str, *, is_running: bool) -> TurboTask:
-        """A task for what another target has done so far; it has not begun.
-
-        Args:
-            body: what it runs.
-            name: as for `start`.
-            is_running: whether the context is that of the code that runs now, else the common one.
-        """
-        make = partial(self._new_task, name)
-        task = make() if is_running else self._common.copy().run(make)
-        assert isinstance(task, TurboTask)
-        task.body = body
-        self.live[task] = None
-        return task
-
-    def begin_wait(self, task: TurboTask, order: float) -> None:
-        """Run an adopted task up to its first wait, which is to end at that order."""
-        entry, self.entry = self.entry, (self.entry[0], 0, task)
-        send = task.body.send
-        until = send(None) if task.run is None else task.run(send, None)
-        self.entry = entry
-        if until < math.inf:
-            self.push_in_order(until, order, task)
-
-    def has_changed_context(self) -> bool:
-        """Whether a target that is no task has changed the context of those that share one."""
-        return differ(self._entered, self._common)
 
     def _break_waits(self, error: SimulationError) -> None:
         for task in list(self.live):
@@ -394,19 +320,6 @@ class TurboKernel(Kernel):
 
     def _release(self) -> None:
         self._is_released = True
-
-
-def differ(one: Context, other: Context) -> bool:
-    """Whether a variable has another value in one of them."""
-    try:
-        return one != other
-    except Exception:  # of values that cannot be compared, such as arrays
-        return True
-
-
-def _differs_if_other(value: object) -> bool:
-    """Whether the value equals no other object: contexts compare by `==`, also equal lists."""
-    return type(value).__eq__ is object.__eq__ or type(value) in (str, type(None))
 
 
 async def _awaiting(awaitable: Awaitable[Any]) -> None:

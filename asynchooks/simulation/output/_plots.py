@@ -1,4 +1,4 @@
-"""Plots of simulated trainings, by matplotlib: staleness, losses, and what workers did when.
+"""Plots of simulated trainings, by matplotlib: losses, and what workers did when.
 
 Nothing here opens a window or needs a display, and pyplot's state is left alone.
 """
@@ -13,12 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ..._check import integer, number
 from ..._check import path as checked_path
 from ..._errors import shown
-from ._perfetto import timeline_of
 from ._report import Report
-from ._timeline import cut_spans
+from ._trace import timeline_of
 from ._whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ _COLOURS = {
 """Colours of activities, in the legend's order: work is cool, waiting yellow, loss red."""
 _LARGEST_LOSS = 1e200
 """Ticks and margins of a logarithmic axis reach several decades further, and would overflow."""
-_MOST_BARS = 60
 _MOST_TIMELINES = 4
 _MOST_WORKERS = 40
 _WORKERS_OF_SEVERAL = 16
@@ -46,9 +43,9 @@ _WORKERS_OF_SEVERAL = 16
 def plot_reports(
     path: str | os.PathLike[str], reports: Sequence[Report | Sequence[Report]]
 ) -> None:
-    """Draw all plots of one or several trainings: staleness, losses, timelines.
+    """Draw the losses of one or several trainings, and below them what their workers did when.
 
-    Losses are drawn if any were recorded, timelines (of the first four) if they were kept.
+    Losses are drawn where any were recorded, timelines (of the first four) where they were kept.
 
     Args:
         path: ends with .png, .svg or .pdf; the file is replaced whole, or left as it was.
@@ -70,58 +67,16 @@ def plot_reports(
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    plots = [plot_staleness]
-    if any(each.losses for each in firsts):
-        plots.append(plot_losses)
     lanes = [each for each in firsts if each.timeline is not None][:_MOST_TIMELINES]
     most = _MOST_WORKERS if len(lanes) == 1 else _WORKERS_OF_SEVERAL
     heights = [4.2, *(1.6 + 0.12 * min(each.num_workers, most) for each in lanes)]
     figure = Figure(figsize=(12, math.fsum(heights)), layout="constrained")
-    grid = figure.add_gridspec(1 + len(lanes), len(plots), height_ratios=heights)
-    for column, plot in enumerate(plots):
-        plot(figure.add_subplot(grid[0, column]), reports)
+    grid = figure.add_gridspec(1 + len(lanes), height_ratios=heights)
+    plot_losses(figure.add_subplot(grid[0]), reports)
     for row, report in enumerate(lanes, start=1):
-        plot_timeline(figure.add_subplot(grid[row, :]), report, num_workers=most)
+        draw_timeline(figure.add_subplot(grid[row]), report, most)
     with whole_file(path) as new:
         figure.savefig(new, format=Path(path).suffix[1:].lower(), dpi=120)
-
-
-def plot_staleness(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> None:
-    """Draw which share of the gradients had which staleness when they took part in an update.
-
-    Several reports are drawn as lines, on a logarithmic axis: those that wait have all in one bar.
-    Of a list of reports, of one training with several seeds, the mean is drawn.
-
-    Example:
-        from matplotlib.figure import Figure
-
-        simulation = Simulation(seed=7, backend="turbo")
-        report = simulation.cluster(4, compute=Exponential(1.0)).run(updates=100)
-        figure = Figure()
-        plot_staleness(figure.add_subplot(), [report])
-        figure.savefig("staleness.png")
-    """
-    groups = _groups(reports)
-    every = [each for group in groups for each in group]
-    largest = max((max(each.staleness, default=0) for each in every), default=0)
-    width = math.ceil((largest + 1) / _MOST_BARS)
-    edges = [width * place - 0.5 for place in range(max(largest // width, 9) + 2)]
-    for group in groups:
-        shares = [0.0] * (len(edges) - 1)
-        for report in group:
-            total = max(1, sum(report.staleness.values())) * len(group)
-            for staleness, count in report.staleness.items():
-                shares[max(0, staleness) // width] += count / total
-        mean = math.fsum(each.mean_staleness for each in group) / len(group)
-        label = f"{group[0].protocol}, mean {mean:.3g}"
-        is_alone = len(groups) == 1
-        axes.stairs(shares, edges, fill=is_alone, label=label, linewidth=1.5, alpha=0.85)
-    axes.set_title("Staleness of the gradients")
-    axes.set_xlabel("staleness (updates" + (f", {width} in a bar)" if width > 1 else ")"))
-    axes.set_ylabel("share of the gradients")
-    if len(reports) > 1:
-        axes.set_yscale("log")
-    _legend_below(axes)
 
 
 def plot_losses(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> None:
@@ -165,52 +120,18 @@ def plot_losses(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> Non
     axes.set_xlabel("virtual time (s)")
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
-    _legend_below(axes)
+    # below, where it cannot hide a line
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
-def plot_timeline(
-    axes: Axes,
-    report: Report,
-    *,
-    window: tuple[float, float] | None = None,
-    num_workers: int = _MOST_WORKERS,
-) -> None:
-    """Draw what the first workers did in a window of time, as coloured bars.
-
-    Args:
-        axes: to draw on.
-        report: of a cluster with keep_timeline=True.
-        window: (begin, end), virtual seconds; None: from 0, short enough to see single spans.
-        num_workers: at most so many, from worker 0 on, >= 1.
-
-    Raises:
-        TypeError: an argument is of another type.
-        ValueError: the cluster kept no timeline, the window is empty, or there is no worker.
-
-    Example:
-        from matplotlib.figure import Figure
-
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        figure = Figure()
-        plot_timeline(figure.add_subplot(), cluster.run(updates=100), window=(0.0, 10.0))
-        figure.savefig("timeline.png")
-    """
-    integer("num_workers", num_workers, least=1)
+def draw_timeline(axes: Axes, report: Report, num_workers: int) -> None:
+    """Draw what the first workers did, as coloured bars: from 0, about thirty spans of each."""
     spans = [each for each in timeline_of(report).spans if each.worker < num_workers]
-    shown = min(num_workers, report.num_workers)
-    if window is None:  # from the beginning, about thirty spans of each worker long
-        whole = report.secs or 1.0
-        window = 0.0, min(whole, 30 * shown * whole / max(1, len(spans)))
-    expected = "(begin, end) in finite seconds, begin < end"
-    if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:
-        raise TypeError(f"window is {window!r}; give {expected}")
-    begin, end = (number("a time of window", each, expected=expected) for each in window)
-    if not begin < end:
-        raise ValueError(f"window is {window!r}; give {expected}")
+    shown, whole = min(num_workers, report.num_workers), report.secs or 1.0
+    window = min(whole, 30 * shown * whole / max(1, len(spans)))
     bars: dict[str, dict[int, list[tuple[float, float]]]] = {kind: {} for kind in _COLOURS}
-    for worker, kind, since, until in cut_spans(spans):
-        if since < end and until > begin:
+    for worker, kind, since, until in spans:
+        if since < window:
             bars[kind].setdefault(worker, []).append((since, until - since))
     for kind, colour in _COLOURS.items():
         for place, (worker, pieces) in enumerate(bars[kind].items()):
@@ -226,7 +147,7 @@ def plot_timeline(
     axes.set_title(f"What {shown}{of_all} workers did: {report.protocol}")
     axes.set_xlabel("virtual time (s)")
     axes.set_ylabel("worker")
-    axes.set_xlim(begin, end)
+    axes.set_xlim(0.0, window)
     axes.set_ylim(shown - 0.4, -0.6)
     axes.locator_params(axis="y", integer=True)  # there is no worker 2.5
     if any(bars.values()):
@@ -274,11 +195,6 @@ def _loss_band(
         columns.append([curve[bisect_right(secs, time) - 1][1] for time in times])
     rows = [sorted(row) for row in zip(*columns, strict=True)]
     return times, [row[0] for row in rows], [median(row) for row in rows], [row[-1] for row in rows]
-
-
-def _legend_below(axes: Axes) -> None:
-    """Put the legend below, where it cannot hide a line."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
 def check_format(path: str | os.PathLike[str]) -> None:

@@ -7,11 +7,10 @@ the same report on every version.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..._check import number
-from ._interval import Interval, rate_by_batches
 from ._timeline import Timeline
 
 SPENT = {
@@ -59,12 +58,6 @@ class ServerReport:
     `requests` pushes came to it; it served them for `secs_busy`, and they waited for their turn
     for `secs_queued` together. `busy_share` is the share of the time in which it served, and
     `mean_queue` the mean number of those that waited. `server` is its number.
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(2, compute=Constant(1.0), service=Constant(0.5))
-        (server,) = cluster.run(updates=100).servers
-        assert 0.6 < server.busy_share < 0.7
     """
 
     server: int
@@ -83,18 +76,19 @@ class Report:
     lists of flat dicts, as `pandas.DataFrame` takes them. `secs` is the time from the begin of
     training to the last update, if their number was given and has been made; else to its end.
     `applied`, `discarded`, `staleness` and `updates` are those of the server: gradients that a
-    restore of its state has undone count in `undone` only, whatever their outcome was. `timeline`
-    is what every worker did when, if the cluster kept it. `losses` are those of `Cluster.run`'s
-    `loss`: (virtual seconds, updates, loss). `protocol` is the protocol's repr, `num_workers` the
-    number of `workers`.
+    restore of its state has undone count in `undone` only, whatever their outcome was. `losses` are
+    those of `Cluster.run`'s `loss`: (virtual seconds, updates, loss). `protocol` is the protocol's
+    repr, `num_workers` the number of `workers`.
 
-    `servers` has one for each parameter server, where `service` takes time. Of a cluster with
-    checkpoints or `ServerCrashes`: `num_saves` have become durable, saving took `secs_saving`, and
-    the server was down for `secs_server_down` in `num_server_crashes`, repair and restore included.
-    They have undone `undone_updates`, and `secs_undone` of work, from the restored state to the
-    crash; saves that block do not count as work. `bytes_moved` went over a network's links.
-    `settings` are the cluster's, as text. `progress` has (virtual seconds, updates), some hundreds
-    of points behind the warm-up, if `Cluster.run` got one.
+    `servers` has one for each parameter server, where `service` takes time: `requests` pushes came
+    to it, it served them for `secs_busy`, and they waited for their turn for `secs_queued`
+    together; `busy_share` and `mean_queue` are these over time. `bytes_moved` went over a network's
+    links until the last update.
+
+    `timeline` is what every worker did when, if the cluster kept it. Its `spans` are (worker, kind,
+    begin, end), where the kind is "compute", "lost" (a discarded computation), "wait" (for others),
+    "pull", "push", "served" (in the server's queue, and by it) or "down"; a pause cuts a span in
+    two. Its `pushes` are (worker, time, outcome, staleness, version), the version afterwards.
 
     Example:
         simulation = Simulation(seed=7, backend="turbo")
@@ -115,15 +109,7 @@ class Report:
     losses: list[tuple[float, int, float]]
     undone: int = 0
     servers: list[ServerReport] = field(default_factory=list)
-    num_saves: int = 0
-    secs_saving: float = 0.0
-    num_server_crashes: int = 0
-    secs_server_down: float = 0.0
-    undone_updates: int = 0
-    secs_undone: float = 0.0
-    bytes_moved: float = 0.0
-    progress: list[tuple[float, int]] = field(default_factory=list, repr=False)
-    settings: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    bytes_moved: int = 0
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -135,13 +121,6 @@ class Report:
     def mean_staleness(self) -> float:
         """The mean over the gradients that took part in an update; 0.0 if there were none."""
         return _mean(self.staleness)
-
-    @property
-    def staleness_variance(self) -> float:
-        """The variance over the same gradients."""
-        mean, total = _mean(self.staleness), sum(self.staleness.values())
-        squares = [(value - mean) ** 2 * count for value, count in self.staleness.items()]
-        return math.fsum(squares) / total if total else 0.0
 
     def secs_to(self, loss: float) -> float:
         """Virtual seconds until the loss was first recorded at or under this; else infinity.
@@ -157,22 +136,6 @@ class Report:
             raise ValueError("no loss was recorded; give Cluster.run a loss")
         began_at = self.losses[0][0]
         return next((secs - began_at for secs, _, each in self.losses if each <= loss), math.inf)
-
-    def interval(self) -> Interval:
-        """Updates per virtual second behind the warm-up, with a 90 % confidence interval.
-
-        It is made of this one run, by batch means; `sweep` makes one of several seeds.
-
-        Raises:
-            ValueError: `Cluster.run` got no `warm_up`, or the run is too short after it: too few
-                updates, or a rate that still changes slowly.
-        """
-        if not self.progress:
-            raise ValueError(
-                "the updates were not counted over time; give Cluster.run warm_up=0.0, or seconds "
-                "that the interval is to leave out, and let it train for longer than these"
-            )
-        return rate_by_batches(self.progress)
 
     def worker_rows(self) -> list[dict[str, Any]]:
         """A row for each worker."""
@@ -202,10 +165,6 @@ class Report:
             for secs, updates, loss in self.losses
         ]
 
-    def server_rows(self) -> list[dict[str, Any]]:
-        """A row for each parameter server, where `service` takes time."""
-        return [{"protocol": self.protocol, **asdict(each)} for each in self.servers]
-
     def summary_row(self) -> dict[str, Any]:
         """One row for all, to compare protocols."""
         return {
@@ -216,8 +175,6 @@ class Report:
             "updates_per_second": self.updates_per_second,
             "discarded": self.discarded,
             "undone": self.undone,
-            "undone_updates": self.undone_updates,
-            "secs_undone": self.secs_undone,
             "bytes_moved": self.bytes_moved,
             "mean_staleness": self.mean_staleness,
             "max_staleness": max(self.staleness, default=0),

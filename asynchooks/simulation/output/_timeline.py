@@ -1,18 +1,16 @@
 """What the workers of a cluster did when: seconds by activity, and the timeline.
 
-`cut_spans` prepares it for drawing: no span overlaps another of its worker.
+No span overlaps another of its worker.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
-Interval = tuple[float, float]
+KINDS = ("compute", "lost", "wait", "pull", "push", "served", "down")
+"""What a worker may do: see `Span`."""
 
 
 class Span(NamedTuple):
@@ -20,12 +18,6 @@ class Span(NamedTuple):
 
     `kind` is "compute", "lost" (a discarded computation), "wait" (for others), "pull", "push",
     "served" (in the server's queue, and by it) or "down". It lasted from `begin` to `end`.
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        report = cluster.run(updates=100)
-        assert {span.worker for span in report.timeline.spans} == {0, 1, 2, 3}
     """
 
     worker: int
@@ -43,12 +35,6 @@ class Push(NamedTuple):
         outcome: the value of its `Outcome`, such as "applied".
         staleness: updates between its pull and its push.
         version: the server's, afterwards.
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        report = cluster.run(updates=100)
-        assert report.timeline.pushes[0].version == 1
     """
 
     worker: int
@@ -64,21 +50,11 @@ class Timeline:
 
     Args:
         is_kept: whether the cluster keeps them (`keep_timeline`).
-
-    Example:
-        simulation = Simulation(seed=7, backend="turbo")
-        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
-        report = cluster.run(updates=100)
-        assert any(span.kind == "compute" for span in report.timeline.spans)
     """
 
     is_kept: bool = True
     spans: list[Span] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
-    runs: list[tuple[int, float, float]] = field(default_factory=list)
-    """(Worker, begin, end) of each run of its program; a crash begins another one."""
-    server: list[tuple[str, float, float]] = field(default_factory=list)
-    """("save" or "down", begin, end) of the parameter server."""
 
     def __repr__(self) -> str:
         return f"<Timeline of {len(self.spans)} spans and {len(self.pushes)} pushes>"
@@ -87,14 +63,13 @@ class Timeline:
 class TimeAccount:
     """One worker's seconds, by kind of span (see `Span`). The worker makes it, and writes it.
 
-    No time counts twice: while the worker is down, it counts as down. "served" counts as "push".
+    No time counts twice: while the worker is down, it counts as down.
     """
 
-    __slots__ = ("_clock", "_down_since", "_downs", "_timeline", "_worker", "compute", "down",
-                 "lost", "pull", "push", "wait")  # fmt: skip
+    __slots__ = ("_clock", "_down_since", "_downs", "_timeline", "_worker", "secs")
 
     def __init__(self, worker: int, clock: Callable[[], float], timeline: Timeline) -> None:
-        self.compute = self.lost = self.wait = self.pull = self.push = self.down = 0.0
+        self.secs = dict.fromkeys(KINDS, 0.0)
         self._worker = worker
         self._clock = clock  # it stands still once training is over
         self._timeline = timeline
@@ -131,91 +106,6 @@ class TimeAccount:
             self._add("down", begun, now)
 
     def _add(self, kind: str, begin: float, end: float) -> None:
-        name = "push" if kind == "served" else kind
-        setattr(self, name, getattr(self, name) + (end - begin))
+        self.secs[kind] += end - begin
         if self._timeline.is_kept:
             self._timeline.spans.append(Span(self._worker, kind, begin, end))
-
-
-def cut_spans(spans: list[Span]) -> Iterator[Span]:
-    """The spans in the same order, without the times at which their worker is down.
-
-    A computation that is not lost by a crash spans the repair, and so may a wait; two failures of
-    one worker may overlap.
-    """
-    down = _down(spans)
-    if not down:
-        yield from spans
-        return
-    seen: set[tuple[int, float]] = set()
-    for span in spans:
-        gaps = down.get(span.worker, [])
-        if span.kind == "down":
-            begin, end = gaps[bisect_right(gaps, (span.end, span.end)) - 1]
-            # once for those that overlap, at the last one: all comes in order of ends
-            if span.end == end and (span.worker, begin) not in seen:
-                seen.add((span.worker, begin))
-                yield Span(span.worker, "down", begin, end)
-        else:
-            for begin, end in without((span.begin, span.end), gaps):
-                yield Span(span.worker, span.kind, begin, end)
-
-
-def numbers_at_work(timeline: Timeline) -> list[tuple[float, int]]:
-    """(Virtual seconds, workers whose program runs and that are not down from then on)."""
-    down = _down(timeline.spans)
-    changes: Counter[float] = Counter()
-    for worker, begin, end in timeline.runs:
-        for since, until in without((begin, end), down.get(worker, [])):
-            changes[since] += 1
-            changes[until] -= 1
-    times = sorted(changes)
-    return list(zip(times, accumulate(changes[secs] for secs in times), strict=True))
-
-
-def numbers_at_server(timeline: Timeline) -> list[tuple[float, int]]:
-    """(Virtual seconds, pushes that wait for the server or are served from then on)."""
-    changes: Counter[float] = Counter()
-    for _, kind, begin, end in timeline.spans:
-        if kind == "served":
-            changes[begin] += 1
-            changes[end] -= 1
-    times = sorted(changes)
-    return list(zip(times, accumulate(changes[secs] for secs in times), strict=True))
-
-
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Their union, as intervals that neither overlap nor touch, in order."""
-    union: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if union and begin <= union[-1][1]:
-            union[-1] = (union[-1][0], max(end, union[-1][1]))
-        else:
-            union.append((begin, end))
-    return union
-
-
-def without(interval: Interval, gaps: list[Interval]) -> list[Interval]:
-    """What is left of an interval, in order; gaps are as `merged` gives them."""
-    begin, end = interval
-    left = []
-    # a worker may crash thousands of times: look only at the gaps that reach the interval
-    for place in range(max(0, bisect_right(gaps, (begin, begin)) - 1), len(gaps)):
-        gap_begin, gap_end = gaps[place]
-        if gap_begin >= end:
-            break
-        if gap_begin > begin:
-            left.append((begin, gap_begin))
-        begin = max(begin, gap_end)
-    if begin < end:
-        left.append((begin, end))
-    return left
-
-
-def _down(spans: list[Span]) -> dict[int, list[Interval]]:
-    """When each worker was down."""
-    down: dict[int, list[Interval]] = {}
-    for worker, kind, begin, end in spans:
-        if kind == "down":
-            down.setdefault(worker, []).append((begin, end))
-    return {worker: merged(each) for worker, each in down.items()}
