@@ -18,6 +18,7 @@ import numpy as np
 from ..protocols import KAsync, KBatchAsync, Protocol, parse_protocol
 from ..simulation import Report, Simulation, plot_reports, sweep, write_trace
 from ..simulation.cluster._least_squares import LeastSquares
+from ..simulation.output._interval import interval_of
 from .output import figure, print_json, print_table, progress
 
 _NUM_LOSSES = 200
@@ -124,7 +125,11 @@ def _best(
         num_processes=1 if options.seeds == 1 else None,
         done=done,
     )
-    rows = found.to_rows(_FIGURES)
+    rows = [dict(setting) for setting in found.settings]
+    for row, setting in zip(rows, found.settings, strict=True):
+        for name in _FIGURES:
+            mean, low, high = interval_of(found.values(setting, name))
+            row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
     figures, reports = min(
         zip(rows, found.reports, strict=True),
         key=lambda each: (math.isnan(each[0]["loss"]), each[0]["loss"]),
