@@ -36,19 +36,18 @@ Predict a learner with 8, 16, 32 and 64 rollouts at a time:
 Find the fastest setting whose staleness stays small, at 2.50 an hour:
   asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64 \
 --set max_staleness=1,2,4 --target "staleness<=2" --price 2.5
-Ask a built-in program, made of the recorded stages:
-  asynchooks plan run.pftrace --set concurrency=8..64 --json"""
+Print JSON in place of the table:
+  asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64 --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="Read this record of a run.")
     what = parser.add_argument_group("program and settings").add_argument
-    what("--program", metavar="FILE:NAME",
+    what("--program", metavar="FILE:NAME", required=True,
         help="Run this async function, of learner.py:main or package.module:main, whose module is "
         "imported: keep what starts a real run under `if __name__ == '__main__':`. What it prints "
-        "goes to stderr. The default is a built-in program, made of the stages, or of the "
-        "parameter server, that were recorded.",
+        "goes to stderr.",
     )  # fmt: skip
     what("--set", dest="settings", action="append", default=[], type=argument(parse_setting),
         metavar="NAME=VALUES",
@@ -110,8 +109,6 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
             f"--set gives {sorted(twice)[0]!r} twice; give all its values once, with commas"
         )
     traces: list[Trace] = [Trace.read(*_paths(each)) for each in options.traces]
-    if options.program is None:
-        return partial(_run, options, traces, None)
     return partial(_run, options, traces, load_program(options.program))
 
 
@@ -127,10 +124,9 @@ def _paths(text: str) -> list[str]:
 def _run(options: argparse.Namespace, traces: list[Trace], main: Any) -> int:
     from ..planning import Plan, PlanError
     from ..planning._grid import predict_all
-    from ..planning._models import built_in
     from .plan_output import Result, Row, print_json, print_recorded, print_result, progress
 
-    plan, main = built_in(traces) if main is None else (Plan(traces), main)
+    plan = Plan(traces)
     settings = products(options.settings)
     try:
         plan.check_settings(main, settings[0])

@@ -119,21 +119,6 @@ def test_a_target_chooses_the_fastest_that_keeps_it(
     assert none["best"] is None
 
 
-def test_without_a_program_one_is_made_of_the_recorded_stages(
-    recorded: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = as_json(
-        capsys, recorded, "--set", "concurrency=2,4", "--set", "batch_size=2,4", "--allow-mismatch"
-    )
-    rows = {tuple(each["settings"].values()): each for each in found["settings"]}
-    assert "error" in rows[2, 4]
-    assert rows[4, 2]["rate"]["value"] > rows[2, 2]["rate"]["value"]
-    # how the step depends on the size of its batch is not known: between not at all and in
-    # proportion to it
-    assert rows[4, 4]["is_extrapolated"]
-    assert any("sizes 4 to 4, recorded 2 to 2" in note for note in rows[4, 4]["notes"])
-
-
 def test_the_plot_is_written(
     recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +143,7 @@ def test_the_plot_is_written(
         (["--program", "main"], "give FILE:NAME or MODULE:NAME"),
         (
             ["--program", f"{program_of_sleeps.__file__}:other"],
-            "its async functions are compute, gradients, learn, main, rollout",
+            "its async functions are learn, main, rollout",
         ),
         (["--program", f"{program_of_sleeps.__file__}:plain"], "give the async function"),
         (["--program", "no_such_module:main"], "cannot be imported"),
@@ -169,18 +154,21 @@ def test_the_plot_is_written(
 def test_wrong_arguments_are_refused_in_one_line(
     recorded: str, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    assert says in refused(capsys, recorded, *arguments)
+    program = [] if "--program" in arguments else ["--program", PROGRAM]
+    assert says in refused(capsys, recorded, *program, *arguments)
 
 
 def test_wrong_traces_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "No such file" in refused(capsys, str(tmp_path / "none"))
+    assert "--program" in refused(capsys, str(tmp_path / "none"))
+    program = ("--program", PROGRAM)
+    assert "No such file" in refused(capsys, str(tmp_path / "none"), *program)
     (tmp_path / "text").write_text("{}")
-    assert "no trace" in refused(capsys, str(tmp_path / "text"))
+    assert "no trace" in refused(capsys, str(tmp_path / "text"), *program)
     (tmp_path / "empty").write_text("")
-    assert "is empty" in refused(capsys, str(tmp_path / "empty"))
-    assert "with + between them" in refused(capsys, "a.pftrace+")
+    assert "is empty" in refused(capsys, str(tmp_path / "empty"), *program)
+    assert "with + between them" in refused(capsys, "a.pftrace+", *program)
 
 
 def test_an_argument_that_the_program_lacks_is_refused(
@@ -253,27 +241,6 @@ def test_no_table_is_printed_where_the_recorded_setting_is_missed(
     assert "missed by more than 10 %" in errors
     assert "concurrency=4, max_staleness=2" in printed
     assert "s to 1,000" not in printed
-
-
-def test_without_a_program_workers_are_put_around_the_recorded_parameter_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "run.pftrace")
-    with record(path):
-        anyio.run(program_of_sleeps.gradients)
-    found = as_json(
-        capsys, path, "--set", "workers=2,4,8", "--set", "protocol=async,ksync:2",
-        "--allow-mismatch",
-    )  # fmt: skip
-    rows = {tuple(each["settings"].values()): each for each in found["settings"]}
-    measured = found["recorded"][0]["measured"]
-    assert rows[4, "async"]["rate"]["value"] == pytest.approx(measured["rate"], rel=0.2)
-    # each worker makes its updates at its own pace, each as stale as there are others
-    for num in (2, 4, 8):
-        assert rows[num, "async"]["staleness"]["value"] == pytest.approx(num - 1, abs=0.2)
-    assert rows[8, "async"]["rate"]["value"] > 1.7 * rows[4, "async"]["rate"]["value"]
-    assert rows[4, "ksync:2"]["staleness"]["value"] == 0
-    assert rows[4, "ksync:2"]["rate"]["value"] < rows[4, "async"]["rate"]["value"]
 
 
 @pytest.mark.faults
