@@ -41,8 +41,6 @@ class Kind(Enum):
     """A block of the user's code, which a plan runs as it is."""
     REQUEST = "request"
     """To a server elsewhere, from the call to its answer."""
-    SERVE = "serve"
-    """What that server does for one request."""
 
 
 class Span(ABC):
@@ -127,7 +125,7 @@ class Recorder(ABC):
 
         Args:
             engine: of the running task; None in a thread without an event loop.
-            kind: WORK, BLOCK, EVALUATION, SAVE, REQUEST or SERVE.
+            kind: WORK, BLOCK, EVALUATION, SAVE or REQUEST.
             name: of the span, and of the track if a new one is needed.
             worker: whose machine does it; None: a shared service does, or it is not known.
 

@@ -52,33 +52,15 @@ def is_object(value: Any) -> bool:
 
 
 SECS = Kind("a finite number of seconds", lambda value: is_number(value, _MOST_SECS))
-_COUNT = Kind("a whole number >= 0", lambda value: is_whole(value, 0))
-_SIZE = Kind("a whole number >= 1", lambda value: is_whole(value, 1))
-_BOOL = Kind("true or false", lambda value: type(value) is bool)
 _TEXT = Kind("a text", is_text)
 _OBJECT = Kind("an object", is_object)
 _TEXTS = Kind("a list of texts", lambda value: type(value) is list and all(map(is_text, value)))
-_COUNTS = Kind(
-    "an object of whole numbers >= 0",
-    lambda value: is_object(value) and all(is_whole(each, 0) for each in value.values()),
-)
 _ABOUT: Mapping[str, Kind | Mapping[str, Kind]] = {
     "began": SECS,
     "ended": SECS,
     "settings": _OBJECT,
     "machine": {"boot": _TEXT.or_nothing(), "host_time": SECS.or_nothing()},
     "inline": _TEXTS,
-    "server": {"processor_secs": SECS, "served_processor_secs": SECS, "requests": _COUNTS},
-    "parameter server": {"num_workers": _SIZE, "protocol": _TEXT},
-    "stage rollouts": {
-        "fn": _TEXT,
-        "batch_size": _SIZE,
-        "concurrency": _SIZE,
-        "max_staleness": _COUNT,
-    },
-    "stage map_concurrent": {"fn": _TEXT, "concurrency": _SIZE, "ordered": _BOOL},
-    "stage batch": {"batch_size": _SIZE},
-    "stage prefetch": {"buffer_size": _COUNT},
 }
 """What is known of a run; of what is not named here nothing is read."""
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,59 +15,14 @@ from distributed.protocol import to_serialize
 
 from .._engine.base import EngineTask
 from .._engine.current import current_engine
-from .._engine.recording import Kind, Recorder, current_recorder, ended
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
-from ..planning import record
 from ..protocols import ParameterServer, Protocol, Pushed, Snapshot
 from ._dask_plugin import Host
 from ._membership import Answer, Member
 from ._messages import HostStatistics
 
 logger = logging.getLogger("asynchooks")
-
-
-class ServiceRecord:
-    """What the server does for requests, in a file of its own.
-
-    Spans hold what the protocol and the update take. The processor's time of the whole process,
-    which also reads and writes messages, is kept as a total.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._record = record(path, name="parameter server")
-        self._recorder: Recorder | None = None
-        self._processor_secs = self._served_secs = 0.0
-        self._nums: dict[str, int] = {}
-
-    def open(self) -> None:
-        """Begin to record."""
-        self._record.__enter__()
-        self._recorder = current_recorder()
-        self._processor_secs = time.process_time()
-
-    @contextmanager
-    def span(self, function: str) -> Iterator[None]:
-        """The block, as the service of one request."""
-        self._nums[function] = self._nums.get(function, 0) + 1
-        assert self._recorder is not None  # it is open
-        began = time.thread_time()
-        with ended(self._recorder.work_span(current_engine(), Kind.SERVE, function)):
-            yield
-        self._served_secs += time.thread_time() - began
-
-    async def aclose(self) -> None:
-        """Record nothing more."""
-        if self._recorder is not None:
-            self._recorder.describe(
-                "server",
-                {
-                    "processor_secs": time.process_time() - self._processor_secs,
-                    "served_processor_secs": self._served_secs,
-                    "requests": self._nums,
-                },
-            )
-        await self._record.__aexit__(None, None, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +62,6 @@ class ServedParameters(Host):
     Args:
         lease_secs: as for `host_parameter_server`.
         options: of `ParameterServer`.
-        trace: the path of a file, or None.
     """
 
     waits: ClassVar = frozenset(("begin_step", "end_step"))
@@ -122,7 +74,6 @@ class ServedParameters(Host):
         num_workers: int,
         lease_secs: float,
         options: dict[str, Any],
-        trace: str | None,
     ) -> None:
         super().__init__()
         self._is_gone = False
@@ -132,17 +83,12 @@ class ServedParameters(Host):
             parameters, protocol, num_workers=num_workers, global_step=step, **options
         )
         self.lease_secs: float = lease_secs
-        self._trace = None if trace is None else ServiceRecord(trace)
-        if self._trace is not None:
-            self._trace.open()
 
     async def aclose(self) -> None:
         """Make no further update, which ends all waits; later calls fail."""
         self.server.close()
         self._update()
         self._is_gone = True
-        if self._trace is not None:
-            await self._trace.aclose()
 
     def welcome(self) -> Any:
         server, protocol = self.server, self.server.protocol
@@ -177,22 +123,19 @@ class ServedParameters(Host):
     async def do_begin_step(self, member: ServedProcess, worker: int) -> Snapshot:
         self._claim(member, worker)
         await self.server.begin_step(worker)
-        with self._serves("begin_step"):
-            return self.server.pull(worker)
+        return self.server.pull(worker)
 
     async def do_end_step(self, member: ServedProcess, worker: int) -> None:
         self._claim(member, worker)
         await self.server.end_step(worker)
 
     def do_pull(self, member: ServedProcess) -> Snapshot:
-        with self._serves("pull"):
-            return self.server.pull(0)
+        return self.server.pull(0)
 
     def do_push(self, member: ServedProcess, worker: int, gradient: Any, version: int) -> Pushed:
-        with self._serves("push"):
-            self._claim(member, worker)
-            pushed = self.server.push(worker, gradient, version)
-            self._update()
+        self._claim(member, worker)
+        pushed = self.server.push(worker, gradient, version)
+        self._update()
         return pushed
 
     def do_close(self, member: ServedProcess) -> None:
@@ -340,7 +283,3 @@ class ServedParameters(Host):
         )
         if state.is_over and state.number != before.number:
             server.recheck_waits()  # perhaps by a limit that was set during a wait
-
-    def _serves(self, function: str) -> AbstractContextManager[None]:
-        """The block, which waits for nothing, is recorded as the service of a request."""
-        return nullcontext() if self._trace is None else self._trace.span(function)

@@ -16,7 +16,6 @@ from ._timed import span, timed
 
 if TYPE_CHECKING:
     from ._plan import Plan as Plan
-    from ._planned_server import PlannedParameterServer as PlannedParameterServer
     from ._plot import plot_plan as plot_plan
     from ._prediction import Check as Check
     from ._prediction import Estimate as Estimate
@@ -42,7 +41,6 @@ _PLACES = {
     "Law": "_trace",
     "Marks": "_trace",
     "Plan": "_plan",
-    "PlannedParameterServer": "_planned_server",
     "Prediction": "_prediction",
     "Service": "_service",
     "SizeLaw": "_service",

@@ -31,9 +31,7 @@ from ._overhead import loop_secs
 from ._player import Player, Saves
 from ._prediction import Check, Prediction, estimates
 from ._program_errors import explained, no_time
-from ._requests import request_services, served_of
 from ._service import Beyond, Service
-from ._spans import Spans
 from ._station import Use
 from ._timed import TimedWork
 from ._trace import Figures, Trace
@@ -83,7 +81,6 @@ class Plan:
         self._given = {
             name: replace(each, evidence=None) for name, each in (services or {}).items()
         }
-        self._of_requests = request_services(self.traces)
         if not self.traces and not self._given:
             raise ValueError("traces is empty; give at least one: Plan.read('run.pftrace')")
         self._fitted: dict[tuple[str, bool], Service] = {}
@@ -124,13 +121,6 @@ class Plan:
     def services(self) -> Mapping[str, Service]:
         """What was recorded of each kind of work, by name, as fitted to it."""
         kinds = {name for trace in self.traces for name in trace.spans.get(Kind.WORK, {})}
-        kinds |= {
-            name
-            for trace in self.traces
-            for name in trace.spans.get(Kind.REQUEST, {})
-            if served_of(name) not in self._of_requests
-        }
-        kinds |= {*self._of_requests}
         found = {}
         for name in sorted({*kinds, *self._given}):
             # that sizes are of inputs is known as soon as the program has run
@@ -142,11 +132,9 @@ class Plan:
     def _service(self, name: str, is_input_size: bool) -> Service | None:
         if name in self._given:
             return self._given[name]
-        if name in self._of_requests:
-            return self._of_requests[name]
         key = (name, is_input_size)
         if key not in self._fitted:
-            recorded = [self._spans(trace, name) for trace in self.traces]
+            recorded = [trace.find(name, Kind.WORK) for trace in self.traces]
             if not any(map(len, recorded)):
                 return None
             self._fitted[key] = fit(
@@ -156,14 +144,6 @@ class Plan:
                 began=[each.began for each in self.traces],
             )
         return self._fitted[key]
-
-    @staticmethod
-    def _spans(trace: Trace, name: str) -> Spans:
-        # a client's spans hold the queue as well: of a server's work only its own are its work
-        for kind in (Kind.WORK, Kind.SERVE, Kind.REQUEST):
-            if len(found := trace.find(name, kind)):
-                return found
-        return Spans.none()
 
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self.services.values()) or "nothing was recorded"

@@ -27,7 +27,6 @@ from .._engine.threads import close_unrun
 from .._errors import PlanError
 from .._running.hooks import HookCall
 from ..simulation import Simulation
-from ._requests import SERVER, link_of, served_of
 from ._service import Beyond, Service
 from ._spans import Spans
 from ._station import Blocks, Drawn, Station, Use
@@ -159,36 +158,6 @@ class Player(Recorder, Performer):
         if self._loop_secs and turns is None:
             station.kernel.hold(self._loop_secs)
         return _returned(work, args, kwargs, drawn) if callable(work.returns) else work.returns
-
-    # Requests to a server elsewhere
-
-    def way_secs(self, function: str) -> float:
-        """Draw how long a request is on its way, there and back, at an idle server."""
-        name = link_of(self._recorded_request(function))
-        return self._station_of(name).draw().secs if name in self._recorded else 0.0
-
-    async def serve(self, function: str, way_secs: float) -> None:
-        """Let the way to the server pass, and the request's turn there."""
-        function = self._recorded_request(function)
-        if served_of(function) in self._recorded:
-            await self.pause(way_secs)
-            work = self._station_of(served_of(function)).draw().secs
-            await self._station_of(SERVER).serve(work)
-        else:  # only the clients were recorded
-            station = self._station_of(function)
-            await station.serve(station.draw().secs)
-
-    async def pause(self, secs: float) -> None:
-        """Let this much virtual time pass for the running task."""
-        await self._simulation.kernel.sleep(secs)
-
-    def _recorded_request(self, function: str) -> str:
-        # of pulls few are recorded, or none: their answer comes with that of `begin_step`
-        names = {function, served_of(function)}
-        return function if function != "pull" or names & {*self._recorded} else "begin_step"
-
-    def _station_of(self, name: str) -> Station:
-        return self._stations.get(name) or self._station(TimedWork(name))
 
     def _track_of(self, engine: Engine) -> int:
         """Of the session that the running task has open; -1 if it has none."""

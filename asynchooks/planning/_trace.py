@@ -194,7 +194,7 @@ class Trace:
 
         Args:
             name: of the spans.
-            kind: of the spans; None: the first of WORK, REQUEST, SERVE, and the others, which has
+            kind: of the spans; None: the first of WORK, REQUEST, and the others, which has
                 spans of the name.
         """
         for each in KINDS if kind is None else (kind,):

@@ -51,8 +51,7 @@ RUNS = [
     (STEP, SECOND, 3 * SECOND), (RUN, 3 * SECOND, 4 * SECOND), (STEP, 3 * SECOND, 4 * SECOND),
     (SESSION, 0, 5 * SECOND),
 ]  # fmt: skip
-ROLLOUTS = {"fn": "fn", "concurrency": 2, "batch_size": 1, "max_staleness": 1}
-STAGE = {"stage rollouts": ROLLOUTS}
+STAGE = {"stage rollouts": {"fn": "fn", "concurrency": 2}}
 
 
 def trace(
@@ -120,30 +119,8 @@ CRAFTED: dict[str, bytes] = {
     },
     **{
         f"{name} {each!r}": trace({**STAGE, name: each})
-        for name in ("settings", "machine", "server", "parameter server", "stage map_concurrent")
+        for name in ("settings", "machine")
         for each in NO_OBJECTS
-    },
-    **{
-        f"{name} of rollouts {each!r}": trace({"stage rollouts": {**ROLLOUTS, name: each}})
-        for name in ("concurrency", "batch_size", "max_staleness")
-        for each in NO_COUNTS
-    },
-    **{
-        f"num_workers {each!r}": trace(
-            {"parameter server": {"num_workers": each, "protocol": "async"}}
-        )
-        for each in [*NO_COUNTS, 0]
-    },
-    **{
-        f"{name} of a server {each!r}": trace({
-            **STAGE,
-            "server": {
-                "processor_secs": 1.0, "served_processor_secs": 0.5, "requests": {}, name: each,
-            },
-        })
-        for name in ("processor_secs", "served_processor_secs", "requests")
-        for each in NO_NUMBERS
-        if not isinstance(each, dict)
     },
     "deep": trace(more=raw(b"[" * 99_999 + b"]" * 99_999)),
     "no object": trace(more=raw(b"[]")),

@@ -1,6 +1,6 @@
 """What plans predict, and what real runs of the same programs then give.
 
-    python -m tests.benchmarks.planning [batching gradients seen_gradients dask_processes pytorch]
+    python -m tests.benchmarks.planning [batching gradients seen_gradients pytorch]
         [--secs 25] [--recorded-secs 60] [--runs 5] [--keep DIR] [--json FILE]
 
 Each program is recorded once at one or two settings. Others are then planned from that, and run
