@@ -261,8 +261,8 @@ class Player(Recorder, Performer):
 
     # What came of it
 
-    def trace(self, settings: Mapping[str, Any]) -> Trace:
-        """All that was recorded, once the run is over."""
+    def trace(self) -> Trace:
+        """All that was recorded, once the run is over; the plan adds the settings."""
         uses = _columns(self._uses, 3)
         return Trace(
             {
@@ -274,7 +274,6 @@ class Player(Recorder, Performer):
             {name: _marks(rows) for name, rows in self._marks.items()},
             0.0,
             self.clock(),
-            dict(settings),
         )
 
     @property

@@ -9,7 +9,6 @@ from .._errors import (
     OutsideWorkError,
     PlanError,
 )
-from ._outside import is_programs, place
 from ._player import Player
 
 
@@ -30,11 +29,11 @@ def explained(error: BaseException, player: Player, backend: str) -> BaseExcepti
     """What an error out of a planned run becomes."""
     if isinstance(error, SystemExit):
         return PlanError(
-            f"the program ends its process, with code {error.code!r}{_place_in(error)}. Let `main` "
-            "return instead, so that what it did can be seen"
+            f"the program ends its process, with code {error.code!r}. Let `main` return instead, "
+            "so that what it did can be seen"
         )
     if isinstance(error, OutsideWorkError):
-        return PlanError(f"{error}{_place_in(error)}. In a plan: make what waits here `timed`")
+        return PlanError(f"{error}. In a plan: make what waits here `timed`")
     if isinstance(error, LivelockError) and not player.num_done:
         return PlanError(f"{no_time(player)}. It runs on at virtual time {player.clock()!r}")
     if isinstance(error, DeadlockError):
@@ -78,13 +77,3 @@ def _needs_trio(error: BaseException) -> bool:
         return any(map(_needs_trio, error.exceptions))
     # as trio says wherever one of its functions is called without its event loop
     return isinstance(error, RuntimeError) and str(error) == "must be called from async context"
-
-
-def _place_in(error: BaseException) -> str:
-    """Where in the program's own code an error comes from, as text; '' if nowhere."""
-    found, traceback = "", error.__traceback__
-    while traceback is not None:
-        if is_programs(traceback.tb_frame.f_code.co_filename):
-            found = f" at {place(traceback.tb_frame, traceback.tb_lineno)}"
-        traceback = traceback.tb_next
-    return found
