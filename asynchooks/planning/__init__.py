@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ._spans import Spans as Spans
     from ._station import Drawn as Drawn
     from ._trace import Figures as Figures
-    from ._trace import Law as Law
     from ._trace import Marks as Marks
     from ._trace import Trace as Trace
     from ._trace import Uses as Uses
@@ -38,7 +37,6 @@ _PLACES = {
     "Drawn": "_station",
     "Estimate": "_prediction",
     "Figures": "_trace",
-    "Law": "_trace",
     "Marks": "_trace",
     "Plan": "_plan",
     "Prediction": "_prediction",

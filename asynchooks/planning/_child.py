@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ STALL_SECS = 30.0
 """Real seconds in which nothing happens in virtual time: then the plan is given up."""
 _TICKS = 5
 """How often in these seconds the child looks whether virtual time goes on, and says so."""
+_NAME = "asynchooks-plan"
 _starting = threading.Lock()
 """Held while a child is made, which would else have the ends of another one's pipe."""
 
@@ -70,9 +71,7 @@ def in_child(work: Callable[[Watch], T]) -> T:
     with _starting, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads, which the child has none of, and needs none
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_work, args=(work, ours, theirs), name="asynchooks-plan", daemon=True
-        )
+        process = context.Process(target=_work, args=(work, ours, theirs), name=_NAME, daemon=True)
         process.start()
         theirs.close()
     try:
@@ -101,9 +100,17 @@ def in_child(work: Callable[[Watch], T]) -> T:
     return result  # type: ignore[no-any-return]
 
 
+def kill_children() -> None:
+    """End all children, which other threads wait for: each raises a PlanError there."""
+    for each in active_children():
+        if each.name == _NAME:
+            each.kill()
+
+
 def _work(work: Callable[[Watch], Any], ours: Connection, theirs: Connection) -> None:
     """In the child: do the work, and send (its error, its result)."""
     ours.close()  # so that a child whose parent has died sees that
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which kills this
     watch = Watch()
     _show_virtual_time(watch)
     _look_for_stalls(watch, theirs)

@@ -36,7 +36,6 @@ def fit(
     name: str,
     *,
     is_input_size: bool,
-    began: Sequence[float] = (),
 ) -> Service:
     """How long work of one kind takes, and on what it depends.
 
@@ -45,21 +44,19 @@ def fit(
         name: of the kind of work.
         is_input_size: whether sizes are of the input, on which the work then depends; else they
             are of the output, and are drawn with it.
-        began: when each recording began, by the clock of its spans; without it, with its first.
 
     Raises:
         PlanError: no span was recorded, or all were cut.
     """
-    origins = list(began) or [float(each.begun[0]) if len(each) else 0.0 for each in recordings]
-    runs = [(each, origin) for each, origin in zip(recordings, origins, strict=True) if len(each)]
-    evidence = _Recorded(name, [each for each, _ in runs], is_input_size)
+    runs = [each for each in recordings if len(each)]
+    evidence = _Recorded(name, runs, is_input_size)
     num = len(evidence.secs)
     if not num:
         cut = f"all {len(evidence.is_cut)} spans were cut" if runs else "no span was recorded"
         raise PlanError(
             f"how long {name!r} takes is not known: {cut}; record a run in which some of it ends"
         )
-    return _Fit(evidence, [origin for _, origin in runs]).service()
+    return _Fit(evidence).service()
 
 
 class _Recorded:
@@ -177,8 +174,8 @@ def _queue_likelihood(density: WorkDensity, runs: Sequence[Spans], served: list[
 class _Fit:
     """Picks the law, and makes the service of it."""
 
-    def __init__(self, recorded: _Recorded, origins: Sequence[float]) -> None:
-        self.recorded, self._origins = recorded, origins
+    def __init__(self, recorded: _Recorded) -> None:
+        self.recorded = recorded
         self._notes: list[str] = []
 
     def service(self) -> Service:
@@ -204,7 +201,7 @@ class _Fit:
         kept = self._kept(works, every[is_censoring], workers)
         samples, sizes = works[kept], recorded.sizes[kept]
         law = SizeLaw.of(samples, sizes) if recorded.is_input_size else None
-        starts = self._starts(residuals)
+        is_slow_together = self._is_slow_together(residuals)
         low, high = np.quantile(recorded.loads, (0.01, 0.99))
         interval = (0.0, 1.0) if posterior is None else _interval(posterior)
         self._say_load(dependence, has_load, interval)
@@ -224,7 +221,7 @@ class _Fit:
             size_law=law,
             slowdown_low=interval[0],
             slowdown_high=interval[1],
-            starts=None if starts is None else starts[kept],
+            is_slow_together=is_slow_together,
             num_cut=int(np.count_nonzero(recorded.is_cut)),
             notes=tuple(self._notes),
             evidence=Evidence(
@@ -271,24 +268,19 @@ class _Fit:
             kept[own] = own[places_by_weight(kaplan_meier(works[own], cut[every == worker]))]
         return kept
 
-    def _starts(self, residuals: Floats) -> Floats | None:
-        """When each sample began, if all were slow at the same times."""
+    def _is_slow_together(self, residuals: Floats) -> bool:
+        """Whether all samples of a recording were slow at the same times."""
         recorded = self.recorded
-        begun = [each.begun[~each.is_cut] for each in recorded.runs]
         parts = recorded.by_run(residuals)
-        ratios = [
-            _notes.common_slowness(times, part)
-            for times, part in zip(begun, parts, strict=True)
-            if len(times)
-        ]
-        if max(ratios) <= _notes.COMMON:
-            return None
-        common = f"all of it was slow at the same times (F {max(ratios):.1f}, 1.0 by chance)"
-        if len(begun) > 1:
-            self._say(f"{common}; of several recordings it is drawn without regard to that")
-            return None
-        self._say(f"{common}; it is drawn by blocks of time, and rates may be off by 10 %")
-        return begun[0] - self._origins[0]
+        begun = [each.begun[~each.is_cut] for each in recorded.runs]
+        ratio = max(map(_notes.common_slowness, begun, parts))
+        if ratio <= _notes.COMMON:
+            return False
+        self._say(
+            f"all of it was slow at the same times (F {ratio:.1f}, 1.0 by chance), and it is drawn "
+            "without regard to that: rates may be off by 10 %"
+        )
+        return True
 
     def _say(self, note: str | None) -> None:
         if note is not None:

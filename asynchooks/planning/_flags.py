@@ -21,7 +21,7 @@ _HEAVY = 0.05
 NUM_LONGEST = 5
 """Samples of which few enough were seen that others may come."""
 OFF_BY_TIME = 0.10
-"""Relative: how far off a rate may be where work is drawn by blocks of time."""
+"""Relative: how far off a rate may be where all work was slow at the same times."""
 _MANY = 15
 """Samples that each worker needs for the slowest of all to be known."""
 
@@ -101,13 +101,13 @@ class Used:
                 )
         return notes
 
-    def drawn_by_time(self) -> list[str]:
+    def slow_together(self) -> list[str]:
         """Of each service whose work was slow at the same times, a note."""
         return [
-            f"{name}: all work was slow at the same times, so it is drawn by blocks of time, and "
+            f"{name}: all work was slow at the same times, and it is drawn without regard to that: "
             f"the rate may be off by {100 * OFF_BY_TIME:.0f} %"
             for name, (service, _) in self.uses.items()
-            if service.starts is not None
+            if service.is_slow_together
         ]
 
 

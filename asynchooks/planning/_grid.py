@@ -8,6 +8,7 @@ from typing import Any
 
 from .._errors import PlanError
 from ..simulation._pool import num_cores
+from ._child import kill_children
 from ._plan import Plan
 from ._prediction import Prediction
 from ._runs import Main
@@ -52,5 +53,9 @@ def predict_all(
             each.result()
             done()
         return [each.result() for each in futures]
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        kill_children()
+        raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()

@@ -87,7 +87,7 @@ def variance_ratio(groups: Sequence[Floats]) -> tuple[float, float]:
 def common_slowness(begun: Floats, residuals: Floats) -> float:
     """The greatest variance between bins of time over that within them, if it is no chance."""
     found = 1.0
-    secs = float(begun[-1] - begun[0])
+    secs = float(begun[-1] - begun[0]) if len(begun) else 0.0
     if len(begun) <= 60 or secs <= 0.0 or float(residuals.std()) < _LEAST_SPREAD:
         return found
     for num_bins in (100, 40, 16):

@@ -123,12 +123,7 @@ class Plan:
             recorded = [trace.find(name, Kind.WORK) for trace in self.traces]
             if not any(map(len, recorded)):
                 return None
-            self._fitted[key] = fit(
-                recorded,
-                name,
-                is_input_size=is_input_size,
-                began=[each.began for each in self.traces],
-            )
+            self._fitted[key] = fit(recorded, name, is_input_size=is_input_size)
         return self._fitted[key]
 
     def __str__(self) -> str:

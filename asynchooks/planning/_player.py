@@ -29,7 +29,7 @@ from .._running.hooks import HookCall
 from ..simulation import Simulation
 from ._service import Beyond, Service
 from ._spans import Spans
-from ._station import Blocks, Drawn, Station, Use
+from ._station import Drawn, Station, Use
 from ._timed import Performer, TimedWork, input_size_of, worker_of
 from ._trace import RUN, STEP, Marks, Trace, Uses
 
@@ -92,7 +92,6 @@ class Player(Recorder, Performer):
         self._seed, self._beyond, self._are_sizes_linear = seed, beyond, are_sizes_linear
         self._thread = threading.get_ident()
         self._stations: dict[str, Station] = {}
-        self._blocks: Blocks | None = None
         self.clock: Callable[[], float] = lambda: simulation.now
         # what was recorded
         self.rows: dict[Kind, dict[str, list[_Row]]] = defaultdict(lambda: defaultdict(list))
@@ -172,9 +171,6 @@ class Player(Recorder, Performer):
                 f"{known}. Record a run of this program, in which {name!r} is called, and give it "
                 "to Plan.read as well"
             )
-        if service.starts is not None and self._blocks is None and len(service.starts):
-            rng = np.random.default_rng([self._seed, 0])
-            self._blocks = Blocks(float(service.starts.max()), rng)
         rng = np.random.default_rng([self._seed, 1, *name.encode()])
         kernel = self._simulation.kernel
         self.clock = kernel.now
@@ -182,7 +178,6 @@ class Player(Recorder, Performer):
             kernel,
             service,
             rng,
-            self._blocks,
             self._beyond,
             are_sizes_linear=self._are_sizes_linear,
         )

@@ -216,8 +216,8 @@ class Runs:
         if used.has_unknown_sizes and not was_recorded:
             extremes += several(num_extremes, are_sizes_linear=True)
         outside += used.further_flags()
-        moved, errors, by_time = 0.0, dict(errors or {}), used.drawn_by_time()
-        if by_time and not was_recorded:  # in the recorded setting, each block is at its own time
+        moved, errors, together = 0.0, dict(errors or {}), used.slow_together()
+        if together and not was_recorded:  # the check of the recorded setting shows its own error
             errors["rate"] = math.hypot(errors.get("rate", 0.0), OFF_BY_TIME)
         if used.has_long_work and not outside:  # else it is flagged, and wide, already
             short = several(num_extremes, capped)
@@ -245,7 +245,7 @@ class Runs:
                 is_extrapolated=bool(outside),
             ),
             is_extrapolated=bool(outside),
-            notes=(*notes, *outside, *by_time),
+            notes=(*notes, *outside, *together),
             num_runs=len(runs),
         )
 

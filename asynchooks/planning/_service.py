@@ -167,11 +167,8 @@ class Service:
     """The least slowdown that the spans allow."""
     slowdown_high: float = 1.0
     """Unless QUEUE: between which slowdowns the truth is at 90 %, as far as the load says."""
-    starts: Floats | None = None
-    """float64, shape (n,), or None: when each sample began, in seconds since the recording did.
-
-    Given where all work was slow at the same times: it is then drawn by blocks of time.
-    """
+    is_slow_together: bool = False
+    """Whether all work was slow at the same times, which no draw knows of."""
     num_cut: int = 0
     """Spans that were cut, whose weight the longer samples have."""
     notes: tuple[str, ...] = field(default=())
@@ -231,8 +228,7 @@ class Service:
             slowdown = evidence.posterior.draw(rng)
             dependence = Dependence.SHARED if slowdown > 0.0 else Dependence.FREE
             samples = evidence.works(slowdown)
-        # by time, what is drawn must stay where it was; blocks of time are drawn as the plan runs
-        places = np.arange(len(samples)) if self.starts is not None else self._places(rng)
+        places = self._places(rng)
         samples, sizes = samples[places], self.sizes[places]
         law = None if self.size_law is None else SizeLaw.of(samples, sizes)
         if self.size_law is not None and law is None:  # only one size was drawn
@@ -283,7 +279,7 @@ class Service:
             "sizes": None if math.isnan(low) else [low, high],
             "base_secs": None if law is None else law.base_secs,
             "secs_per_unit": None if law is None else law.secs_per_unit,
-            "is_drawn_by_time": self.starts is not None,
+            "is_slow_together": self.is_slow_together,
             "notes": list(self.notes),
         }
 

@@ -21,10 +21,6 @@ from ._service import Beyond, Dependence, Service
 
 _CHUNK = 256
 """Draws that are made at once."""
-_NEIGHBOURS = 8
-"""Samples around a moment of the recording, of which one is drawn; 4 of one worker's."""
-_NUM_BLOCKS = 10
-"""Blocks of time in a recording."""
 _SAME = 1e-12
 """Shares of one are equal up to this."""
 
@@ -42,28 +38,6 @@ class Drawn(NamedTuple):
     """How long the work takes alone, in seconds; among others it may take longer."""
     size: float
     """What `output_size` gave, or gives for `input_size`; NaN if the call has neither."""
-
-
-class Blocks:
-    """Which moment of a recording a moment of the plan stands for: block after block, in any order.
-
-    All kinds of work share one, so that all are slow at the same times.
-
-    Args:
-        secs: of the recording, > 0.
-        rng: draws the blocks.
-    """
-
-    def __init__(self, secs: float, rng: np.random.Generator) -> None:
-        self._secs, self._length, self._rng = secs, secs / _NUM_BLOCKS, rng
-        self._until, self._shift = -math.inf, 0.0
-
-    def moment(self, now: float) -> float:
-        """The moment of the recording, in its seconds; `now` never goes back."""
-        if now >= self._until:
-            self._until = now + self._length
-            self._shift = float(self._rng.uniform(0.0, self._secs - self._length)) - now
-        return now + self._shift
 
 
 @dataclass(slots=True)
@@ -105,7 +79,6 @@ class Station:
         kernel: of the simulation.
         service: what is drawn from.
         rng: draws it.
-        blocks: which moments are drawn, where all work was slow at the same times.
         beyond: what is assumed outside of the load that was recorded.
         are_sizes_linear: whether work grows with its size, where no law of that was recorded.
     """
@@ -115,7 +88,6 @@ class Station:
         kernel: Kernel,
         service: Service,
         rng: np.random.Generator,
-        blocks: Blocks | None = None,
         beyond: Beyond = Beyond.LAW,
         *,
         are_sizes_linear: bool = False,
@@ -130,8 +102,6 @@ class Station:
         self._ratios: list[float] | None = None if law is None else law.ratios.tolist()
         mean = float(service.sizes.mean()) if are_sizes_linear and len(service.sizes) else math.nan
         self._per_size = 1.0 / mean if mean > 0 else 0.0  # 0: sizes do not matter
-        self._blocks = None if service.starts is None else blocks
-        self._starts = np.zeros(0) if service.starts is None else service.starts
         # of each worker that was recorded the places of its samples; empty if workers are alike
         workers = service.workers
         self._pools = [np.flatnonzero(workers == each) for each in np.unique(workers[workers >= 0])]
@@ -164,10 +134,7 @@ class Station:
         use = self.use
         if worker >= use.num_workers:
             use.num_workers = worker + 1
-        if self._blocks is not None:
-            place = self._pick_by_time(self._blocks.moment(self.kernel.time), worker)
-        else:
-            place = self._pick(worker)
+        place = self._pick(worker)
         law = self.service.size_law
         if input_size is None:
             return Drawn(self._samples[place], self._sizes[place])
@@ -190,18 +157,6 @@ class Station:
                 picks = places[rng.integers(len(places), size=_CHUNK)].tolist()
             self._picks[pool] = picks
         return picks.pop()
-
-    def _pick_by_time(self, moment: float, worker: int) -> int:
-        """One of the samples that began around this moment of the recording."""
-        if self._pools and worker >= 0:
-            places, num = self._pools[worker % len(self._pools)], _NEIGHBOURS // 2
-            starts = self._starts[places]
-        else:
-            places, num, starts = np.arange(len(self._samples)), _NEIGHBOURS, self._starts
-        num = min(num, len(places))
-        first = int(np.searchsorted(starts, moment)) - num // 2
-        first = max(0, min(first, len(places) - num))
-        return int(places[first + self._rng.integers(num)])
 
     # Work
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,18 +88,6 @@ class Figures(NamedTuple):
     """Over which the rate was counted; the first tenth of a run is left out."""
 
 
-class Law(NamedTuple):
-    """Little's law of one kind of work: both are equal where nothing is missing.
-
-    Example:
-        law = Trace.read("run.pftrace").littles_law("rollout")
-        assert math.isclose(law.mean_under_way, law.rate_times_secs, rel_tol=0.01)
-    """
-
-    mean_under_way: float
-    rate_times_secs: float
-
-
 _MOST_SHOWN = 8
 _NO_USES = Uses(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
@@ -167,28 +154,6 @@ class Trace:
                 contents += [(name, content) for content in read_contents(file.read(), name)]
         return _trace_of(contents)
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A dict for each span, in order of their beginnings, for a table."""
-        rows = [
-            {
-                "kind": kind.value,
-                "name": name,
-                "begun": begun,
-                "ended": ended,
-                "size": size,
-                "worker": worker,
-                "track": track,
-                "is_cut": is_cut,
-            }
-            for kind, by_name in self.spans.items()
-            for name, spans in by_name.items()
-            for begun, ended, size, worker, track, is_cut in zip(
-                spans.begun.tolist(), spans.ended.tolist(), spans.size.tolist(),
-                spans.worker.tolist(), spans.track.tolist(), spans.is_cut.tolist(), strict=True,
-            )
-        ]  # fmt: skip
-        return sorted(rows, key=lambda row: float(str(row["begun"])))
-
     def find(self, name: str, kind: Kind | None = None) -> Spans:
         """The spans of a name, in order of their beginnings; none if nothing was recorded.
 
@@ -247,24 +212,6 @@ class Trace:
             return math.nan
         # sums of the same seconds differ by rounding
         return max(0.0, 1.0 - _secs_within(busy, start, end) / total)
-
-    def under_way(self, name: str, kind: Kind | None = None) -> tuple[Floats, Floats]:
-        """(Times, how many are under way from each on), of the spans of a name."""
-        spans = self.find(name, kind)
-        times = np.concatenate([spans.begun, spans.ended])
-        change = np.concatenate([np.ones(len(spans)), -np.ones(len(spans))])
-        order = np.lexsort((change, times))  # ends before beginnings of one time
-        return times[order], np.cumsum(change[order])
-
-    def littles_law(self, name: str, kind: Kind | None = None) -> Law:
-        """The mean number under way, and the rate times the mean duration."""
-        spans = self.find(name, kind)
-        times, nums = self.under_way(name, kind)
-        secs = float(times[-1] - times[0]) if len(times) else 0.0
-        if secs <= 0:
-            return Law(math.nan, math.nan)
-        mean = float((nums[:-1] * np.diff(times)).sum()) / secs
-        return Law(mean, len(spans) / secs * float(spans.secs.mean()))
 
 
 def _trace_of(contents: list[tuple[str, Content]]) -> Trace:
@@ -364,34 +311,14 @@ def _secs_apart(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 def _check_overlap(bounds: list[tuple[float, float, str]]) -> None:
     """Processes of one run on one machine share a clock, and run at the same time."""
-    by_source: dict[str, list[tuple[float, float]]] = {}
     for began, ended, source in bounds:
-        by_source.setdefault(source, []).append((began, ended))
-    if len(by_source) < 2:
-        return
-    of_all = _Overlaps([each[:2] for each in bounds])
-    for source, own in by_source.items():
-        of_own = _Overlaps(own)
-        for began, ended in own:
-            if of_all.num_of(began, ended) > of_own.num_of(began, ended):
-                continue
-            other = next(each for each in bounds if each[2] != source)
+        others = [each for each in bounds if each[2] != source]
+        if others and not any(each[0] <= ended and each[1] >= began for each in others):
             raise TraceError(
-                f"{source} was recorded from {began:.6g} to {ended:.6g} s, and {other[2]} from "
-                f"{other[0]:.6g} to {other[1]:.6g} s: files of one run overlap; give files of "
-                "several runs as several traces"
+                f"{source} was recorded from {began:.6g} to {ended:.6g} s, and {others[0][2]} from "
+                f"{others[0][0]:.6g} to {others[0][1]:.6g} s: files of one run overlap; give files "
+                "of several runs as several traces"
             )
-
-
-class _Overlaps:
-    """How many intervals overlap another one."""
-
-    def __init__(self, intervals: list[tuple[float, float]]) -> None:
-        self._begins = sorted(began for began, _ in intervals)
-        self._ends = sorted(ended for _, ended in intervals)
-
-    def num_of(self, began: float, ended: float) -> int:
-        return bisect_right(self._begins, ended) - bisect_left(self._ends, began)
 
 
 def _outermost(spans: Spans) -> Spans:

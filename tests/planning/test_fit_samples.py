@@ -201,29 +201,16 @@ def shocks(rng: np.random.Generator) -> Spans:
     return Spans.joined(parts)
 
 
-def test_slowness_of_all_at_the_same_times_is_drawn_by_time() -> None:
-    rng = np.random.default_rng(0)
-    spans = shocks(rng)
-    service = fit([spans], "step", is_input_size=False, began=[-2.0])
-    assert service.starts is not None
-    assert (np.diff(service.starts) >= 0.0).all()
-    assert service.starts[0] == 2.0
+def test_slowness_of_all_at_the_same_times_is_said() -> None:
+    service = fitted(shocks(np.random.default_rng(0)))
+    assert service.is_slow_together
     assert says(service, "slow at the same times")
-    again = service.resampled(rng)
-    assert again.starts is service.starts
-    assert (again.samples == service.samples).all()
 
 
-def test_of_several_recordings_common_slowness_is_said_alone() -> None:
-    service = fitted(shocks(np.random.default_rng(0)), shocks(np.random.default_rng(1)))
-    assert service.starts is None
-    assert says(service, "drawn without regard")
-
-
-def test_independent_work_is_not_drawn_by_time() -> None:
+def test_independent_work_is_not_slow_together() -> None:
     for seed in range(10):
         service = fitted(worked(np.random.default_rng(seed), [1.0, 1.6] * 4))
-        assert service.starts is None
+        assert not service.is_slow_together
         assert not service.notes
 
 

@@ -132,8 +132,8 @@ def test_a_load_that_was_not_recorded_is_flagged_and_the_truth_is_within() -> No
 def test_work_that_was_slow_at_the_same_times_widens_the_rate_and_is_noted() -> None:
     work = RNG.gamma(4.0, 0.15, 2000)
     even, by_time = (
-        plan_of(service_of("rollout", work, starts=starts), service_of("learn", [0.05]))
-        for starts in (None, np.linspace(0.0, 100.0, len(work)))
+        plan_of(service_of("rollout", work, is_slow_together=each), service_of("learn", [0.05]))
+        for each in (False, True)
     )
     rate = even.predict(train_on_rollouts, **ROLLOUT_SETTING).rate
     found = by_time.predict(train_on_rollouts, **ROLLOUT_SETTING)

@@ -108,8 +108,6 @@ def test_a_trace_of_a_plan_has_what_a_recording_has() -> None:
     assert len(trace.uses.ident) == 20 * 8
     made = trace.find("rollout", Kind.CALL)
     assert np.isin(trace.uses.ident, made.ident).all()
-    law = trace.littles_law("rollout")
-    assert law.mean_under_way == pytest.approx(law.rate_times_secs, rel=1e-9)
     # those under way when the run ended were cut
     assert trace.find("rollout").is_cut.sum() == 16 - 8 or trace.find("rollout").is_cut.any()
 

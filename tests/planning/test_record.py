@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -75,14 +74,6 @@ def test_workers_and_updates_are_read_back(tmp_path: Path, backend: str) -> None
     assert figures.num_updates > 20
     assert 0.0 <= figures.idle_share < 0.9
     assert 0.9 < figures.staleness < 2.1  # by how the workers fall into step
-
-
-@BACKENDS
-def test_littles_law_holds_for_all_work(tmp_path: Path, backend: str) -> None:
-    trace = recorded(tmp_path / "run.pftrace", programs.learner, 4, 30, backend=backend)
-    for name in ("rollout", "learn"):
-        law = trace.littles_law(name)
-        assert law.mean_under_way == pytest.approx(law.rate_times_secs, rel=0.01)
 
 
 @BACKENDS
@@ -277,7 +268,8 @@ def test_a_thousand_tasks_have_tracks_of_their_own(tmp_path: Path) -> None:
 
     trace = recorded(path, main, backend="asyncio")
     assert len(set(trace.find("work").track.tolist())) == 1000
-    assert trace.under_way("work")[1].max() == 1000
+    found = trace.find("work")
+    assert found.begun.max() < found.ended.min()
     assert len(reading.read(path).of("inner")) == 1000
 
 
@@ -509,14 +501,6 @@ def test_traces_and_spans_are_shown_in_short(tmp_path: Path) -> None:
     # what there is most of comes first: of short waits there may be any number
     assert re.fullmatch(r"<Trace of \S+ s: 64 rollout, .*30 learn, .*>", repr(trace))
     assert re.fullmatch(r"<30 spans; mean \S+ s>", repr(trace.find("learn")))
-
-
-def test_rows_are_made_for_tables(tmp_path: Path) -> None:
-    rows = recorded(tmp_path / "r", programs.gradients, 2, 5, backend="asyncio").to_rows()
-    compute = [row for row in rows if row["name"] == "compute"]
-    assert {row["worker"] for row in compute} == {0, 1}
-    assert json.dumps(compute[0])
-    assert [row["begun"] for row in rows] == sorted(row["begun"] for row in rows)
 
 
 def kills(tmp_path: Path, backend: str, num: int) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from asynchooks.planning import Dependence, Service, SizeLaw
 from asynchooks.planning._service import Beyond
-from asynchooks.planning._station import Blocks, Station
+from asynchooks.planning._station import Station
 from asynchooks.simulation import Simulation, current_simulation
 
 from .planned import run_in_virtual_time, service_of
@@ -186,24 +186,6 @@ def test_work_of_one_recorded_size_is_taken_as_constant_or_as_in_proportion() ->
         assert station_of(service, are_sizes_linear=True).draw(16.0).secs == 4.0
 
     run_in_virtual_time(main)
-
-
-def test_draws_by_blocks_of_time_are_of_neighbouring_moments() -> None:
-    starts = np.linspace(0.0, 100.0, 1001)
-    service = service_of("work", starts.copy(), starts=starts)
-
-    async def main() -> list[float]:
-        blocks = Blocks(100.0, np.random.default_rng(0))
-        station = station_of(service, blocks=blocks)
-        found = []
-        for _ in range(50):
-            found.append(station.draw().secs)
-            await current_simulation().sleep(0.15)
-        return found
-
-    moments = np.array(run_in_virtual_time(main))  # 7.5 s, within one block of 10 s
-    shift = moments - 0.15 * np.arange(50)
-    assert shift.max() - shift.min() < 1.0
 
 
 def test_beyond_the_recorded_load_what_comes_out_lies_between_two_lines() -> None:
