@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 
 from .._errors import PlanError
 from . import _notes
-from ._censoring import kaplan_meier, places_by_weight
-from ._likelihood import LEAST_SPREAD, Posterior, WorkDensity, posterior_of
+from ._likelihood import (
+    LEAST_SPREAD,
+    Posterior,
+    WorkDensity,
+    places_by_weight,
+    posterior_of,
+    weights_beside_cut,
+)
 from ._load import LoadPath
 from ._queue import MAX_SERVERS, Served, log_num_orders, serve
 from ._service import Dependence, Evidence, Service, SizeLaw
@@ -259,13 +265,13 @@ class _Fit:
                 "longest that ended: how much longer it takes is not known"
             )
         if (workers < 0).all():
-            return places_by_weight(kaplan_meier(works, cut))
+            return places_by_weight(weights_beside_cut(works, cut))
         recorded = self.recorded
         every = _joined([each.worker for each in recorded.runs], np.int64)[recorded.is_cut]
         kept = np.empty(len(works), np.int64)
         for worker in np.unique(workers):
             own = np.flatnonzero(workers == worker)
-            kept[own] = own[places_by_weight(kaplan_meier(works[own], cut[every == worker]))]
+            kept[own] = own[places_by_weight(weights_beside_cut(works[own], cut[every == worker]))]
         return kept
 
     def _is_slow_together(self, residuals: Floats) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from ._spans import Floats
 
@@ -69,19 +70,16 @@ def drift(residuals: Sequence[Floats], correlation: float) -> str | None:
 
 def variance_ratio(groups: Sequence[Floats]) -> tuple[float, float]:
     """(The variance between groups over that within, 1 if they are alike; by how many sigma)."""
-    num, total = len(groups), sum(len(each) for each in groups)
+    num, total = len(groups), sum(map(len, groups))
     if num < 2 or total <= num:
         return 1.0, 0.0
-    mean = sum(float(each.sum()) for each in groups) / total
+    mean = float(np.concatenate(groups).mean())
     between = sum(len(each) * (float(each.mean()) - mean) ** 2 for each in groups) / (num - 1)
-    within = sum(float(((each - each.mean()) ** 2).sum()) for each in groups) / (total - num)
+    within = sum(len(each) * float(each.var()) for each in groups) / (total - num)
     if within <= 0.0:
         return (math.inf, math.inf) if between > 0.0 else (1.0, 0.0)
     ratio = between / within
-    # Paulson's normal approximation of the F distribution
-    top, bottom = 2 / (9 * (num - 1)), 2 / (9 * (total - num))
-    root = ratio ** (1 / 3)
-    return ratio, ((1 - bottom) * root - (1 - top)) / math.sqrt(bottom * root * root + top)
+    return ratio, float(stats.norm.isf(stats.f.sf(ratio, num - 1, total - num)))
 
 
 def common_slowness(begun: Floats, residuals: Floats) -> float:

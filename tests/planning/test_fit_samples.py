@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from asynchooks.planning._censoring import kaplan_meier, places_by_weight
 from asynchooks.planning._fit import fit
+from asynchooks.planning._likelihood import places_by_weight, weights_beside_cut
 from asynchooks.planning._service import Dependence, Service, SizeLaw
 from asynchooks.planning._spans import Floats, Spans
 
@@ -37,10 +37,10 @@ def says(service: Service, words: str) -> bool:
 
 def test_weights_of_what_was_cut_move_to_what_is_longer() -> None:
     samples, cut = np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.5])
-    assert kaplan_meier(samples, cut) == pytest.approx([0.2, 0.2, 0.3, 0.3])
-    assert kaplan_meier(samples, np.array([2.0])) == pytest.approx([0.2, 0.2, 0.3, 0.3])
-    assert kaplan_meier(samples, np.array([9.0])) == pytest.approx([0.2, 0.2, 0.2, 0.4])
-    assert kaplan_meier(samples, np.zeros(0)) == pytest.approx([0.25] * 4)
+    assert weights_beside_cut(samples, cut) == pytest.approx([0.2, 0.2, 0.3, 0.3])
+    assert weights_beside_cut(samples, np.array([2.0])) == pytest.approx([0.2, 0.2, 0.3, 0.3])
+    assert weights_beside_cut(samples, np.array([9.0])) == pytest.approx([0.2, 0.2, 0.2, 0.4])
+    assert weights_beside_cut(samples, np.zeros(0)) == pytest.approx([0.25] * 4)
     assert places_by_weight(np.array([0.5, 0.0, 0.25, 0.25])).tolist() == [0, 0, 2, 3]
 
 
