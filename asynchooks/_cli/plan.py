@@ -14,7 +14,7 @@ from .plan_program import load_program
 from .plan_settings import Target, parse_setting, parse_target, products
 
 if TYPE_CHECKING:
-    from ..planning import Trace
+    from ..planning import Plan
     from .plan_output import Row
 
 SUMMARY = "Predict what a recorded program does at other settings, in virtual time."
@@ -86,7 +86,7 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         ImportError: an extra is missing, or the program cannot be imported.
         OSError: a file cannot be read or written.
     """
-    from ..planning import Trace
+    from ..planning import Plan, Trace
     from ..simulation.output._plots import check_format, check_matplotlib
     from ..simulation.output._whole_file import check_writable
 
@@ -108,8 +108,8 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         raise ValueError(
             f"--set gives {sorted(twice)[0]!r} twice; give all its values once, with commas"
         )
-    traces: list[Trace] = [Trace.read(*_paths(each)) for each in options.traces]
-    return partial(_run, options, traces, load_program(options.program))
+    plan = Plan([Trace.read(*_paths(each)) for each in options.traces])
+    return partial(_run, options, plan, load_program(options.program))
 
 
 def _paths(text: str) -> list[str]:
@@ -121,12 +121,11 @@ def _paths(text: str) -> list[str]:
     return paths
 
 
-def _run(options: argparse.Namespace, traces: list[Trace], main: Any) -> int:
-    from ..planning import Plan, PlanError
+def _run(options: argparse.Namespace, plan: Plan, main: Any) -> int:
+    from ..planning import PlanError
     from ..planning._grid import predict_all
     from .plan_output import Result, Row, print_json, print_recorded, print_result, progress
 
-    plan = Plan(traces)
     settings = products(options.settings)
     try:
         plan.check_settings(main, settings[0])

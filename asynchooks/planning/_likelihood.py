@@ -10,14 +10,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ._scipy import special, stats
 from ._spans import Floats
-
-try:
-    from scipy import special, stats
-except ImportError as error:
-    raise ImportError(
-        "plans need SciPy, which is not installed; pip install 'asynchooks[plan]'"
-    ) from error
 
 LEAST_SPREAD = 5e-3
 """Relative: clocks and event loops make durations differ by as much where work does not."""
@@ -29,8 +23,8 @@ _NUM_SIZES = 5
 """From more sizes on, the density depends on them."""
 _NONE = np.zeros(0)
 _MOST_ROUNDS, _CONVERGED = 30, 1e-4
-"""Of expectation and maximisation. With SciPy's minimizers in its place, the tests of fits took more
-than four times as long: a fit asks for some 70 likelihoods."""
+"""Of expectation and maximisation. With SciPy's minimizers in its place, the tests of fits took
+more than four times as long: each fit asks for many likelihoods."""
 
 
 class WorkDensity:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
+from ._scipy import stats
 from ._spans import Floats
 
 FEW = 10

@@ -244,6 +244,18 @@ def test_no_table_is_printed_where_the_recorded_setting_is_missed(
 
 
 @pytest.mark.faults
+def test_without_scipy_the_extra_is_named(recorded: str) -> None:
+    code = "import sys; sys.modules['scipy'] = None; from asynchooks.cli import main; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit(main(sys.argv[1:]))", "plan", recorded,
+         "--program", PROGRAM], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("asynchooks plan: error: plans need SciPy")
+    assert "asynchooks[plan]" in done.stderr
+
+
+@pytest.mark.faults
 def test_a_process_that_dies_is_the_row_of_its_setting(recorded: str, tmp_path: Path) -> None:
     program = tmp_path / "dies.py"
     text = Path(program_of_sleeps.__file__).read_text()
