@@ -351,50 +351,33 @@ class _Session(SessionRecord):
         def after(fn: Callable[..., Awaitable[Any]]) -> HookCall:
             return HookCall(-1, self, "after_run", fn)
 
-        if before_runs:
-            before_runs = (before(self._begin_run), *before_runs, before(self.before_run))
-        else:
-            before_runs = (before(self._begin_both),)
-        if after_runs:
-            after_runs = (after(self.after_run), *after_runs, after(self._end_run))
-        else:
-            after_runs = (after(self._end_both),)
-        return before_runs, after_runs
+        return (
+            (before(self._begin_run), *before_runs, before(self._begin_step)),
+            (after(self._end_step), *after_runs, after(self._end_run)),
+        )
 
     # Called as methods of hooks are, and awaited
-
-    def before_run(self, run_context: Any) -> Awaitable[Any]:
-        self._step_begun = self._player.clock()
-        return _DONE
-
-    def after_run(self, run_context: Any, run_values: Any) -> Awaitable[Any]:
-        self._step_ended = self._player.clock()
-        return _DONE
 
     def _begin_run(self, run_context: Any) -> Awaitable[Any]:
         self._run_begun = self._player.clock()
         return _DONE
 
-    def _begin_both(self, run_context: Any) -> Awaitable[Any]:
-        self._run_begun = self._step_begun = self._player.clock()
+    def _begin_step(self, run_context: Any) -> Awaitable[Any]:
+        self._step_begun = self._player.clock()
+        return _DONE
+
+    def _end_step(self, run_context: Any, run_values: Any) -> Awaitable[Any]:
+        self._step_ended = self._player.clock()
         return _DONE
 
     def _end_run(self, run_context: Any, run_values: Any) -> Awaitable[Any]:
-        self._keep(self._player.clock())
-        return _DONE if self._player.saves is None else self._player.save_if_due(self._track)
-
-    def _end_both(self, run_context: Any, run_values: Any) -> Awaitable[Any]:
-        self._step_ended = now = self._player.clock()
-        self._keep(now)
-        return _DONE if self._player.saves is None else self._player.save_if_due(self._track)
-
-    def _keep(self, now: float) -> None:
-        track = self._track
+        track, now = self._track, self._player.clock()
         self._steps.append(
             (self._step_begun, self._step_ended, math.nan, -1, track, -1, False, True)
         )
         self._runs.append((self._run_begun, now, math.nan, -1, track, -1, False, True))
         self._run_begun = math.nan
+        return _DONE if self._player.saves is None else self._player.save_if_due(track)
 
     def cut_run(self, error: BaseException) -> None:
         if not math.isnan(self._run_begun):
