@@ -24,8 +24,7 @@ drawn from the records, and print what each would give: updates per second, stal
 seconds and cost, each with a 90 % interval. The recorded settings are predicted first, beside \
 what was measured.
 
-TRACE is a file that record(...) or TraceHook has written. Several are several runs; files of the \
-processes of one run are joined by +, as in a.pftrace+b.pftrace.
+TRACE is a file that record(...) or TraceHook has written. Several are several runs.
 
 VALUES are numbers, true, false, none or texts with commas between them, or ranges: 8..64 doubles \
 from 8 to 64, and 1..9..2 goes by 2."""
@@ -86,7 +85,7 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         ImportError: an extra is missing, or the program cannot be imported.
         OSError: a file cannot be read or written.
     """
-    from ..planning import Plan, Trace
+    from ..planning import Plan
     from ..simulation.output._plots import check_format, check_matplotlib
     from ..simulation.output._whole_file import check_writable
 
@@ -108,27 +107,18 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         raise ValueError(
             f"--set gives {sorted(twice)[0]!r} twice; give all its values once, with commas"
         )
-    plan = Plan([Trace.read(*_paths(each)) for each in options.traces])
-    return partial(_run, options, plan, load_program(options.program))
-
-
-def _paths(text: str) -> list[str]:
-    paths = text.split("+")
-    if not all(paths):
-        raise ValueError(
-            f"the trace {text!r}; give a path, or those of one run's processes with + between them"
-        )
-    return paths
+    return partial(_run, options, Plan.read(*options.traces), load_program(options.program))
 
 
 def _run(options: argparse.Namespace, plan: Plan, main: Any) -> int:
     from ..planning import PlanError
     from ..planning._grid import predict_all
+    from ..planning._runs import Program
     from .plan_output import Result, Row, print_json, print_recorded, print_result, progress
 
     settings = products(options.settings)
     try:
-        plan.check_settings(main, settings[0])
+        Program.of(main, plan.traces[0].settings, settings[0])
     except TypeError as error:
         raise PlanError(str(error)) from error
     with redirect_stdout(sys.stderr):  # what the program prints is no part of the table or JSON

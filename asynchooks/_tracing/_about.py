@@ -1,7 +1,6 @@
 """What the JSON in a trace may hold: it is checked once, so that no user of a trace has to.
 
-A trace may come from anywhere. Here is what values are; how large a count may be beside what was
-recorded, `planning/_models.py` says, which acts on it.
+A trace may come from anywhere.
 """
 
 from __future__ import annotations
@@ -52,14 +51,12 @@ def is_object(value: Any) -> bool:
 
 
 SECS = Kind("a finite number of seconds", lambda value: is_number(value, _MOST_SECS))
-_TEXT = Kind("a text", is_text)
 _OBJECT = Kind("an object", is_object)
 _TEXTS = Kind("a list of texts", lambda value: type(value) is list and all(map(is_text, value)))
-_ABOUT: Mapping[str, Kind | Mapping[str, Kind]] = {
+_ABOUT: Mapping[str, Kind] = {
     "began": SECS,
     "ended": SECS,
     "settings": _OBJECT,
-    "machine": {"boot": _TEXT.or_nothing(), "host_time": SECS.or_nothing()},
     "inline": _TEXTS,
 }
 """What is known of a run; of what is not named here nothing is read."""
@@ -75,12 +72,7 @@ def check_about(about: Any) -> dict[str, Any]:
     about.pop("cpu", None)  # a reader gathers that from all chunks
     for name, kind in _ABOUT.items():
         if name in about:
-            if isinstance(kind, Kind):
-                check(name, about[name], kind)
-                continue
-            check(name, about[name], _OBJECT)
-            for field, kind_of_field in kind.items():
-                check(f"{name}: {field}", about[name].get(field), kind_of_field)
+            check(name, about[name], kind)
     return about  # type: ignore[no-any-return]  # checked to be a dict
 
 

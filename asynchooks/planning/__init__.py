@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ._trace import Figures as Figures
     from ._trace import Marks as Marks
     from ._trace import Trace as Trace
-    from ._trace import Uses as Uses
 
 _PLACES = {
     "Check": "_prediction",
@@ -44,7 +43,6 @@ _PLACES = {
     "SizeLaw": "_service",
     "Spans": "_spans",
     "Trace": "_trace",
-    "Uses": "_trace",
     "plot_plan": "_plot",
     "record": "_record",
 }

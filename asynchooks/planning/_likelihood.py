@@ -179,12 +179,8 @@ class Posterior:
     """float64, shape (k,), increasing; the first is 0.0."""
     weights: Floats
     """float64, shape (k,), of sum 1.0."""
-    best: float
-    """The most likely slowdown."""
     log_likelihood: float
-    """Of the best."""
-    log_likelihood_free: float
-    """Of no slowdown."""
+    """Of the most likely slowdown."""
 
     @property
     def free(self) -> float:
@@ -195,9 +191,11 @@ class Posterior:
     def mean(self) -> float:
         return float(self.slowdowns @ self.weights)
 
-    def quantile(self, share: float) -> float:
-        sums = np.cumsum(self.weights)
-        return float(np.interp(share, sums, self.slowdowns))
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Between which slowdowns the truth is at 90 %."""
+        low, high = np.interp((0.05, 0.95), np.cumsum(self.weights), self.slowdowns).tolist()
+        return low, high
 
     def draw(self, rng: np.random.Generator) -> float:
         return float(rng.choice(self.slowdowns, p=self.weights))
@@ -214,34 +212,25 @@ def posterior_of(
     """
     known: dict[float, float] = {}
 
-    def evaluate(places: Floats) -> tuple[Floats, Floats]:
-        for each in places.tolist():
-            if each not in known:
-                known[each] = log_likelihood(each)
-        found = np.array(sorted(known))
-        return found, np.array([known[each] for each in found.tolist()])
+    def look(at: Floats) -> tuple[Floats, Floats]:
+        known.update({each: log_likelihood(each) for each in at.tolist() if each not in known})
+        found = sorted(known)
+        return np.array(found), np.array([known[each] for each in found])
 
-    places, values = evaluate(np.sort(_COARSE))
+    def look_near(num: int, most: float) -> tuple[Floats, Floats]:
+        """Look at so many places about those that lose at most so much."""
+        near = np.flatnonzero(values.max() - values <= most)
+        low, high = places[[max(near[0] - 1, 0), min(near[-1] + 1, len(places) - 1)]]
+        return look(np.linspace(low, high, num))
+
+    places, values = look(_COARSE)
     for _ in range(2):
-        top = int(values.argmax())
-        low, high = places[max(top - 1, 0)], places[min(top + 1, len(places) - 1)]
-        places, values = evaluate(np.linspace(low, high, 7))
-    best = float(places[values.argmax()])
-    share = tempering(best)
+        places, values = look_near(7, 0.0)
+    share = tempering(float(places[values.argmax()]))
     for _ in range(2):  # the second one where the first one has found most of the weight
-        near = np.flatnonzero(share * (values - values.max()) > -12.0)
-        low = places[max(int(near[0]) - 1, 0)]
-        high = places[min(int(near[-1]) + 1, len(places) - 1)]
-        places, values = evaluate(np.linspace(low, high, 17))
-    best = float(places[values.argmax()])
+        places, values = look_near(17, 12.0 / share)
     # every slowdown is as probable before; each place stands for what is nearest to it
     scaled = np.exp(share * (values - values.max()))
     weights = scaled * np.gradient(places)
     weights[0] += scaled[0]  # none is as probable before as all others together
-    return Posterior(
-        places,
-        cast(Floats, weights / weights.sum()),
-        best,
-        float(values.max()),
-        float(values[0]),
-    )
+    return Posterior(places, weights / weights.sum(), float(values.max()))

@@ -49,7 +49,7 @@ def block_length(correlation: float, num: int) -> int:
     return max(2, round(1.1 * math.cbrt(num) * math.cbrt(persistence) ** 2))
 
 
-def drift(residuals: Sequence[Floats], correlation: float) -> str | None:
+def drift(residuals: Sequence[Floats], correlation: float) -> str:
     """A note if the second half of a recording differs from the first beyond chance."""
     for each in residuals:
         half = len(each) // 2
@@ -65,7 +65,7 @@ def drift(residuals: Sequence[Floats], correlation: float) -> str | None:
                 f"the second half of a recording takes {100 * math.expm1(change):+.0f} % of the "
                 "first: it drifts, so what comes later may differ from all that was recorded"
             )
-    return None
+    return ""
 
 
 def variance_ratio(groups: Sequence[Floats]) -> tuple[float, float]:
@@ -106,6 +106,60 @@ def do_workers_differ(residuals: Floats, workers: NDArray[np.int64]) -> bool:
         return False
     groups = [residuals[workers == each] for each in known]
     return variance_ratio(groups)[1] > 3.5
+
+
+def cuts(works: Floats, cut: Floats) -> list[str]:
+    """Notes on work that was cut, beside what ended."""
+    share = len(cut) / (len(works) + len(cut))
+    longest = float(works.max())
+    beyond = float(np.count_nonzero(cut >= longest)) / (len(works) + len(cut))
+    notes = []
+    if share >= 0.01:
+        notes.append(f"{100 * share:.0f} % of it was cut, so it is longer than what was seen")
+    if beyond > 0.01:
+        notes.append(
+            f"{100 * beyond:.0f} % was cut after more than {longest:.3g} s, the longest that "
+            "ended: how much longer it takes is not known"
+        )
+    return notes
+
+
+def slow_together(ratio: float) -> str:
+    """A note if all work was slow at the same times."""
+    if ratio <= COMMON:
+        return ""
+    return (
+        f"all of it was slow at the same times (F {ratio:.1f}, 1.0 by chance), and it is drawn "
+        "without regard to that: rates may be off by 10 %"
+    )
+
+
+def unknown_load(slowdowns: tuple[float, float], *, has_load: bool) -> str:
+    """A note if the load says little of the slowdown, which is between these."""
+    low, high = slowdowns
+    if not has_load:
+        return "how several would share it is not known; record a run with more under way"
+    if high - low <= max(0.05, 0.5 * low):
+        return ""
+    return (
+        f"the load hardly varied, or too few ended: a slowdown of {low:.2g} to {high:.2g} for each "
+        "further one is as likely; record another load as well"
+    )
+
+
+def few(num: int) -> str:
+    """A note if too few have ended."""
+    return "" if num >= FEW else f"only {num} ended; {FEW} are the least for a law"
+
+
+def one_size(sizes: Floats) -> str:
+    """A note on sizes of which no law follows, if any is known."""
+    if not np.isfinite(sizes).any():
+        return ""
+    return (
+        f"only size {np.nanmax(sizes):g} was recorded, so it is not known how it depends on the "
+        "size"
+    )
 
 
 def tails(samples: Floats, num_together: int, correlation: float) -> list[str]:

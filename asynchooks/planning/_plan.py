@@ -7,27 +7,25 @@ stands in for the program's functions: `_player.py`. Intervals: `_prediction.py`
 from __future__ import annotations
 
 import inspect
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
+
 from .. import _check
-from .._engine.recording import Kind
 from .._errors import PlanError, TraceError
 from ..simulation._simulation import Backend
 from ._child import in_child
-from ._fit import fit
-from ._overhead import loop_secs
-from ._player import Saves
+from ._model import Model
 from ._prediction import FIGURES, Check, Prediction
 from ._runs import Main, Program, Runs
 from ._service import Service
 from ._trace import Trace
 
 T = TypeVar("T")
-Recording = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Plan:
@@ -69,62 +67,38 @@ class Plan:
         }
         if not self.traces and not self._given:
             raise ValueError("traces is empty; give at least one: Plan.read('run.pftrace')")
-        self._fitted: dict[tuple[str, bool], Service] = {}
-        self._saves = Saves.of(self.traces)
-        self._loop_secs = loop_secs(self.traces)
-        self._needs_loop: set[Main] = set()  # programs that "turbo" does not run
         self._checks: dict[object, list[Check]] = {}
 
     @classmethod
-    def read(cls, *recordings: Recording) -> Plan:
+    def read(cls, *paths: str | os.PathLike[str]) -> Plan:
         """The plan of these recordings.
 
         Args:
-            recordings: a run each: the path of its file, or the paths of its processes' files.
+            paths: of a file each, of one run.
 
         Raises:
             TraceError: a file is no trace, has nothing of a run in it, or is given twice.
             OSError: a file cannot be read.
-            TypeError, ValueError: a recording is no path, or none is given.
+            TypeError, ValueError: a path is none, or none is given.
         """
-        if not recordings:
+        if not paths:
             raise ValueError("Plan.read got no recording; give a path: Plan.read('run.pftrace')")
-        traces, known = [], set[str]()
-        for each in recordings:
-            expected = "the path of a run's file, or a list of the paths of its processes' files"
-            _check.instance("a recording", each, (str, os.PathLike, Sequence), expected)
-            paths = [each] if isinstance(each, str | os.PathLike) else list(each)
-            if not paths:
-                raise ValueError(f"a recording is {each!r}, without a path; give {expected}")
-            traces.append(Trace.read(*paths))
-            files = {os.path.realpath(path) for path in paths}
-            if again := files & known:
-                raise TraceError(f"{again.pop()} is given twice; give each run once")
-            known |= files
+        traces = [Trace.read(each) for each in paths]
+        known = [os.path.realpath(each) for each in paths]
+        if again := [
+            path for path, real in zip(paths, known, strict=True) if known.count(real) > 1
+        ]:
+            raise TraceError(f"{again[0]} is given twice; give each run once")
         return cls(traces)
 
     @property
     def services(self) -> Mapping[str, Service]:
         """What was recorded of each kind of work, by name, as fitted to it."""
-        kinds = {name for trace in self.traces for name in trace.spans.get(Kind.WORK, {})}
-        found = {}
-        for name in sorted({*kinds, *self._given}):
-            # that sizes are of inputs is known as soon as the program has run
-            service = self._service(name, (name, True) in self._fitted)
-            if service is not None:
-                found[name] = service
-        return found
+        return dict(self._model.services)
 
-    def _service(self, name: str, is_input_size: bool) -> Service | None:
-        if name in self._given:
-            return self._given[name]
-        key = (name, is_input_size)
-        if key not in self._fitted:
-            recorded = [trace.find(name, Kind.WORK) for trace in self.traces]
-            if not any(map(len, recorded)):
-                return None
-            self._fitted[key] = fit(recorded, name, is_input_size=is_input_size)
-        return self._fitted[key]
+    @cached_property
+    def _model(self) -> Model:
+        return Model.of(self.traces, self._given)
 
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self.services.values()) or "nothing was recorded"
@@ -160,7 +134,7 @@ class Plan:
         """
         program = self._program(main, settings)
         seed = _check.integer("seed", seed, least=0)
-        trace = self._in_child(program, backend, lambda runs: runs.run(seed).trace)
+        trace = self._in_child(program, backend, lambda runs: runs.run(seed))
         return replace(trace, settings=dict(program.settings))
 
     def _program(self, main: Main, settings: Mapping[str, Any]) -> Program:
@@ -168,23 +142,9 @@ class Plan:
         return Program.of(main, recorded, settings)
 
     def _in_child(self, program: Program, backend: Backend, work: Callable[[Runs], T]) -> T:
-        """What `work` makes of runs of the program, in a child; what is fitted there is kept."""
-        known = set(self._fitted)
-
-        def in_the_child(watch: Any) -> tuple[T, dict[tuple[str, bool], Service], bool]:
-            runs = Runs(
-                program, backend, self._service, [*self.services], self._saves, self._loop_secs,
-                watch, needs_loop=program.main in self._needs_loop,
-            )  # fmt: skip
-            result = work(runs)
-            fitted = {key: each for key, each in self._fitted.items() if key not in known}
-            return result, fitted, runs.needs_loop
-
-        result, fitted, needs_loop = in_child(in_the_child)
-        self._fitted |= fitted
-        if needs_loop:
-            self._needs_loop.add(program.main)
-        return result
+        """What `work` makes of runs of the program, in a child."""
+        model = self._model
+        return in_child(lambda watch: work(Runs(program, backend, model, watch)))
 
     def _predict(
         self, program: Program, num_runs: int, seed: int, backend: Backend, **options: Any
@@ -233,9 +193,13 @@ class Plan:
         checks = self.checks(program.main, num_runs, seed, backend)
         missed = [each for each in checks if each.is_mismatch]
         if missed and not allow_mismatch:
-            raise PlanError(_mismatch(missed[0]))
+            raise PlanError(
+                f"the plan misses the recorded setting {dict(missed[0].prediction.settings)!r} by "
+                f"more than 10 % beyond chance:\n{missed[0]}\n{missed[0].reasons()}. "
+                "allow_mismatch=True predicts anyway"
+            )
         errors = {
-            name: max((_known(each.error(name)) for each in checks), default=0.0)
+            name: max((float(np.nan_to_num(each.error(name))) for each in checks), default=0.0)
             for name in FIGURES
         }
         notes = [
@@ -280,16 +244,8 @@ class Plan:
         _check.instance("trace", trace, Trace, "a Trace, as of plan.traces, or None")
         program = Program.of(main, trace.settings, settings)
         _check.integer("num_runs", num_runs, least=2)
-        found = self._predict(program, num_runs, seed, backend, was_recorded=True)
+        found = self._predict(program, num_runs, seed, backend, errors={}, was_recorded=True)
         return Check(trace.figures(), found)
-
-    def check_settings(self, main: Main, settings: Mapping[str, Any]) -> None:
-        """Raise what `predict` raises for a program, or for settings that it has no parameter for.
-
-        Raises:
-            TypeError: `main` is no async function, or has no such parameter, or lacks a setting.
-        """
-        self._program(main, settings)
 
     def checks(
         self, main: Main, num_runs: int = 8, seed: int = 0, backend: Backend = "asyncio"
@@ -304,17 +260,3 @@ class Plan:
                 if each.settings or not takes_any
             ]
         return self._checks[key]
-
-
-def _known(number: float) -> float:
-    return 0.0 if math.isnan(number) else number
-
-
-# What errors say
-
-
-def _mismatch(check: Check) -> str:
-    return (
-        f"the plan misses the recorded setting {dict(check.prediction.settings)!r} by more than "
-        f"10 % beyond chance:\n{check}\n{check.reasons()}. allow_mismatch=True predicts anyway"
-    )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from .. import _check
-from .._engine.current import current_engine, system_now
+from .._engine.current import current_engine
 from .._engine.recording import Place, current_recorder
 from .._errors import shown
 from .._tracing._recorder import FileRecorder
-from .._version import __version__
 
 
 class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
@@ -27,8 +25,8 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
     Recorded are sessions with their runs, hooks and waits, stages of data, rollouts, saves,
     evaluations, pushes and pulls, and what `timed` and `span` name. The file is a list of
     Chrome's trace events, as `TraceHook` writes it: open it at https://ui.perfetto.dev, and read it
-    with `Trace.read` or `Plan.read`. After a kill it lacks the last half second. Processes of one
-    run write a file each.
+    with `Trace.read` or `Plan.read`. After a kill it lacks the last half second. Each process
+    needs a file of its own.
 
     Works around `anyio.run` and within it; `with` and `async with` do the same, but the latter
     does not hold up the event loop while the last part is written. In a plan or where nothing is
@@ -86,7 +84,6 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
             flush_secs=self._flush_secs,
         )  # fmt: skip
         recorder.describe("settings", self._settings)
-        recorder.describe("machine", _machine())
         self._place = Place(recorder)
         self._place.enter()
 
@@ -116,7 +113,6 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
         if recorder is None or self._place is None:
             return None
         self._place.leave()
-        recorder.describe("machine_at_end", _load())
         return recorder
 
     def __repr__(self) -> str:
@@ -131,33 +127,6 @@ def _clock() -> tuple[Any, bool]:
         return time.monotonic, False
     # the builtin itself: a run with 4 hooks reads it 10 times
     return (engine.now, True) if engine.is_virtual else (time.monotonic, False)
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processors": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
-        "host_time": time.time() - system_now(),
-        "boot": _boot(),
-        "python": platform.python_version(),
-        "asynchooks": __version__,
-        **_load(),
-    }
-
-
-def _boot() -> str | None:
-    """What differs between machines, and with it where their clocks begin; None: unknown."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-def _load() -> dict[str, Any]:
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"load": load, "processor_secs": time.process_time()}
 
 
 def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

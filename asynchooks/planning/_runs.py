@@ -8,24 +8,28 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .._engine.recording import Place, recorded_in
 from .._engine.threads import is_async
-from .._errors import PlanError
+from .._errors import (
+    DeadlockError,
+    ForeignAwaitError,
+    LivelockError,
+    OutsideWorkError,
+    PlanError,
+)
 from ..simulation import Simulation
 from ..simulation._simulation import Backend
 from ._child import Watch
-from ._flags import NUM_LONGEST, OFF_BY_TIME, Used, capped
-from ._player import Player, Saves
+from ._model import Model
+from ._player import Player
 from ._prediction import Prediction, estimates
-from ._program_errors import explained, no_time
 from ._service import Beyond, Service
 from ._station import Use
-from ._timed import TimedWork
 from ._trace import Figures, Trace
 
 Main = Callable[..., Awaitable[Any]]
@@ -34,6 +38,8 @@ Change = Callable[[Service, np.random.Generator], Service]
 _MAX_TURNS = 200_000
 _MOST_MOVED = 0.05
 """By which the rate may depend on the longest samples."""
+_OFF_BY_TIME = 0.10
+"""Relative: how far off a rate may be where all work was slow at the same times."""
 
 
 @dataclass(frozen=True)
@@ -57,40 +63,19 @@ class Program:
                 f"main is {main!r}; give the async function that runs the program, in place of a "
                 "plain one that calls anyio.run or asyncio.run on it"
             )
-        parameters = inspect.signature(main).parameters
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-        named = [
-            name
-            for name, each in parameters.items()
-            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        ]
-        unknown = [] if takes_any else [name for name in given if name not in named]
-        known = {name: each for name, each in recorded.items() if takes_any or name in named}
-        settings = {**known, **given}
-        missing = [
-            name
-            for name in named
-            if name not in settings and parameters[name].default is inspect.Parameter.empty
-        ]
-        if unknown or missing:
-            name = getattr(main, "__name__", "main")
-            wrong = f"has no parameter {unknown}" if unknown else f"needs {missing}, too"
+        signature = inspect.signature(main)
+        kinds = {name: each.kind for name, each in signature.parameters.items()}
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+        settings = {name: each for name, each in recorded.items() if takes_any or name in kinds}
+        settings |= given
+        try:
+            signature.bind(**settings)
+        except TypeError as error:
             raise TypeError(
-                f"{name} {wrong}; it takes {named}. Give its arguments by name, as settings"
-            )
+                f"{getattr(main, '__name__', 'main')}: {error}; it takes {[*kinds]}. Give its "
+                "arguments by name, as settings"
+            ) from None
         return cls(main, settings)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What came of one run, and how it has used services."""
-
-    trace: Trace
-    uses: Mapping[str, tuple[Service, Use]]
-    figures: Figures = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "figures", self.trace.figures())
 
 
 class Runs:
@@ -99,95 +84,57 @@ class Runs:
     Args:
         program: with its settings.
         backend: what it runs on.
-        service_of: how long a kind of work takes, by its name and whether sizes are of its input.
-        recorded: the names of the kinds that were.
-        saves: what runs wait for in place of hooks that save.
-        loop_secs: what the program's own code takes beside each timed call, >= 0.
+        model: what is drawn from.
         watch: is told which simulation runs.
-        needs_loop: whether "turbo" is known not to run the program.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        backend: Backend,
-        service_of: Callable[[str, bool], Service | None],
-        recorded: Sequence[str],
-        saves: Saves | None,
-        loop_secs: float,
-        watch: Watch,
-        *,
-        needs_loop: bool,
-    ) -> None:
-        self._program, self._backend, self._watch = program, backend, watch
-        self._service_of, self._recorded = service_of, recorded
-        self._saves, self._loop_secs, self.needs_loop = saves, loop_secs, needs_loop
+    def __init__(self, program: Program, backend: Backend, model: Model, watch: Watch) -> None:
+        self._program, self._backend, self._model, self._watch = program, backend, model, watch
+        self._needs_loop = backend != "asyncio"  # else "turbo" does the same, if it can run it
 
-    def run(
-        self,
-        seed: int,
-        change: Change | None = None,
-        *,
-        backend: Backend | None = None,
-        beyond: Beyond = Beyond.LAW,
-        are_sizes_linear: bool = False,
-    ) -> Run:
-        """One run; each service is changed by `change` first."""
-        changed: dict[str, Service | None] = {}
-        backend = backend or self._backend
+    def run(self, seed: int) -> Trace:
+        """What one run gives that draws from what was recorded."""
+        return self._play(seed, self._model, self._backend).trace()
 
-        def service_of(work: TimedWork) -> Service | None:
-            name = work.name
-            if name not in changed:
-                service = self._service_of(name, work.input_size is not None)
-                if service is not None and change is not None:
-                    service = change(service, np.random.default_rng([seed, 2, *name.encode()]))
-                changed[name] = service
-            return changed[name]
-
+    def _play(self, seed: int, model: Model, backend: Backend, **options: Any) -> Player:
         simulation = Simulation(seed=seed, backend=backend, max_turns=_MAX_TURNS)
-        player = Player(
-            simulation,
-            service_of,
-            self._recorded,
-            seed,
-            beyond=beyond,
-            are_sizes_linear=are_sizes_linear,
-            saves=self._saves,
-            loop_secs=self._loop_secs,
-        )
-        self._watch.simulation, self._watch.blocked_in = simulation, player.thread_in_call
+        player = Player(simulation, model, seed, **options)
+        self._watch.simulation = simulation
         token = recorded_in.set(Place(player))
         try:
             simulation.run(lambda: self._program.main(**self._program.settings))
         except BaseException as error:
-            raised = explained(error, player, backend)
+            raised = _explained(error, player, backend)
             if raised is error:
                 raise
             raise raised from error
         finally:
             self._watch.simulation = None
             recorded_in.reset(token)
-            player.close()
         if simulation.now == 0.0:
-            raise PlanError(no_time(player))
-        return Run(player.trace(), player.uses)
+            raise PlanError(_no_time(player))
+        return player
 
-    def _resampled(self, seed: int, change: Change, **options: Any) -> Run:
-        """One run for a prediction: on "turbo" in place of "asyncio" where that can run it."""
-        if self._backend == "asyncio" and not self.needs_loop:
+    def _changed(self, seed: int, change: Change, **options: Any) -> Player:
+        """One run that draws from services which are changed first."""
+        services = {
+            name: change(each, np.random.default_rng([seed, 2, *name.encode()]))
+            for name, each in self._model.services.items()
+        }
+        model = self._model._replace(services=services)
+        if not self._needs_loop:
             try:
-                return self.run(seed, change, backend="turbo", **options)
+                return self._play(seed, model, "turbo", **options)
             except Exception:  # a ForeignAwaitError, perhaps in a group, or what became of it
-                self.needs_loop = True
-        return self.run(seed, change, **options)
+                self._needs_loop = True
+        return self._play(seed, model, self._backend, **options)
 
     def predict(
         self,
         num_runs: int,
         seed: int,
         *,
-        errors: Mapping[str, float] | None = None,
+        errors: Mapping[str, float],
         notes: Sequence[str] = (),
         was_recorded: bool = False,
     ) -> Prediction:
@@ -200,56 +147,140 @@ class Runs:
             notes: which the prediction has as well.
             was_recorded: whether this setting is one of those that were recorded.
         """
+        used: list[Mapping[str, Use]] = []
 
-        def several(num: int, change: Change = Service.resampled, **options: Any) -> list[Run]:
-            return [self._resampled(seed + each, change, **options) for each in range(num)]
+        def several(num: int, change: Change = Service.resampled, **options: Any) -> list[Figures]:
+            players = [self._changed(seed + each, change, **options) for each in range(num)]
+            used.extend(each.uses for each in players)
+            return [each.trace().figures() for each in players]
 
-        runs = several(num_runs)
-        used = Used.of(each.uses for each in runs)
-        outside = [*used.loads_outside(), *used.sizes_outside()]
-        num_extremes = max(1, num_runs // 4)
-        extremes: list[Run] = []
-        # a load that was not recorded, where it must have been, is an error of the model
-        if used.loads_outside() and not was_recorded:
-            for beyond in (Beyond.BEST, Beyond.WORST):
-                extremes += several(num_extremes, beyond=beyond)
-        if used.has_unknown_sizes and not was_recorded:
-            extremes += several(num_extremes, are_sizes_linear=True)
-        outside += used.further_flags()
-        moved, errors, together = 0.0, dict(errors or {}), used.slow_together()
-        if together and not was_recorded:  # the check of the recorded setting shows its own error
-            errors["rate"] = math.hypot(errors.get("rate", 0.0), OFF_BY_TIME)
-        if used.has_long_work and not outside:  # else it is flagged, and wide, already
-            short = several(num_extremes, capped)
-            rates = [_mean_rate(each) for each in (runs[:num_extremes], short)]
-            moved = rates[1] / rates[0] - 1.0 if rates[0] > 0 else 0.0
-        if moved > _MOST_MOVED:
-            errors["rate"] = math.hypot(errors.get("rate", 0.0), moved)
-            outside.append(
-                f"the rate depends on the {NUM_LONGEST} longest samples, by "
-                f"{100 * moved:.0f} %, and longer ones may come; record for longer"
-            )
-        figures = [each.figures for each in runs]
+        figures = several(num_runs)
         if all(math.isnan(each.rate) for each in figures):
             raise PlanError(
                 f"the program makes too few updates at {self._program.settings!r} to have a rate; "
                 "a run of a session, or an update of a parameter server, counts as one. Let it run "
                 "longer"
             )
+        uses = Use.joined(used, self._model.services)
+        errors, extremes, few = dict(errors), list[Figures](), max(1, num_runs // 4)
+
+        def widen(name: str, by: float) -> None:
+            errors[name] = math.hypot(errors.get(name, 0.0), by)
+
+        loads = [note for each in uses if (note := each.beyond_load())]
+        sizes = [(each, note) for each in uses if (note := each.beyond_sizes())]
+        # of the recorded setting all that is not known is an error of the model, which is checked
+        if loads and not was_recorded:
+            extremes += several(few, beyond=Beyond.BEST) + several(few, beyond=Beyond.WORST)
+        if any(each.service.size_law is None for each, _ in sizes) and not was_recorded:
+            extremes += several(few, are_sizes_linear=True)
+        outside = [*loads, *(note for _, note in sizes)]
+        outside += [note for each in uses if (note := each.beyond_workers())]
+        together = [each.service.name for each in uses if each.service.is_slow_together]
+        if together and not was_recorded:
+            widen("rate", _OFF_BY_TIME)
+        # what is flagged is wide already
+        if not outside and any(each.service.is_heavy for each in uses):
+            moved = _mean_rate(several(few, _capped)) / _mean_rate(figures[:few]) - 1.0
+            if moved > _MOST_MOVED:
+                widen("rate", moved)
+                outside.append(
+                    f"the rate depends on the longest samples, by {100 * moved:.0f} %, and longer "
+                    "ones may come; record for longer"
+                )
         return Prediction(
             {},
-            **estimates(
-                figures,
-                [each.figures for each in extremes],
-                errors,
-                is_extrapolated=bool(outside),
-            ),
+            **estimates(figures, extremes, errors, is_extrapolated=bool(outside)),
             is_extrapolated=bool(outside),
-            notes=(*notes, *outside, *together),
-            num_runs=len(runs),
+            notes=(
+                *notes,
+                *outside,
+                *(
+                    f"{name}: all work was slow at the same times, and it is drawn without regard "
+                    f"to that: the rate may be off by {100 * _OFF_BY_TIME:.0f} %"
+                    for name in together
+                ),
+            ),
+            num_runs=num_runs,
         )
 
 
-def _mean_rate(runs: Sequence[Run]) -> float:
-    rates = [each.figures.rate for each in runs if not math.isnan(each.figures.rate)]
+def _capped(service: Service, rng: np.random.Generator) -> Service:
+    """Resampled alike, but without the longest samples where those are much of all work."""
+    resampled = service.resampled(rng)
+    return resampled.without_longest() if service.is_heavy else resampled
+
+
+def _mean_rate(runs: Sequence[Figures]) -> float:
+    rates = [each.rate for each in runs if not math.isnan(each.rate)]
     return sum(rates) / len(rates) if rates else math.nan
+
+
+# What an error out of a planned program means, and what to do about it
+
+
+def _no_time(player: Player) -> str:
+    """Why a program that spends no virtual time has no rate."""
+    if player.has_worked:
+        return (
+            "the program has ended at virtual time 0: all work that was drawn took no time. Record "
+            "a run in which the timed functions do their work"
+        )
+    return (
+        "the program spent no virtual time: it has called no timed function. Decorate what takes "
+        "time in it, such as rollouts and the step: @timed('rollout')"
+    )
+
+
+def _explained(error: BaseException, player: Player, backend: str) -> BaseException:
+    """What an error out of a planned run becomes."""
+    if isinstance(error, SystemExit):
+        return PlanError(
+            f"the program ends its process, with code {error.code!r}. Let `main` return instead, "
+            "so that what it did can be seen"
+        )
+    if isinstance(error, OutsideWorkError):
+        return PlanError(f"{error}. In a plan: make what waits here `timed`")
+    if isinstance(error, LivelockError) and not player.has_worked:
+        return PlanError(f"{_no_time(player)}. It runs on at virtual time {player.clock()!r}")
+    if isinstance(error, DeadlockError):
+        error.add_note(
+            "in a plan nothing comes from outside: what a task waits for here must come from "
+            "another one, or the wait must be in a timed function"
+        )
+    elif isinstance(error, LivelockError):
+        error.add_note("in a plan only timed functions and sleeps take time")
+    elif backend == "trio" and _needs_asyncio(error):
+        return PlanError(
+            f"the program needs asyncio, and was planned on trio: {error!r}. Give backend='asyncio'"
+        )
+    elif backend == "asyncio" and _needs_trio(error):
+        return PlanError(
+            f"the program needs trio, and was planned on asyncio: {error!r}. Give backend='trio'"
+        )
+    elif (
+        isinstance(error, RuntimeError)
+        and not isinstance(error, ForeignAwaitError)
+        and "running" in str(error).lower()
+    ):
+        error.add_note(
+            "in a plan an event loop runs already: await the async function, in place of calling "
+            "anyio.run or asyncio.run on it"
+        )
+    return error
+
+
+def _needs_asyncio(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_needs_asyncio, error.exceptions))
+    text = str(error).lower()
+    return not isinstance(error, ForeignAwaitError) and (
+        "no running event loop" in text or ("asyncio" in text and "trio" in text)
+    )
+
+
+def _needs_trio(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_needs_trio, error.exceptions))
+    # as trio says wherever one of its functions is called without its event loop
+    return isinstance(error, RuntimeError) and str(error) == "must be called from async context"

@@ -12,8 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._likelihood import Posterior
-from ._load import LoadPath
-from ._spans import Floats
+from ._spans import Floats, LoadPath, shared_speed
+
+_HEAVY = 0.05
+"""Share of all work that its longest hundredth is: above it the longest samples are looked at."""
+_NUM_LONGEST = 5
+"""Samples of which few enough were seen that others may come."""
 
 
 class Dependence(Enum):
@@ -66,10 +70,6 @@ class SizeLaw:
     """For each unit of size, >= 0."""
     ratios: Floats
     """float64, shape (n,): of each sample to the line."""
-    low: float
-    """The least size that was recorded, but for 1 %."""
-    high: float
-    """The greatest: between which sizes were recorded: 1 % and 99 %."""
 
     @classmethod
     def of(cls, works: Floats, sizes: Floats) -> SizeLaw | None:
@@ -92,8 +92,7 @@ class SizeLaw:
             weights = 1.0 / np.maximum(fitted, 0.02 * float(fitted.max()) or 1.0)
         line = base + slope * np.where(is_known, sizes, np.median(known)) / scale
         ratios = np.divide(works, line, out=np.ones(len(works)), where=line > 1e-12)
-        low, high = np.quantile(known, (0.01, 0.99))
-        return cls(base, slope / scale, ratios, float(low), float(high))
+        return cls(base, slope / scale, ratios)
 
     def secs(self, size: float) -> float:
         """The mean work of this size, in seconds."""
@@ -107,9 +106,10 @@ def _line(columns: Floats, values: Floats, weights: Floats) -> tuple[float, floa
     if both.min() >= 0.0:
         return float(both[0]), float(both[1])
     # else the best has one of them at zero
-    alone = np.maximum(scaled.T @ target, 0.0) / np.maximum((scaled * scaled).sum(0), 1e-300)
-    losses = [float(((target - scaled[:, k] * alone[k]) ** 2).sum()) for k in (0, 1)]
-    return (float(alone[0]), 0.0) if losses[0] <= losses[1] else (0.0, float(alone[1]))
+    products, squares = scaled.T @ target, np.maximum((scaled * scaled).sum(0), 1e-300)
+    alone = np.maximum(products, 0.0) / squares
+    best = int(np.argmax(alone * products))
+    return (float(alone[0]), 0.0) if best == 0 else (0.0, float(alone[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class Service:
     load_high: float = 1.0
     """The load that was seen when work began: 1 % and 99 % of the spans."""
     size_law: SizeLaw | None = None
-    """Of the input; None if that has no size, or only one was recorded: see `size_range`."""
+    """What a plan goes by where sizes are of inputs; None if less than two sizes were recorded."""
     slowdown_low: float = 0.0
     """The least slowdown that the spans allow."""
     slowdown_high: float = 1.0
@@ -203,7 +203,7 @@ class Service:
     def _law(self, num: float) -> float:
         if self.dependence is not Dependence.SHARED:
             return 1.0
-        return 1.0 / (1.0 + self.slowdown * (max(num, 1.0) - 1.0))
+        return float(shared_speed(np.array([num]), self.slowdown)[0])
 
     def size_range(self) -> tuple[float, float]:
         """Between which sizes were recorded, 1 % and 99 % of them; NaN if none was."""
@@ -213,6 +213,23 @@ class Service:
         low, high = np.quantile(known, (0.01, 0.99))
         return float(low), float(high)
 
+    def known_workers(self) -> NDArray[np.int64]:
+        """The numbers of those that have samples of their own, int64, shape (k,)."""
+        return np.unique(self.workers[self.workers >= 0])
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether the longest hundredth of the samples is much of all work."""
+        longest = np.sort(self.samples)[-max(1, len(self.samples) // 100) :]
+        return len(self.samples) >= 20 and bool(longest.sum() > _HEAVY * self.samples.sum())
+
+    def without_longest(self) -> Service:
+        """The same, with the longest samples no longer than the one after them."""
+        law = self.size_law
+        if law is not None:
+            law = replace(law, ratios=_cut_down(law.ratios))
+        return replace(self, samples=_cut_down(self.samples), size_law=law)
+
     def resampled(self, rng: np.random.Generator) -> Service:
         """What another recording of as many spans might have given: a bootstrap.
 
@@ -220,9 +237,7 @@ class Service:
         depend on those before them; of each worker its own, where workers differ), and the law of
         sizes is fitted anew.
         """
-        evidence = self.evidence
-        if not len(self.samples):
-            return self
+        evidence, law = self.evidence, self.size_law
         dependence, slowdown, samples = self.dependence, self.slowdown, self.samples
         if evidence is not None and evidence.posterior is not None:
             slowdown = evidence.posterior.draw(rng)
@@ -230,9 +245,8 @@ class Service:
             samples = evidence.works(slowdown)
         places = self._places(rng)
         samples, sizes = samples[places], self.sizes[places]
-        law = None if self.size_law is None else SizeLaw.of(samples, sizes)
-        if self.size_law is not None and law is None:  # only one size was drawn
-            law = replace(self.size_law, ratios=self.size_law.ratios[places])
+        if law is not None:  # the old line if only one size was drawn
+            law = SizeLaw.of(samples, sizes) or replace(law, ratios=law.ratios[places])
         return replace(
             self,
             dependence=dependence,
@@ -274,7 +288,7 @@ class Service:
             else [self.slowdown_low, self.slowdown_high],
             "num_servers": self.num_servers if self.dependence.is_queue else None,
             "is_own": self.is_own,
-            "num_workers": len(np.unique(self.workers[self.workers >= 0])) or None,
+            "num_workers": len(self.known_workers()) or None,
             "load": [self.load_low, self.load_high],
             "sizes": None if math.isnan(low) else [low, high],
             "base_secs": None if law is None else law.base_secs,
@@ -292,10 +306,10 @@ class Service:
             self.law_words(),
         ]
         if self.size_law is not None:
-            law = self.size_law
+            law, (low, high) = self.size_law, self.size_range()
             parts.append(
                 f"{_secs(law.base_secs)} + {law.secs_per_unit:.3g} s for each unit of size, "
-                f"recorded {law.low:g} to {law.high:g}"
+                f"recorded {low:g} to {high:g}"
             )
         parts.append(f"load {self.load_low:.0f} to {self.load_high:.0f}")
         return "; ".join(parts)
@@ -307,13 +321,19 @@ class Service:
             many = "s" if self.num_servers > 1 else ""
             return f"queue for {self.num_servers} server{many}, first come first served"
         if self.is_own:
-            num = len(np.unique(self.workers[self.workers >= 0]))
+            num = len(self.known_workers())
             return f"own machines, of {num} speeds" if num else "own machines, all alike"
         if self.dependence is Dependence.SHARED:
             return f"shared, slowdown {self.slowdown:.3g} {interval} for each further one"
         if self.load_high <= 1.0:
             return "seen one at a time"
         return f"free of the load, slowdown 0 {interval}"
+
+
+def _cut_down(samples: Floats) -> Floats:
+    different = np.unique(samples)
+    capped: Floats = np.minimum(samples, different[max(0, len(different) - 1 - _NUM_LONGEST)])
+    return capped
 
 
 def _secs(secs: float) -> str:

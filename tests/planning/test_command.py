@@ -168,7 +168,6 @@ def test_wrong_traces_are_refused_in_one_line(
     assert "no trace" in refused(capsys, str(tmp_path / "text"), *program)
     (tmp_path / "empty").write_text("")
     assert "is empty" in refused(capsys, str(tmp_path / "empty"), *program)
-    assert "with + between them" in refused(capsys, "a.pftrace+", *program)
 
 
 def test_an_argument_that_the_program_lacks_is_refused(

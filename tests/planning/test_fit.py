@@ -24,8 +24,8 @@ from .recorded import lognormal, simulated, with_columns
 FREE, SHARED, QUEUE = Dependence.FREE, Dependence.SHARED, Dependence.QUEUE
 
 
-def fitted(*recordings: Spans, is_input_size: bool = False) -> Service:
-    return fit(recordings, "rollout", is_input_size=is_input_size)
+def fitted(*recordings: Spans) -> Service:
+    return fit(recordings, "rollout")
 
 
 def pauses(rng: np.random.Generator, mean: float, num: int = 2000) -> Floats:
@@ -353,11 +353,9 @@ def any_spans(draw: st.DrawFn) -> Spans:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(any_spans(), min_size=1, max_size=2), st.booleans(), st.integers(0, 9))
-def test_any_spans_are_fitted_with_finite_work(
-    recordings: list[Spans], is_input_size: bool, seed: int
-) -> None:
-    service = fit(recordings, "any", is_input_size=is_input_size)
+@given(st.lists(any_spans(), min_size=1, max_size=2), st.integers(0, 9))
+def test_any_spans_are_fitted_with_finite_work(recordings: list[Spans], seed: int) -> None:
+    service = fit(recordings, "any")
     for each in (service, service.resampled(np.random.default_rng(seed))):
         assert len(each.samples) == sum(int((~spans.is_cut).sum()) for spans in recordings)
         assert len(each.samples) == len(each.sizes) == len(each.workers)

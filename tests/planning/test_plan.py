@@ -355,12 +355,12 @@ def test_main_is_an_async_function_of_the_settings() -> None:
         plan.predict(plain)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"give the function, .*plan.predict\(train_with_server,"):
         plan.predict(train_with_server())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"has no parameter \['wrokers'\]; it takes \['workers'"):
+    with pytest.raises(TypeError, match=r"argument 'wrokers'; it takes \['workers'"):
         plan.predict(train_with_server, wrokers=4)
 
     async def needy(depth: int) -> None: ...
 
-    with pytest.raises(TypeError, match=r"needy needs \['depth'\]"):
+    with pytest.raises(TypeError, match=r"needy: missing .*'depth'"):
         plan.predict(needy)
     with pytest.raises(ValueError, match="num_runs"):
         plan.predict(train_with_server, num_runs=1)
@@ -376,8 +376,7 @@ def test_arguments_of_the_wrong_type_are_refused() -> None:
         (TypeError, r"traces is 3; give a list of Traces", lambda: Plan(3)),  # type: ignore[arg-type]
         (TypeError, r"services is \[3\]; give a dict", lambda: Plan([], services=[3])),  # type: ignore[arg-type]
         (TypeError, r"services\['a'\] is 3; give a Service", lambda: Plan([], services={"a": 3})),  # type: ignore[dict-item]
-        (TypeError, r"a recording is None; give the path", lambda: Plan.read(None)),  # type: ignore[arg-type]
-        (ValueError, r"a recording is \[\], without a path", lambda: Plan.read([])),
+        (TypeError, r"path is None; give the path", lambda: Plan.read(None)),  # type: ignore[arg-type]
         (TypeError, r"trace is 3; give a Trace", lambda: plan.check(train_with_server, trace=3)),  # type: ignore[arg-type]
         (ValueError, r"name is 'speed'; give one of rate,",
          lambda: plan.check(train_with_server, num_runs=2).error("speed")),

@@ -105,9 +105,9 @@ def test_a_trace_of_a_plan_has_what_a_recording_has() -> None:
     assert not trace.find("rollout").is_on_session.any()
     assert len(learn) == len(runs) == len(trace.find("step", Kind.RUN)) == 20
     assert len(trace.find("session", Kind.SESSION)) == 1
-    assert len(trace.uses.ident) == 20 * 8
+    assert len(trace.marks["use"].ident) == 20 * 8
     made = trace.find("rollout", Kind.CALL)
-    assert np.isin(trace.uses.ident, made.ident).all()
+    assert np.isin(trace.marks["use"].ident, made.ident).all()
     # those under way when the run ended were cut
     assert trace.find("rollout").is_cut.sum() == 16 - 8 or trace.find("rollout").is_cut.any()
 

@@ -165,7 +165,7 @@ def test_each_worker_draws_its_own_and_further_ones_repeat_them_in_order() -> No
 
 def test_sizes_are_drawn_with_the_work_or_given_and_then_make_it() -> None:
     drawn = service_of("work", [1.0, 3.0], sizes=np.array([10.0, 30.0]))
-    law = SizeLaw(0.5, 0.25, np.array([1.0]), 1.0, 8.0)
+    law = SizeLaw(0.5, 0.25, np.array([1.0]))
     given = service_of("work", [1.0], size_law=law)
 
     async def main() -> None:

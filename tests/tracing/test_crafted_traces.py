@@ -117,11 +117,7 @@ CRAFTED: dict[str, bytes] = {
         for name in ("began", "ended")
         for each in NO_NUMBERS
     },
-    **{
-        f"{name} {each!r}": trace({**STAGE, name: each})
-        for name in ("settings", "machine")
-        for each in NO_OBJECTS
-    },
+    **{f"settings {each!r}": trace({**STAGE, "settings": each}) for each in NO_OBJECTS},
     "deep": trace(more=raw(b"[" * 99_999 + b"]" * 99_999)),
     "no object": trace(more=raw(b"[]")),
     "a number of 5,000 digits": trace(more=raw(b'{"began": ' + b"9" * 5000 + b"}")),

@@ -88,8 +88,7 @@ def recording(name: str, directory: Path, settings: Settings) -> Trace:
             cwd=ROOT, check=True, timeout=settings["secs"] + MOST_SECS_MORE,
         )  # fmt: skip
         (directory / "done").touch()
-    paths = sorted(directory.glob("*.pftrace"))
-    return Trace.read(*paths)
+    return Trace.read(directory / "run.pftrace")
 
 
 def rows_of(
