@@ -22,9 +22,6 @@ _COARSE = np.array([0.0, 0.002, 0.005, *np.arange(1, 6) / 100, *np.arange(7, 20,
 _NUM_SIZES = 5
 """From more sizes on, the density depends on them."""
 _NONE = np.zeros(0)
-_MOST_ROUNDS, _CONVERGED = 30, 1e-4
-"""Of expectation and maximisation. With SciPy's minimizers in its place, the tests of fits took
-more than four times as long: each fit asks for many likelihoods."""
 
 
 class WorkDensity:
@@ -59,91 +56,49 @@ class WorkDensity:
         """
         logs, residuals = self._split(works)
         usual = logs - residuals
-        least = max(_LEAST_WORK * float(np.median(works)), 1e-9)
         # their size is not known, so the usual work is as uncertain as sizes are
-        censored = np.log(np.maximum(cut, least)) - float(usual.mean())
+        censored = np.log(np.maximum(cut, _least(works))) - float(usual.mean())
+        weights = np.full(len(works), 1.0 / len(works))
+        if len(cut):
+            weights = weights_beside_cut(residuals, censored)
         return max(
-            _normal(residuals, censored, float(usual.var())), _gamma(residuals, censored)
+            _normal(residuals, censored, weights, float(usual.var())),
+            _gamma(residuals, censored, weights),
         ) - float(logs.sum())
 
     def _split(self, works: Floats) -> tuple[Floats, Floats]:
-        least = max(_LEAST_WORK * float(np.median(works)), 1e-9)
-        logs = np.log(np.maximum(works, least))
+        logs = np.log(np.maximum(works, _least(works)))
         return logs, logs - self._basis @ (self._basis.T @ logs)
 
 
-def _normal(residuals: Floats, cut: Floats, variance_of_sizes: float) -> float:
-    """The greatest normal log-likelihood: by expectation and maximisation for those cut."""
-    num, every = len(residuals), len(residuals) + len(cut)
-    total = float(residuals @ residuals)  # their mean is zero
-    mean, spread = 0.0, max(math.sqrt(total / num), LEAST_SPREAD)
-    excess = _NONE
-    for _ in range(_MOST_ROUNDS if len(cut) else 0):
-        wide = math.sqrt(spread**2 + variance_of_sizes)
-        excess = (cut - mean) / wide
-        hazard = _hazard(excess)
-        before = mean, spread
-        mean = float((mean + wide * hazard).sum()) / every
-        squares = float((1.0 + excess * hazard).sum()) * spread**2
-        variance = (total + num * mean**2 + squares) / every
-        spread = max(math.sqrt(variance), LEAST_SPREAD)
-        if math.dist(before, (mean, spread)) < _CONVERGED * spread:
-            break
-    squares = total + num * mean**2
-    known = -num * (math.log(spread) + 0.5 * math.log(2 * math.pi)) - 0.5 * squares / spread**2
+def _least(works: Floats) -> float:
+    return max(_LEAST_WORK * float(np.median(works)), 1e-9)
+
+
+def _normal(residuals: Floats, cut: Floats, weights: Floats, variance_of_sizes: float) -> float:
+    """The log-likelihood of a normal density with the moments of the weighted residuals."""
+    mean = float(weights @ residuals)
+    spread = max(math.sqrt(weights @ (residuals - mean) ** 2), LEAST_SPREAD)
+    known = float(stats.norm.logpdf(residuals, mean, spread).sum())
     wide = math.sqrt(spread**2 + variance_of_sizes)
-    return known + float(_log_survival((cut - mean) / wide).sum())
+    return known + float(special.log_ndtr((mean - cut) / wide).sum())
 
 
-def _gamma(residuals: Floats, cut: Floats) -> float:
-    """The greatest gamma log-likelihood of what residuals are the logarithms of, and of those cut.
+def _gamma(residuals: Floats, cut: Floats, weights: Floats) -> float:
+    """The same of a gamma density of what residuals are the logarithms of.
 
     The shape is Minka's (2002) of mean and mean logarithm, to 1.5 %; of what was cut the cube root
     is taken to be normal, as Wilson and Hilferty (1931) do.
     """
-    num, every = len(residuals), len(residuals) + len(cut)
-    total = float(np.exp(residuals).sum())
-    mean, log_mean = total / num, 0.0
-    shape = _shape(mean, log_mean)
-    for _ in range(_MOST_ROUNDS if len(cut) else 0):
-        middle, spread = 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape))
-        excess = (np.exp((cut - math.log(mean)) / 3.0) - middle) / spread
-        hazard = _hazard(excess)
-        first = middle + spread * hazard
-        second = 1.0 + excess * hazard
-        cubes = (
-            middle**3
-            + 3.0 * middle * spread * (middle * hazard + spread * second)
-            + spread**3 * (excess**2 + 2.0) * hazard
-        )
-        roots = np.maximum(first, 1e-3)
-        logs = np.log(roots) - 0.5 * spread**2 * np.maximum(second - hazard**2, 0.0) / roots**2
-        before = mean, shape
-        log_mean = float((math.log(mean) + 3.0 * logs).sum()) / every
-        mean = (total + mean * float(np.maximum(cubes, 0.0).sum())) / every
-        shape = _shape(mean, log_mean)
-        if math.dist(before, (mean, shape)) < _CONVERGED * shape:
-            break
-    known = num * (shape * math.log(shape / mean) - math.lgamma(shape)) - shape / mean * total
+    works = np.exp(residuals)
+    mean = float(weights @ works)
+    gap = max(math.log(mean) - float(weights @ residuals), 0.5 * LEAST_SPREAD**2)
+    shape = (3.0 - gap + math.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
+    known = shape * math.log(shape / mean) - math.lgamma(shape)
+    known = len(works) * known + float((shape * (residuals - works / mean)).sum())
     middle, spread = 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape))
-    excess = (np.exp((cut - math.log(mean)) / 3.0) - middle) / spread
-    return known + float(_log_survival(excess).sum())
-
-
-def _shape(mean: float, log_mean: float) -> float:
-    gap = max(math.log(mean) - log_mean, 0.5 * LEAST_SPREAD**2)
-    return (3.0 - gap + math.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
-
-
-def _log_survival(excess: Floats) -> Floats:
-    """The logarithm of how probable it is that a standard normal number is greater."""
-    return cast(Floats, special.log_ndtr(-excess))
-
-
-def _hazard(excess: Floats) -> Floats:
-    """The density of a standard normal number over how probable it is that it is greater."""
-    log_density = -0.5 * excess * excess - 0.5 * math.log(2 * math.pi)
-    return np.exp(log_density - _log_survival(excess))
+    roots = np.exp((cut - math.log(mean)) / 3.0)
+    return known + float(special.log_ndtr((middle - roots) / spread).sum())
 
 
 def weights_beside_cut(samples: Floats, cut: Floats) -> Floats:
