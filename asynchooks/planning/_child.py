@@ -15,10 +15,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing import active_children, get_context
+from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .._errors import PlanError
 from ..simulation import Simulation
@@ -29,17 +30,18 @@ STALL_SECS = 30.0
 """Real seconds in which nothing happens in virtual time: then the plan is given up."""
 _TICKS = 5
 """How often in these seconds the child looks whether virtual time goes on, and says so."""
-_NAME = "asynchooks-plan"
-_starting = threading.Lock()
-"""Held while a child is made, which would else have the ends of another one's pipe."""
+_CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"
+"""The libraries of macOS may crash in a fork."""
+_children: set[int] = set()
+"""The process ids of those that live."""
+_lock = threading.Lock()
+"""Of those; and a child is made with it, which would else have the ends of another one's pipe."""
 
 
 class Watch:
     """Which simulation runs in a child, so that clocks and a stall can be told by it."""
 
     simulation: Simulation | None = None
-    blocked_in: Callable[[], int | None] = staticmethod(lambda: None)
-    """The number of the thread that the event loop waits for, if it does."""
 
     def now(self) -> float:
         """Virtual seconds; 0.0 while no simulation runs."""
@@ -54,9 +56,11 @@ class Watch:
 def in_child(work: Callable[[Watch], T]) -> T:
     """What `work` returns, or raises, in a fork of this process.
 
-    A fork need not import anything again, and the program may be any function. Where there is no
-    fork, as on Windows, all is done here, and clocks show real time. Errors have the traceback of
-    the child in a note.
+    A fork need not import anything again, and the program may be any function. On Windows, which
+    has no fork, and on macOS, all is done here, and clocks show real time. Errors have the
+    traceback of the child in a note.
+
+    A class of multiprocessing would not do: its pools have daemons, which must not start any.
 
     Args:
         work: is called with what it tells which simulation it runs; its result can be pickled.
@@ -65,17 +69,22 @@ def in_child(work: Callable[[Watch], T]) -> T:
         PlanError: the child has died, or nothing happens in virtual time.
         BaseException: what `work` raises; a PlanError in place of what cannot be pickled.
     """
-    if not hasattr(os, "fork"):
+    if not _CAN_FORK:
         return work(Watch())
-    context = get_context("fork")
-    with _starting, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads, which the child has none of, and needs none
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(work, ours, theirs), name=_NAME, daemon=True)
-        process.start()
-        theirs.close()
+    _flush()  # or the child would write it as well
+    # the warning is of threads, which the child has none of, and needs none
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        ours, theirs = Pipe(duplex=False)
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            _children.add(pid)
+    if not pid:
+        ours.close()  # so that it sees that its parent has died
+        _work_in_child(work, theirs)
+    answer, status = None, 0
     try:
-        answer = None
         while answer is None:
             if not ours.poll(2 * STALL_SECS):
                 raise PlanError(
@@ -84,16 +93,20 @@ def in_child(work: Callable[[Watch], T]) -> T:
                     "calls them `timed`"
                 )
             answer = ours.recv()
-    except EOFError as error:
-        process.join()
-        raise PlanError(
-            f"the process of the plan has died (exit code {process.exitcode}): perhaps it ran out "
-            "of memory, or the program ended it"
-        ) from error
+    except EOFError:
+        pass  # it has died
     finally:
-        process.kill()
-        process.join()
+        with _lock:
+            _children.discard(pid)
+        with suppress(ChildProcessError, ProcessLookupError):  # somebody waits for all children
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
         ours.close()
+    if answer is None:
+        raise PlanError(
+            f"the process of the plan has died (exit code {os.waitstatus_to_exitcode(status)}): "
+            "perhaps it ran out of memory, or the program ended it"
+        )
     failure, result = answer
     if failure is not None:
         raise failure
@@ -102,27 +115,38 @@ def in_child(work: Callable[[Watch], T]) -> T:
 
 def kill_children() -> None:
     """End all children, which other threads wait for: each raises a PlanError there."""
-    for each in active_children():
-        if each.name == _NAME:
-            each.kill()
+    with _lock:
+        for pid in _children:
+            os.kill(pid, signal.SIGKILL)
 
 
-def _work(work: Callable[[Watch], Any], ours: Connection, theirs: Connection) -> None:
-    """In the child: do the work, and send (its error, its result)."""
-    ours.close()  # so that a child whose parent has died sees that
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which kills this
-    watch = Watch()
-    _show_virtual_time(watch)
-    _look_for_stalls(watch, theirs)
-    answer: tuple[BaseException | None, Any]
+def _work_in_child(work: Callable[[Watch], Any], theirs: Connection) -> NoReturn:
+    """Do the work, and send (its error, its result)."""
     try:
-        answer = None, work(watch)
-    except BaseException as error:
-        answer = _sendable(error), None
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    theirs.send(answer)
+        _children.clear()
+        # the event loop of the parent has the other end, and its handlers are not for this copy
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills this
+        watch = Watch()
+        _show_virtual_time(watch)
+        _look_for_stalls(watch, theirs)
+        answer: tuple[BaseException | None, Any]
+        try:
+            answer = None, work(watch)
+        except BaseException as error:
+            answer = _sendable(error), None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _flush()
+        theirs.send(answer)
+    finally:
+        os._exit(0)  # without what the parent does at its end
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):  # there is none, or it is closed
+            stream.flush()
 
 
 def _show_virtual_time(watch: Watch) -> None:
@@ -145,28 +169,27 @@ def _look_for_stalls(watch: Watch, theirs: Connection) -> None:
         nonlocal last, num
         now = watch.progress()
         last, num = now, (num + 1 if now == last else 0)
-        if num >= _TICKS:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            theirs.send((_stall(watch, frame), None))
-            os._exit(0)
         try:
-            theirs.send(None)
+            theirs.send(None if num < _TICKS else (_stall(watch, frame), None))
         except OSError:  # the parent has died
             os._exit(1)
+        if num >= _TICKS:
+            os._exit(0)
 
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, STALL_SECS / _TICKS, STALL_SECS / _TICKS)
 
 
 def _stall(watch: Watch, frame: FrameType | None) -> PlanError:
-    thread = watch.blocked_in()
-    frame = frame if thread is None else sys._current_frames().get(thread, frame)
+    """That nothing happens, and where the event loop and threads of blocking calls are."""
     error = PlanError(
         f"the program has run for {STALL_SECS:g} s without an event in virtual time, which stands "
         f"at {watch.now()!r} s. Virtual time passes in `timed` functions and in sleeps: make what "
         "waits, or computes, `timed`"
     )
-    error.add_note("it was here:\n" + "".join(traceback.format_stack(frame, limit=10)))
+    frames = sys._current_frames() | {threading.get_ident(): frame}
+    places = ("".join(traceback.format_stack(each, limit=10)) for each in frames.values())
+    error.add_note("it was here:\n" + "\nand in a thread:\n".join(places))
     return error
 
 

@@ -183,7 +183,7 @@ def test_a_loop_by_the_clock_ends_in_virtual_time() -> None:
 
 @pytest.fixture
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_child, "STALL_SECS", 0.25)
+    monkeypatch.setattr(_child, "STALL_SECS", 1.0)
 
 
 def spin() -> None:
