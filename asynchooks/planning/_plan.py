@@ -149,6 +149,8 @@ class Plan:
     def _predict(
         self, program: Program, num_runs: int, seed: int, backend: Backend, **options: Any
     ) -> Prediction:
+        _check.integer("num_runs", num_runs, least=2)
+        _check.integer("seed", seed, least=0)
         found = self._in_child(
             program, backend, lambda runs: runs.predict(num_runs, seed, **options)
         )
@@ -188,8 +190,6 @@ class Plan:
             BaseException: as for `run`.
         """
         program = self._program(main, settings)
-        _check.integer("num_runs", num_runs, least=2)
-        _check.integer("seed", seed, least=0)
         checks = self.checks(program.main, num_runs, seed, backend)
         missed = [each for each in checks if each.is_mismatch]
         if missed and not allow_mismatch:
@@ -243,7 +243,6 @@ class Plan:
             trace = self.traces[0]
         _check.instance("trace", trace, Trace, "a Trace, as of plan.traces, or None")
         program = Program.of(main, trace.settings, settings)
-        _check.integer("num_runs", num_runs, least=2)
         found = self._predict(program, num_runs, seed, backend, errors={}, was_recorded=True)
         return Check(trace.figures(), found)
 

@@ -25,7 +25,6 @@ from .._tracing._reader import Content
 from .._tracing._runs import STEP, Run, RunRows
 from ..simulation import Simulation
 from ._model import SAVE, Model
-from ._service import Beyond
 from ._station import Drawn, Station, Use
 from ._timed import Call
 from ._trace import RUN, Trace
@@ -38,21 +37,10 @@ class Player(Recorder):
         simulation: that the program runs in.
         model: what is drawn from.
         seed: of the draws, >= 0.
-        beyond: what is assumed of shared services outside of the recorded load.
-        are_sizes_linear: whether work of which one size was recorded grows with its size.
     """
 
-    def __init__(
-        self,
-        simulation: Simulation,
-        model: Model,
-        seed: int,
-        *,
-        beyond: Beyond = Beyond.LAW,
-        are_sizes_linear: bool = False,
-    ) -> None:
+    def __init__(self, simulation: Simulation, model: Model, seed: int) -> None:
         self.model, self.simulation, self._seed = model, simulation, seed
-        self._beyond, self._are_sizes_linear = beyond, are_sizes_linear
         self._thread = threading.get_ident()
         self._stations: dict[str, Station] = {}
         self.save_secs = itertools.cycle(model.save_secs)
@@ -110,8 +98,6 @@ class Player(Recorder):
             self.simulation.kernel,
             services[name],
             np.random.default_rng([self._seed, 1, *name.encode()]),
-            self._beyond,
-            are_sizes_linear=self._are_sizes_linear,
         )
         return station
 

@@ -100,20 +100,16 @@ def serve(spans: Spans, num_servers: int) -> Served:
     begun, ends, is_cut = spans.begun[order], ended[order], spans.is_cut[order]
     starts = np.empty(len(order))
     is_served = np.ones(len(order), np.bool_)
-    if num_servers == 1 and not is_cut.any():
-        starts[0] = begun[0]
-        starts[1:] = np.maximum(begun[1:], np.maximum.accumulate(ends)[:-1])
-    else:
-        free_at = [-math.inf] * num_servers
-        for place, (came, left, was_cut) in enumerate(
-            zip(begun.tolist(), ends.tolist(), is_cut.tolist(), strict=True)
-        ):
-            start = max(came, free_at[0])
-            starts[place] = start
-            if was_cut and start >= left:
-                is_served[place] = False  # it left the queue
-            else:
-                heapq.heapreplace(free_at, left)
+    free_at = [-math.inf] * num_servers
+    for place, (came, left, was_cut) in enumerate(
+        zip(begun.tolist(), ends.tolist(), is_cut.tolist(), strict=True)
+    ):
+        start = max(came, free_at[0])
+        starts[place] = start
+        if was_cut and start >= left:
+            is_served[place] = False  # it left the queue
+        else:
+            heapq.heapreplace(free_at, left)
     secs, served = np.empty(len(order)), np.empty(len(order), np.bool_)
     secs[order] = ends - starts
     served[order] = is_served

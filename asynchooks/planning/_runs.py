@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from ._child import Watch
 from ._model import Model
 from ._player import Player
 from ._prediction import Prediction, estimates
-from ._service import Beyond, Service
+from ._service import Beyond, Service, SizeLaw
 from ._station import Use
 from ._trace import Figures, Trace
 
@@ -96,9 +96,9 @@ class Runs:
         """What one run gives that draws from what was recorded."""
         return self._play(seed, self._model, self._backend).trace()
 
-    def _play(self, seed: int, model: Model, backend: Backend, **options: Any) -> Player:
+    def _play(self, seed: int, model: Model, backend: Backend) -> Player:
         simulation = Simulation(seed=seed, backend=backend, max_turns=_MAX_TURNS)
-        player = Player(simulation, model, seed, **options)
+        player = Player(simulation, model, seed)
         self._watch.simulation = simulation
         token = recorded_in.set(Place(player))
         try:
@@ -115,7 +115,7 @@ class Runs:
             raise PlanError(_no_time(player))
         return player
 
-    def _changed(self, seed: int, change: Change, **options: Any) -> Player:
+    def _changed(self, seed: int, change: Change) -> Player:
         """One run that draws from services which are changed first."""
         services = {
             name: change(each, np.random.default_rng([seed, 2, *name.encode()]))
@@ -124,10 +124,10 @@ class Runs:
         model = self._model._replace(services=services)
         if not self._needs_loop:
             try:
-                return self._play(seed, model, "turbo", **options)
+                return self._play(seed, model, "turbo")
             except Exception:  # a ForeignAwaitError, perhaps in a group, or what became of it
                 self._needs_loop = True
-        return self._play(seed, model, self._backend, **options)
+        return self._play(seed, model, self._backend)
 
     def predict(
         self,
@@ -149,12 +149,12 @@ class Runs:
         """
         used: list[Mapping[str, Use]] = []
 
-        def several(num: int, change: Change = Service.resampled, **options: Any) -> list[Figures]:
-            players = [self._changed(seed + each, change, **options) for each in range(num)]
+        def several(num: int, change: Change) -> list[Figures]:
+            players = [self._changed(seed + each, change) for each in range(num)]
             used.extend(each.uses for each in players)
             return [each.trace().figures() for each in players]
 
-        figures = several(num_runs)
+        figures = several(num_runs, Service.resampled)
         if all(math.isnan(each.rate) for each in figures):
             raise PlanError(
                 f"the program makes too few updates at {self._program.settings!r} to have a rate; "
@@ -162,35 +162,38 @@ class Runs:
                 "longer"
             )
         uses = Use.joined(used, self._model.services)
-        errors, extremes, few = dict(errors), list[Figures](), max(1, num_runs // 4)
-
-        def widen(name: str, by: float) -> None:
-            errors[name] = math.hypot(errors.get(name, 0.0), by)
-
+        extremes, few = list[Figures](), max(1, num_runs // 4)
+        rate_errors = [errors.get("rate", 0.0)]
         loads = [note for each in uses if (note := each.beyond_load())]
         sizes = [(each, note) for each in uses if (note := each.beyond_sizes())]
         # of the recorded setting all that is not known is an error of the model, which is checked
         if loads and not was_recorded:
-            extremes += several(few, beyond=Beyond.BEST) + several(few, beyond=Beyond.WORST)
+            for each in (Beyond.BEST, Beyond.WORST):
+                extremes += several(few, _assuming(each))
         if any(each.service.size_law is None for each, _ in sizes) and not was_recorded:
-            extremes += several(few, are_sizes_linear=True)
+            extremes += several(few, _in_proportion)
         outside = [*loads, *(note for _, note in sizes)]
         outside += [note for each in uses if (note := each.beyond_workers())]
         together = [each.service.name for each in uses if each.service.is_slow_together]
         if together and not was_recorded:
-            widen("rate", _OFF_BY_TIME)
+            rate_errors.append(_OFF_BY_TIME)
         # what is flagged is wide already
         if not outside and any(each.service.is_heavy for each in uses):
             moved = _mean_rate(several(few, _capped)) / _mean_rate(figures[:few]) - 1.0
             if moved > _MOST_MOVED:
-                widen("rate", moved)
+                rate_errors.append(moved)
                 outside.append(
                     f"the rate depends on the longest samples, by {100 * moved:.0f} %, and longer "
                     "ones may come; record for longer"
                 )
         return Prediction(
             {},
-            **estimates(figures, extremes, errors, is_extrapolated=bool(outside)),
+            **estimates(
+                figures,
+                extremes,
+                {**errors, "rate": math.hypot(*rate_errors)},
+                is_extrapolated=bool(outside),
+            ),
             is_extrapolated=bool(outside),
             notes=(
                 *notes,
@@ -203,6 +206,21 @@ class Runs:
             ),
             num_runs=num_runs,
         )
+
+
+# What services might be as well, beside what another recording might have given
+
+
+def _assuming(beyond: Beyond) -> Change:
+    return lambda service, rng: replace(service.resampled(rng), beyond=beyond)
+
+
+def _in_proportion(service: Service, rng: np.random.Generator) -> Service:
+    """Work that grows with its size, where one size was recorded alone."""
+    resampled, size = service.resampled(rng), float(service.sizes.mean())
+    if service.size_law is not None or not size > 0.0:
+        return resampled
+    return replace(resampled, size_law=SizeLaw(0.0, 1.0 / size, resampled.samples))
 
 
 def _capped(service: Service, rng: np.random.Generator) -> Service:

@@ -169,6 +169,8 @@ class Service:
     """Unless QUEUE: between which slowdowns the truth is at 90 %, as far as the load says."""
     is_slow_together: bool = False
     """Whether all work was slow at the same times, which no draw knows of."""
+    beyond: Beyond = Beyond.LAW
+    """What is assumed of the speed outside of the load that was recorded."""
     num_cut: int = 0
     """Spans that were cut, whose weight the longer samples have."""
     notes: tuple[str, ...] = field(default=())
@@ -176,24 +178,19 @@ class Service:
     evidence: Evidence | None = field(default=None, repr=False)
     """What the samples were made of, for `resampled`."""
 
-    def speed(self, num: float, *, assume: Beyond = Beyond.LAW) -> float:
-        """Of each of so many that are under way, relative to one alone.
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether it may be shared, and not as the law says outside of the recorded load."""
+        is_one_by_one = self.is_own or self.dependence.is_queue
+        return self.beyond is not Beyond.LAW and not is_one_by_one
 
-        Args:
-            num: how many are under way, >= 1.
-            assume: what holds outside of the load that was recorded; a queue, and workers with
-                machines of their own, need no assumption.
-        """
+    def speed(self, num: float) -> float:
+        """Of each of so many that are under way, >= 1, relative to one alone."""
         is_above = num > self.load_high
-        if (
-            assume is Beyond.LAW
-            or self.is_own
-            or self.dependence.is_queue
-            or (self.load_low <= num and not is_above)
-        ):
+        if not self.is_bracketed or (self.load_low <= num and not is_above):
             return self._law(num)
         edge = max(1.0, self.load_high if is_above else self.load_low)
-        if assume is Beyond.WORST:
+        if self.beyond is Beyond.WORST:
             gain = 0.0 if is_above else 1.0 / edge
         else:
             slowdown = min(1.0, self.slowdown_low if is_above else self.slowdown_high)

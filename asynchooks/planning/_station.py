@@ -21,7 +21,7 @@ import numpy as np
 
 from .._engine.base import Slot
 from ..simulation.kernel._kernel import Call, Kernel
-from ._service import Beyond, Dependence, Service
+from ._service import Dependence, Service
 
 _CHUNK = 256
 """Draws that are made at once."""
@@ -140,38 +140,24 @@ class Station:
         kernel: of the simulation.
         service: what is drawn from.
         rng: draws it.
-        beyond: what is assumed outside of the load that was recorded.
-        are_sizes_linear: whether work grows with its size, where no law of that was recorded.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        service: Service,
-        rng: np.random.Generator,
-        beyond: Beyond = Beyond.LAW,
-        *,
-        are_sizes_linear: bool = False,
-    ) -> None:
+    def __init__(self, kernel: Kernel, service: Service, rng: np.random.Generator) -> None:
         self.kernel, self.service, self._rng = kernel, service, rng
         self.use = Use(service)
-        self._beyond = beyond
         self._what = f"the end of {service.name}"
         self._samples: list[float] = service.samples.tolist()
         self._sizes: list[float] = service.sizes.tolist()
         law = service.size_law
         self._ratios: list[float] = [] if law is None else law.ratios.tolist()
-        mean = float(service.sizes.mean()) if are_sizes_linear and len(service.sizes) else math.nan
-        self._per_size = 1.0 / mean if mean > 0 else 0.0  # 0: sizes do not matter
         # of each worker that was recorded the places of its samples; empty if workers are alike
         workers = service.workers
         self._pools = [np.flatnonzero(workers == each) for each in service.known_workers()]
         self._picks: dict[int, list[int]] = {}  # drawn ahead, by pool; -1: of all
         self.num_under_way = 0
-        depends_outside = beyond is not Beyond.LAW and not service.is_own
         self._is_queue = service.dependence is Dependence.QUEUE
-        self._is_shared = not self._is_queue and (
-            depends_outside or (service.dependence is Dependence.SHARED and service.slowdown > 0)
+        self._is_shared = service.is_bracketed or (
+            service.dependence is Dependence.SHARED and service.slowdown > 0
         )
         self._free_at = [0.0] * service.num_servers
         # work under way: (its end by the clock of work, order of beginning, slot)
@@ -199,8 +185,7 @@ class Station:
             return Drawn(self._samples[place], self._sizes[place])
         use.low_size, use.high_size = min(use.low_size, input_size), max(use.high_size, input_size)
         if law is None:
-            factor = input_size * self._per_size or 1.0
-            return Drawn(self._samples[place] * factor, input_size)
+            return Drawn(self._samples[place], input_size)
         return Drawn(law.secs(input_size) * self._ratios[place], input_size)
 
     def _pick(self, worker: int) -> int:
@@ -306,5 +291,5 @@ class Station:
         """Of each of so many that are under way; 1.0: of one alone."""
         speeds = self._speeds
         while num >= len(speeds):
-            speeds.append(self.service.speed(len(speeds), assume=self._beyond))
+            speeds.append(self.service.speed(len(speeds)))
         return speeds[num]

@@ -6,6 +6,7 @@ import heapq
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -250,10 +251,10 @@ def test_outside_of_the_recorded_load_the_speed_is_bracketed() -> None:
     assert service.load_high == 16
 
     def comes_out(num: float, assume: Beyond) -> float:
-        return num * service.speed(num, assume=assume)
+        return num * replace(service, beyond=assume).speed(num)
 
     for num in (8, 12, 16):
-        assert len({service.speed(num, assume=each) for each in Beyond}) == 1
+        assert len({replace(service, beyond=each).speed(num) for each in Beyond}) == 1
     for num in (1, 4, 20, 32, 100):
         worst, law, best = (
             comes_out(num, each) for each in (Beyond.WORST, Beyond.LAW, Beyond.BEST)
@@ -273,7 +274,7 @@ def test_queues_and_own_machines_need_no_bracket() -> None:
     own = fitted(with_columns(batching(0, 4), worker=np.zeros(1003, np.int64)))
     assert own.is_own
     for service in (queue, own):
-        assert {service.speed(500, assume=each) for each in Beyond} == {1.0}
+        assert {replace(service, beyond=each).speed(500) for each in Beyond} == {1.0}
 
 
 # What is read

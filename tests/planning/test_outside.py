@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from asynchooks import (
@@ -138,6 +142,34 @@ def test_plans_run_in_several_threads_at_a_time() -> None:
     for each in threads:
         each.join(30)
     assert ended == [0.5] * 4
+
+
+@pytest.mark.anyio
+async def test_a_plan_is_made_in_a_thread_of_an_event_loop() -> None:
+    assert (await anyio.to_thread.run_sync(PLAN.run, work)).ended == 0.5
+
+
+def run_and_send(connection: Connection) -> None:
+    connection.send(PLAN.run(work).ended)
+
+
+@pytest.mark.faults
+def test_a_plan_is_made_in_a_process_of_a_pool() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=run_and_send, args=(theirs,), daemon=True
+    )
+    process.start()
+    assert ours.poll(60)
+    assert ours.recv() == 0.5
+    process.join(60)
+
+
+def test_a_warning_of_the_program_is_treated_as_here() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="slow"):
+            PLAN.run(partial(do, lambda: warnings.warn("slow", stacklevel=1)))
 
 
 def test_a_real_sleep_is_refused_with_its_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,19 @@ from asynchooks.simulation import Simulation, current_simulation
 from .planned import run_in_virtual_time, service_of
 
 
-def station_of(service: Service, seed: int = 0, **options: Any) -> Station:
+def station_of(service: Service, seed: int = 0) -> Station:
     kernel = current_simulation().kernel
-    return Station(kernel, service, np.random.default_rng(seed), **options)
+    return Station(kernel, service, np.random.default_rng(seed))
 
 
 def ends_of(
-    service: Service, jobs: list[tuple[float, float]], backend: str = "turbo", **options: Any
+    service: Service, jobs: list[tuple[float, float]], backend: str = "turbo"
 ) -> list[float]:
     """When jobs (begin, work) end."""
     ends = [math.nan] * len(jobs)
 
     async def main() -> None:
-        simulation, station = current_simulation(), station_of(service, **options)
+        simulation, station = current_simulation(), station_of(service)
 
         async def one(number: int, begins: float, work: float) -> None:
             await simulation.sleep(begins)
@@ -178,12 +179,11 @@ def test_sizes_are_drawn_with_the_work_or_given_and_then_make_it() -> None:
     run_in_virtual_time(main)
 
 
-def test_work_of_one_recorded_size_is_taken_as_constant_or_as_in_proportion() -> None:
+def test_work_of_one_recorded_size_is_taken_as_constant() -> None:
     service = service_of("work", [2.0], sizes=np.array([8.0]))
 
     async def main() -> None:
         assert station_of(service).draw(16.0).secs == 2.0
-        assert station_of(service, are_sizes_linear=True).draw(16.0).secs == 4.0
 
     run_in_virtual_time(main)
 
@@ -195,7 +195,7 @@ def test_beyond_the_recorded_load_what_comes_out_lies_between_two_lines() -> Non
     )  # fmt: skip
 
     def throughput(num: float, beyond: Beyond) -> float:
-        return num * service.speed(num, assume=beyond)
+        return num * replace(service, beyond=beyond).speed(num)
 
     for num in (4.0, 10.0, 16.0):
         assert len({throughput(num, each) for each in Beyond}) == 1
@@ -211,8 +211,8 @@ def test_beyond_the_recorded_load_what_comes_out_lies_between_two_lines() -> Non
 def test_a_free_service_is_full_beyond_the_recorded_load_in_the_worst_case() -> None:
     service = service_of("work", [1.0], load_high=2.0)
     jobs = [(0.0, 1.0)] * 4
-    assert ends_of(service, jobs, beyond=Beyond.LAW) == [1.0] * 4
-    assert ends_of(service, jobs, beyond=Beyond.WORST) == [2.0] * 4
+    assert ends_of(service, jobs) == [1.0] * 4
+    assert ends_of(replace(service, beyond=Beyond.WORST), jobs) == [2.0] * 4
 
 
 def test_one_seed_draws_the_same() -> None:
