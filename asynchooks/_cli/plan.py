@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -112,9 +113,8 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
 
 def _run(options: argparse.Namespace, plan: Plan, main: Any) -> int:
     from ..planning import PlanError
-    from ..planning._grid import predict_all
     from ..planning._runs import Program
-    from .plan_output import Result, Row, print_json, print_recorded, print_result, progress
+    from .plan_output import Result, print_json, print_recorded, print_result, progress
 
     settings = products(options.settings)
     try:
@@ -134,14 +134,7 @@ def _run(options: argparse.Namespace, plan: Plan, main: Any) -> int:
             f"printed. {missed[0].reasons()}. --allow-mismatch prints it anyway"
         )
     with progress(len(settings)) as done, redirect_stdout(sys.stderr):
-        found = predict_all(
-            plan, main, settings, num_runs=options.runs, seed=options.seed,
-            num_processes=options.processes, allow_mismatch=options.allow_mismatch, done=done,
-        )  # fmt: skip
-    rows = [
-        Row(each, None, str(result)) if isinstance(result, Exception) else Row(each, result, None)
-        for each, result in zip(settings, found, strict=True)
-    ]
+        rows = _rows(options, plan, main, settings, done)
     best = _best(rows, options.target)
     result = Result(plan, checks, rows, best, options.target, options.updates, options.price)
     if options.plot is not None:
@@ -156,6 +149,52 @@ def _run(options: argparse.Namespace, plan: Plan, main: Any) -> int:
     with suppress(ValueError):  # stdout is closed
         sys.stdout.flush()
     return 0 if any(each.prediction is not None for each in rows) else 1
+
+
+def _rows(
+    options: argparse.Namespace,
+    plan: Plan,
+    main: Any,
+    settings: Sequence[dict[str, Any]],
+    done: Callable[[], object],
+) -> list[Row]:
+    """A prediction of each setting, or its error, whatever the number of processes.
+
+    Each is made in a process of its own, which a thread here waits for.
+
+    Args:
+        done: called as each setting is done.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, which ends the processes as well.
+    """
+    from ..planning._child import kill_children
+    from ..simulation._pool import num_cores
+    from .plan_output import Row
+
+    def row(own: dict[str, Any]) -> Row:
+        try:
+            found = plan.predict(
+                main, num_runs=options.runs, seed=options.seed,
+                allow_mismatch=options.allow_mismatch, **own,
+            )  # fmt: skip
+        except Exception as error:  # all are shown alike
+            return Row(own, None, f"{type(error).__name__}: {error}")
+        return Row(own, found, None)
+
+    pool = ThreadPoolExecutor(options.processes or num_cores())
+    try:
+        futures = [pool.submit(row, each) for each in settings]
+        for each in as_completed(futures):
+            each.result()
+            done()
+        return [each.result() for each in futures]
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        kill_children()
+        raise
+    finally:
+        pool.shutdown()
 
 
 def _best(rows: Sequence[Row], target: Target | None) -> Row | None:

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from ..planning import Check, Estimate, Plan, Prediction
+    from ..planning import Check, Estimate, Plan, Prediction, Service
     from .plan_settings import Target
 
 _WIDTH = 200
@@ -45,7 +47,7 @@ def print_recorded(plan: Plan, checks: Sequence[Check]) -> None:
     console = _console()
     table = _table("recorded", "spans", "mean", "99 % below", "dependence", "load")
     for name, service in plan.services.items():
-        about = service.describe()
+        about = _about(service)
         table.add_row(
             name, f"{about['num']:,}", _secs(about["mean_secs"]), _secs(about["p99_secs"]),
             service.law_words(), f"{about['load'][0]:.0f} to {about['load'][1]:.0f}",
@@ -142,7 +144,7 @@ def print_json(result: Result) -> None:
     print(
         json.dumps(
             {
-                "services": [each.describe() for each in result.plan.services.values()],
+                "services": [_about(each) for each in result.plan.services.values()],
                 "recorded": [
                     {
                         "settings": _plain(each.prediction.settings),
@@ -158,6 +160,35 @@ def print_json(result: Result) -> None:
             }
         )
     )
+
+
+def _about(service: Service) -> dict[str, Any]:
+    """What was fitted, for JSON: seconds, and None for what there is none of."""
+    law, (low, high) = service.size_law, service.size_range()
+    dependence = service.dependence
+    is_shared = dependence is dependence.SHARED
+    return {
+        "name": service.name,
+        "dependence": dependence.value,
+        "num": len(service.samples),
+        "num_cut": service.num_cut,
+        "mean_secs": float(service.samples.mean()),
+        "p99_secs": float(np.quantile(service.samples, 0.99)),
+        "max_secs": float(service.samples.max()),
+        "slowdown": service.slowdown if is_shared else None,
+        "slowdown_interval": None
+        if dependence.is_queue or service.is_own
+        else [service.slowdown_low, service.slowdown_high],
+        "num_servers": service.num_servers if dependence.is_queue else None,
+        "is_own": service.is_own,
+        "num_workers": len(service.known_workers()) or None,
+        "load": [service.load_low, service.load_high],
+        "sizes": None if math.isnan(low) else [low, high],
+        "base_secs": None if law is None else law.base_secs,
+        "secs_per_unit": None if law is None else law.secs_per_unit,
+        "is_slow_together": service.is_slow_together,
+        "notes": list(service.notes),
+    }
 
 
 def _row(row: Row, result: Result) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Recorder(ABC):
     """Records what tasks do, of all sessions that it is given."""
 
     stand_in: Any = None
-    """A plan's `Performer` of timed work and of threads; None: the program does both."""
+    """What does timed work and makes blocking calls in a plan; None: the program does both."""
     is_of_program: bool = False
     """Whether it records a whole program: sessions in it may have recorders of their own, too."""
     is_closed: bool = False

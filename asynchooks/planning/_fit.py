@@ -212,9 +212,9 @@ def _queue(density: WorkDensity, runs: Sequence[Spans], num_servers: int) -> _Qu
     """So many servers, with how likely they are; None if the spans contradict them."""
     served: list[Served] = []
     for run in runs:
-        served.append(serve(run, num_servers))
-        if not served[-1].is_plausible:
+        if (found := serve(run, num_servers)) is None:
             return None
+        served.append(found)
     every = np.concatenate([each.secs for each in served])
     is_served = np.concatenate([each.is_served for each in served])
     whole = ~np.concatenate([each.is_cut for each in runs])
@@ -223,7 +223,7 @@ def _queue(density: WorkDensity, runs: Sequence[Spans], num_servers: int) -> _Qu
         secs, cut = every[whole], every[~whole & is_served]
         least = max(_LEAST_SERVICE * float(np.median(secs)), 1e-9)
         likelihood = density.log_likelihood(np.maximum(secs, least), cut)
-        likelihood += sum(int(each.contradicts.sum()) for each in served) * _CONTRADICTION
+        likelihood += sum(each.num_contradict for each in served) * _CONTRADICTION
         likelihood -= sum(map(log_num_orders, runs))
     return _Queue(num_servers, np.maximum(every, 0.0), is_served, likelihood)
 

@@ -62,21 +62,20 @@ class Player(Recorder):
 
     def hold(self, call: Call) -> Drawn:
         """The same for a plain function: for all tasks of the event loop, or for its thread."""
-        thread = threading.get_ident()
-        if thread == self._thread:
-            station, drawn = self._draw(call)
-            station.hold(drawn.secs)
-        elif thread in self._calls:
-            station, drawn = self._draw(call)
-            self._calls[thread].wait_for(station.serve(drawn.secs))
-        else:
-            name = call.work.name
+        thread, name = threading.get_ident(), call.work.name
+        apart = self._calls.get(thread)
+        if apart is None and thread != self._thread:
             raise PlanError(
                 f"{name!r} is a plain function, and is called in a thread of the program's "
                 "own, for which a plan can let no time pass. Make the timed function an async one "
                 f"around the thread: @timed({name!r}, ...) async def call(...): return await "
                 "anyio.to_thread.run_sync(...)"
             )
+        station, drawn = self._draw(call)
+        if apart is None:
+            station.hold(drawn.secs)
+        else:
+            apart.wait_for(station.serve(drawn.secs))
         return drawn
 
     def _draw(self, call: Call) -> tuple[Station, Drawn]:

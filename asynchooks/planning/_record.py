@@ -62,7 +62,6 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
         self._settings = _checked_settings({} if settings is None else settings)
         self._name = _check.instance("name", name, str, "a text, such as 'worker 3'")
         self._flush_secs = _check.seconds("flush_secs", flush_secs)
-        self._recorder: FileRecorder | None = None
         self._place: Place | None = None
         self._is_used = False
 
@@ -79,7 +78,7 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
                 f"record({self._path!r}) is within another record; one run has one file a process"
             )
         clock, is_virtual = _clock()
-        self._recorder = recorder = FileRecorder(
+        recorder = FileRecorder(
             self._path, clock, is_virtual=is_virtual, closes_with_sessions=False, name=self._name,
             flush_secs=self._flush_secs,
         )  # fmt: skip
@@ -108,12 +107,13 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
         if (recorder := self._left()) is not None:
             await recorder.aclose(current_engine())
 
-    def _left(self) -> FileRecorder | None:
-        recorder, self._recorder = self._recorder, None
-        if recorder is None or self._place is None:
+    def _left(self) -> Any:
+        """What records here, if anything does."""
+        place, self._place = self._place, None
+        if place is None:
             return None
-        self._place.leave()
-        return recorder
+        place.leave()
+        return place.recorder
 
     def __repr__(self) -> str:
         return f"record({self._path!r}, settings={self._settings!r})"

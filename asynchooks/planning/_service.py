@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,33 +266,6 @@ class Service:
             chosen = (firsts[:, None] + np.arange(block)).ravel()[:num] % num
             drawn[own] = own[chosen]
         return drawn
-
-    def describe(self) -> dict[str, Any]:
-        """What was fitted, for JSON: seconds, and None for what there is none of."""
-        law, (low, high) = self.size_law, self.size_range()
-        is_shared = self.dependence is Dependence.SHARED
-        return {
-            "name": self.name,
-            "dependence": self.dependence.value,
-            "num": len(self.samples),
-            "num_cut": self.num_cut,
-            "mean_secs": float(self.samples.mean()),
-            "p99_secs": float(np.quantile(self.samples, 0.99)),
-            "max_secs": float(self.samples.max()),
-            "slowdown": self.slowdown if is_shared else None,
-            "slowdown_interval": None
-            if self.dependence.is_queue or self.is_own
-            else [self.slowdown_low, self.slowdown_high],
-            "num_servers": self.num_servers if self.dependence.is_queue else None,
-            "is_own": self.is_own,
-            "num_workers": len(self.known_workers()) or None,
-            "load": [self.load_low, self.load_high],
-            "sizes": None if math.isnan(low) else [low, high],
-            "base_secs": None if law is None else law.base_secs,
-            "secs_per_unit": None if law is None else law.secs_per_unit,
-            "is_slow_together": self.is_slow_together,
-            "notes": list(self.notes),
-        }
 
     def __str__(self) -> str:
         cut = f", {self.num_cut} cut" if self.num_cut else ""

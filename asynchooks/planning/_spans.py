@@ -107,8 +107,7 @@ class LoadPath:
         ended = np.maximum(spans.ended, begun)
         times = np.concatenate([begun, ended])
         order = np.argsort(times, kind="stable")
-        places = np.empty(2 * num, np.int64)
-        places[order] = np.arange(2 * num)
+        places = np.argsort(order)
         self._begins, self._ends = places[:num], places[num:]
         change = np.where(order < num, 1.0, -1.0)
         # between one time and the next one; it counts for nothing where both are equal

@@ -6,7 +6,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _check
@@ -18,33 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PLAIN = (int, float)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimedWork:
-    """A function that `timed` decorates, and what is known of it.
-
-    Args:
-        name: of this kind of work.
-        returns: in a plan: a function of the call's arguments and `drawn`, or the value itself.
-        output_size: of the function's result; what it gives is drawn together with the seconds.
-        input_size: of the call's arguments; the seconds depend on what it gives.
-        worker: of the call's arguments: whose machine does it; None: a shared service does.
-    """
-
-    name: str
-    returns: Any = None
-    output_size: Callable[[Any], float] | None = None
-    input_size: Callable[..., float] | None = None
-    worker: Callable[..., int] | None = None
-
-
-def timed(
-    name: str,
-    *,
-    returns: Any = None,
-    output_size: Callable[[Any], float] | None = None,
-    input_size: Callable[..., float] | None = None,
-    worker: Callable[..., int] | None = None,
-) -> Callable[[F], F]:
+class timed:  # noqa: N801 - read as a decorator: `@timed("rollout")`
     """Time the calls of a function whose work is done outside of the program, or computed.
 
     While `record` or `TraceHook` records, each call is a span of this name. In a plan the function
@@ -74,41 +47,56 @@ def timed(
         async def rollout(prompt):
             return await client.generate(prompt)
     """
-    if callable(name):
-        raise TypeError(
-            "timed got a function; name the kind of work: @timed('rollout') in place of @timed"
-        )
-    _check.instance("name", name, str, "the name of this kind of work, such as 'rollout'")
-    if not name:
-        raise ValueError("name is ''; give the name of this kind of work, such as 'rollout'")
-    for which, fn in (("output_size", output_size), ("input_size", input_size), ("worker", worker)):
-        if fn is not None:
-            _check.function(which, fn, "a function that returns a number, or None")
-    if output_size is not None and input_size is not None:
-        raise ValueError(
-            f"timed({name!r}) got both input_size and output_size; give the one that its duration "
-            "depends on"
-        )
-    work = TimedWork(name, returns, output_size, input_size, worker)
 
-    def decorate(fn: F) -> F:
+    def __init__(
+        self,
+        name: str,
+        *,
+        returns: Any = None,
+        output_size: Callable[[Any], float] | None = None,
+        input_size: Callable[..., float] | None = None,
+        worker: Callable[..., int] | None = None,
+    ) -> None:
+        if callable(name):
+            raise TypeError(
+                "timed got a function; name the kind of work: @timed('rollout') in place of @timed"
+            )
+        self.name = _checked_name(name, "kind of work", "rollout")
+        self.returns, self.output_size, self.input_size = returns, output_size, input_size
+        self.worker = worker
+        for which in ("output_size", "input_size", "worker"):
+            if (fn := getattr(self, which)) is not None:
+                _check.function(which, fn, "a function that returns a number, or None")
+        if output_size is not None and input_size is not None:
+            raise ValueError(
+                f"timed({name!r}) got both input_size and output_size; give the one that its "
+                "duration depends on"
+            )
+
+    def __call__(self, fn: F) -> F:
+        """The function, with its calls timed."""
         _check.function("the decorated function", fn, "a function")
         if inspect.isclass(fn):
             raise TypeError(
-                f"timed({name!r}) decorates the class {fn.__qualname__}; decorate its method"
+                f"timed({self.name!r}) decorates the class {fn.__qualname__}; decorate its method"
             )
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
             raise TypeError(
-                f"timed({name!r}) decorates the generator {fn.__qualname__}; decorate the function "
-                "that makes one item"
+                f"timed({self.name!r}) decorates the generator {fn.__qualname__}; decorate the "
+                "function that makes one item"
             )
-        made: Any = _async_call(work, fn) if inspect.iscoroutinefunction(fn) else _call(work, fn)
+        made: Any = _async_call(self, fn) if inspect.iscoroutinefunction(fn) else _call(self, fn)
         return made  # type: ignore[no-any-return]
 
-    return decorate
+
+def _checked_name(name: str, of: str, example: str) -> str:
+    _check.instance("name", name, str, f"the name of the {of}, such as {example!r}")
+    if not name:
+        raise ValueError(f"name is ''; give the name of the {of}, such as {example!r}")
+    return name
 
 
-def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
+def _async_call(work: timed, fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> Any:
         if (recorder := current_recorder()) is None:
@@ -122,7 +110,7 @@ def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
+def _call(work: timed, fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         if (recorder := current_recorder()) is None:
@@ -150,7 +138,7 @@ class Call:
         self,
         recorder: Recorder,
         engine: Engine | None,
-        work: TimedWork,
+        work: timed,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
@@ -203,9 +191,7 @@ class span:  # noqa: N801 - read as a statement: `async with span("reward"):`
     __slots__ = ("_name", "_open")
 
     def __init__(self, name: str) -> None:
-        self._name = _check.instance("name", name, str, "the name of the block, such as 'reward'")
-        if not name:
-            raise ValueError("name is ''; give the name of the block, such as 'reward'")
+        self._name = _checked_name(name, "block", "reward")
         self._open: list[Span | None] = []
 
     def __enter__(self) -> None:

@@ -236,24 +236,21 @@ class Trace:
         work = [each.pick(each.is_on_session) for each in self.spans.get(Kind.WORK, {}).values()]
         if not any(len(each) for each in work):
             work = [self.find(STEP, Kind.RUN)]
-        busy = _outermost(Spans.joined(work))
+        busy = Spans.joined(work)
         if not total > 0:
             return math.nan
-        # sums of the same seconds differ by rounding
-        return max(0.0, 1.0 - _secs_within(busy, start, end) / total)
+        secs = sum(
+            _union_within(busy.pick(busy.track == track), start, end)
+            for track in np.unique(busy.track)
+        )
+        return max(0.0, 1.0 - secs / total)  # sums of the same seconds differ by rounding
 
 
-def _outermost(spans: Spans) -> Spans:
-    """Those that are in no other one of their track, as timed work may call other timed work."""
-    spans = spans.pick(np.lexsort((-spans.ended, spans.begun, spans.track)))
-    kept = np.ones(len(spans), np.bool_)
-    latest: dict[int, float] = {}
-    for place, (track, ended) in enumerate(
-        zip(spans.track.tolist(), spans.ended.tolist(), strict=True)
-    ):
-        kept[place] = ended > latest.get(track, -math.inf)
-        latest[track] = max(ended, latest.get(track, -math.inf))
-    return spans.pick(kept)
+def _union_within(spans: Spans, start: float, end: float) -> float:
+    """Seconds of a window in which one of these is under way, as timed work may call other work."""
+    begun, ended = np.clip(spans.begun, start, end), np.clip(spans.ended, start, end)
+    latest = np.maximum.accumulate(np.concatenate([[start], ended]))
+    return float(np.maximum(ended - np.maximum(begun, latest[:-1]), 0.0).sum())
 
 
 def _secs_within(spans: Spans, start: float, end: float) -> float:

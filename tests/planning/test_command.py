@@ -18,6 +18,7 @@ from asynchooks.cli import main
 from asynchooks.planning import Trace, plot_plan, record
 
 from . import program_of_sleeps
+from .program_of_sleeps import SECS
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -89,6 +90,9 @@ def test_the_json_has_intervals_that_grow_with_concurrency(
         assert each["rate"]["low"] <= each["rate"]["value"] <= each["rate"]["high"]
         assert each["secs"]["value"] == pytest.approx(500 / each["rate"]["value"])
         assert each["cost"] == pytest.approx(each["secs"])
+    of_rollouts = {each["name"]: each for each in found["services"]}["rollout"]
+    assert of_rollouts["num"] + of_rollouts["num_cut"] >= 120
+    assert min(SECS) <= of_rollouts["mean_secs"] <= of_rollouts["max_secs"]
     (check,) = found["recorded"]
     measured = Trace.read(recorded).figures()
     assert check["measured"]["rate"] == measured.rate

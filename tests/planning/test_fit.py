@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import time
 from dataclasses import replace
@@ -288,14 +287,6 @@ def test_a_service_is_one_readable_line() -> None:
     assert line.endswith("load 4 to 32")
 
 
-def test_a_description_is_json() -> None:
-    found = json.loads(json.dumps(fitted(batching(0, 4), batching(0, 32)).describe()))
-    assert found["dependence"] == "shared"
-    assert found["num_cut"] == 34
-    low, high = found["slowdown_interval"]
-    assert low < found["slowdown"] < high
-
-
 def test_a_kind_that_was_never_whole_is_named() -> None:
     cut = Spans.of(np.zeros(3), np.ones(3), is_cut=np.ones(3, np.bool_))
     with pytest.raises(PlanError, match=r"'rollout' takes is not known: all 3 spans were cut"):
@@ -368,4 +359,3 @@ def test_any_spans_are_fitted_with_finite_work(recordings: list[Spans], seed: in
             assert (each.size_law.ratios >= 0.0).all()
             assert min(each.size_law.base_secs, each.size_law.secs_per_unit) >= 0.0
         assert str(each)
-        json.dumps(each.describe())
