@@ -33,7 +33,6 @@ from ._errors import (
     DamagedCheckpointError,
     FeedError,
     FetchError,
-    GraphStackError,
     InputError,
     InputStateError,
     InputStructureError,
@@ -86,41 +85,38 @@ if TYPE_CHECKING:
     from . import testing as testing
     from . import tf as tf
     from ._version import __version__ as __version__
-    from .checkpoints import Mode as Mode
-    from .checkpoints import RandomStates as RandomStates
-    from .checkpoints import Retention as Retention
-    from .checkpoints import Saver as Saver
-    from .checkpoints import SnapshotSaver as SnapshotSaver
-    from .checkpoints import StateDictSaver as StateDictSaver
-    from .hooks import CheckpointSaverHook as CheckpointSaverHook
-    from .hooks import DataWaitHook as DataWaitHook
-    from .hooks import EarlyStoppingHook as EarlyStoppingHook
-    from .hooks import Evaluate as Evaluate
-    from .hooks import EvaluationHook as EvaluationHook
-    from .hooks import EventWriter as EventWriter
-    from .hooks import FeedFnHook as FeedFnHook
-    from .hooks import FeedHook as FeedHook
-    from .hooks import FinalOpsHook as FinalOpsHook
-    from .hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
-    from .hooks import HistoryHook as HistoryHook
-    from .hooks import InputPositionHook as InputPositionHook
-    from .hooks import LoggingTensorHook as LoggingTensorHook
-    from .hooks import LoopLag as LoopLag
-    from .hooks import LoopLagHook as LoopLagHook
-    from .hooks import Metric as Metric
-    from .hooks import MetricsHook as MetricsHook
-    from .hooks import NanTensorHook as NanTensorHook
-    from .hooks import OnStall as OnStall
-    from .hooks import PreemptionHook as PreemptionHook
-    from .hooks import ProgressHook as ProgressHook
-    from .hooks import StallHook as StallHook
-    from .hooks import StepCounterHook as StepCounterHook
-    from .hooks import StopAtStepHook as StopAtStepHook
-    from .hooks import SummarySaverHook as SummarySaverHook
-    from .hooks import SummaryWriter as SummaryWriter
-    from .hooks import TimeLimitHook as TimeLimitHook
-    from .hooks import TraceHook as TraceHook
-    from .hooks import WhenBusy as WhenBusy
+    from .checkpoints import Mode, RandomStates, Retention, Saver, SnapshotSaver, StateDictSaver
+    from .hooks import (
+        CheckpointSaverHook,
+        DataWaitHook,
+        EarlyStoppingHook,
+        Evaluate,
+        EvaluationHook,
+        EventWriter,
+        FeedFnHook,
+        FeedHook,
+        FinalOpsHook,
+        GlobalStepWaiterHook,
+        HistoryHook,
+        InputPositionHook,
+        LoggingTensorHook,
+        LoopLag,
+        LoopLagHook,
+        Metric,
+        MetricsHook,
+        NanTensorHook,
+        OnStall,
+        PreemptionHook,
+        ProgressHook,
+        StallHook,
+        StepCounterHook,
+        StopAtStepHook,
+        SummarySaverHook,
+        SummaryWriter,
+        TimeLimitHook,
+        TraceHook,
+        WhenBusy,
+    )
     from .tf import ChiefSessionCreator as ChiefSessionCreator
     from .tf import ClusterTask as ClusterTask
     from .tf import HooksCallback as HooksCallback
@@ -132,39 +128,43 @@ if TYPE_CHECKING:
     from .tf import WorkerSessionCreator as WorkerSessionCreator
     from .tf import sync_hook as sync_hook
 else:  # type checkers shall see the names above, and no others
+    _rooms = (
+        "adapters",
+        "data",
+        "distributed",
+        "metrics",
+        "planning",
+        "protocols",
+        "simulation",
+        "testing",
+    )
+    _names = {
+        **dict.fromkeys(_rooms, ()),
+        "checkpoints": (
+            "Mode",
+            "RandomStates",
+            "Retention",
+            "Saver",
+            "SnapshotSaver",
+            "StateDictSaver",
+        ),
+        "hooks": _hook_names,
+        "tf": (
+            "ChiefSessionCreator",
+            "ClusterTask",
+            "HooksCallback",
+            "MonitoredTrainingSession",
+            "ProfilerHook",
+            "Scaffold",
+            "SingularMonitoredSession",
+            "TensorFlowSaver",
+            "WorkerSessionCreator",
+            "sync_hook",
+        ),
+        "_version": ("__version__",),
+    }
     __getattr__, __dir__ = later(
-        __name__,
-        {
-            "adapters": "adapters",
-            "checkpoints": "checkpoints",
-            "data": "data",
-            "distributed": "distributed",
-            "hooks": "hooks",
-            **dict.fromkeys(_hook_names, "hooks"),
-            "metrics": "metrics",
-            "planning": "planning",
-            "protocols": "protocols",
-            "simulation": "simulation",
-            "testing": "testing",
-            "tf": "tf",
-            "__version__": "_version",
-            "Mode": "checkpoints",
-            "RandomStates": "checkpoints",
-            "Retention": "checkpoints",
-            "Saver": "checkpoints",
-            "SnapshotSaver": "checkpoints",
-            "StateDictSaver": "checkpoints",
-            "ChiefSessionCreator": "tf",
-            "ClusterTask": "tf",
-            "HooksCallback": "tf",
-            "MonitoredTrainingSession": "tf",
-            "ProfilerHook": "tf",
-            "Scaffold": "tf",
-            "SingularMonitoredSession": "tf",
-            "TensorFlowSaver": "tf",
-            "WorkerSessionCreator": "tf",
-            "sync_hook": "tf",
-        },
+        __name__, {name: room for room, names in _names.items() for name in (room, *names)}
     )
 
 
@@ -206,7 +206,6 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "GlobalStep",
     "GlobalStepStatistics",
     "GlobalStepWaiterHook",
-    "GraphStackError",
     "HistoryHook",
     "InputError",
     "InputPositionHook",

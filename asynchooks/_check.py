@@ -94,8 +94,8 @@ def number(
         raise TypeError(f"{name} is {shown(value)}; give {expected}")
     try:
         result = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        result = math.inf
+    except OverflowError:  # of an integer or a fraction
+        result = math.inf if value > 0 else -math.inf  # type: ignore[operator]
     in_range = least <= result <= most and (result > above or above == -math.inf)
     if not in_range or (finite and math.isinf(result)):
         raise ValueError(f"{name} is {shown(value)}; give {expected}")

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Awaitable, Iterator
 from enum import Enum
-from itertools import groupby
 from types import TracebackType
 from typing import Any
 
@@ -19,11 +18,9 @@ logger = logging.getLogger("asynchooks")
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 _MAX_NOTES = 3
-_NUM_NOTES = "asynchooks_num_notes"
-"""The attribute of an error that says how many notes it was to be given."""
+_NOTED = "_asynchooks_noted"
+"""The attribute of an error with all notes that it was to be given, also those only counted."""
 _AS_ITSELF = "_asynchooks_as_itself"
-_NOTED_ONCE = "asynchooks_noted_once"
-"""The attribute with those that `note_once` was to add, also where they are only counted."""
 
 
 class StopTraining(Exception):  # noqa: N818 - like StopIteration, it is no error
@@ -52,10 +49,6 @@ class PreemptionError(RuntimeError):
     and runs again, as it does for TensorFlow's `AbortedError` and `UnavailableError`, and for an
     exception group of nothing but such errors.
     """
-
-
-class GraphStackError(RuntimeError):
-    """A hook's fault: it held a default graph (`with graph.as_default():`) across an `await`."""
 
 
 class LateVariableError(RuntimeError):
@@ -137,9 +130,65 @@ class MetricError(ValueError):
     """The model's fault: a metric by which something is decided is missing, or is no number."""
 
 
+class InputError(RuntimeError):
+    """The input of training is not what it should be, or cannot be read."""
+
+
+class InputStructureError(InputError, ValueError):
+    """Items do not fit together, or not to what they are fed to."""
+
+
+class InputStateError(InputError, ValueError):
+    """A position in the input cannot be saved, or is none of this pipeline."""
+
+
+class ClusterError(ValueError):
+    """The operator's fault: a process does not fit into its cluster, or cannot reach it."""
+
+
+class TraceError(ValueError):
+    """A file is no trace that can be read, or holds too little, or files do not belong together."""
+
+
+class SimulationError(RuntimeError):
+    """A simulation cannot go on, or was asked for what it cannot do."""
+
+
+class DeadlockError(SimulationError):
+    """Tasks wait in virtual time, and nothing is left that could wake them.
+
+    Crashes that repeat for ever count as nothing where they are seen to change nothing.
+    """
+
+
+class LivelockError(SimulationError):
+    """A task goes on for ever at one virtual time, or a training without an update."""
+
+
+class ForeignAwaitError(SimulationError):
+    """The turbo backend met an await of another library."""
+
+
+class OutsideWorkError(SimulationError):
+    """A simulated program does real I/O, or really sleeps, without having declared it."""
+
+
+class DeterminismError(SimulationError):
+    """Runs of one simulation with one seed differ."""
+
+
+class PlanError(RuntimeError):
+    """A program cannot be planned, or its plan does not hold for what was recorded."""
+
+
 def tensorflow_errors() -> Any:
     """`tensorflow.errors` when TensorFlow is loaded, else None."""
     return getattr(sys.modules.get("tensorflow"), "errors", None)
+
+
+def _tensorflow_types(*names: str) -> tuple[type[BaseException], ...]:
+    errors = tensorflow_errors()
+    return () if errors is None else tuple(getattr(errors, name) for name in names)
 
 
 def tensorflow_train() -> Any:
@@ -168,9 +217,8 @@ def is_preemption(error: BaseException | None) -> bool:
     """
     if error is None or is_stop(error):
         return False
-    errors = tensorflow_errors()
-    lost = () if errors is None else (errors.AbortedError, errors.UnavailableError)
-    curable = (PreemptionError, *lost)
+    curable: tuple[type[BaseException], ...]
+    curable = (PreemptionError, *_tensorflow_types("AbortedError", "UnavailableError"))
     return all(is_stop(each) or isinstance(each, curable) for each in leaves_of(error))
 
 
@@ -190,8 +238,7 @@ def as_stop(error: BaseException) -> BaseException:
 
 def out_of_range_types() -> tuple[type[BaseException], ...]:
     """The types by which an input queue says that it has ended: TensorFlow's, once loaded."""
-    errors = tensorflow_errors()
-    return () if errors is None else (errors.OutOfRangeError,)
+    return _tensorflow_types("OutOfRangeError")
 
 
 def is_clean_end(error: BaseException | None) -> bool:
@@ -243,23 +290,25 @@ def add_note(error: BaseException, note: str) -> None:
 
     Those are in the log. What others have noted stays, and does not count.
     """
-    num_before = error.__dict__.get(_NUM_NOTES, 0)
-    error.__dict__[_NUM_NOTES] = num_before + 1
-    num_more = num_before + 1 - _MAX_NOTES
+    noted: list[str] = error.__dict__.setdefault(_NOTED, [])
+    noted.append(note)
+    num_more = len(noted) - _MAX_NOTES
     if num_more <= 0:
         error.add_note(note)
         return
     logger.error("A further note on %r: %s", error, note)
+    before, now = (f"and {num} more note{'s' * (num != 1)}" for num in (num_more - 1, num_more))
     notes: list[str] = getattr(error, "__notes__", [])
-    said = _more_notes(num_more - 1)
-    if said in notes:
-        notes[notes.index(said)] = _more_notes(num_more)
+    if before in notes:
+        notes[notes.index(before)] = now
     else:
-        error.add_note(_more_notes(num_more))
+        error.add_note(now)
 
 
-def _more_notes(num: int) -> str:
-    return f"and {num} more note{'s' * (num != 1)}"
+def note_once(error: BaseException, note: str) -> None:
+    """Add a note, unless it was added before: several may meet the same error."""
+    if note not in (*error.__dict__.get(_NOTED, ()), *getattr(error, "__notes__", ())):
+        add_note(error, note)
 
 
 def leave_as_itself(error: BaseException) -> BaseException:
@@ -273,14 +322,6 @@ def leave_as_itself(error: BaseException) -> BaseException:
 
 def leaves_as_itself(error: BaseException) -> bool:
     return any(_AS_ITSELF in each.__dict__ for each in leaves_of(error))
-
-
-def note_once(error: BaseException, note: str) -> None:
-    """Add a note, unless it was added before: several may meet the same error."""
-    noted: set[str] = error.__dict__.setdefault(_NOTED_ONCE, set())
-    if note not in noted and note not in getattr(error, "__notes__", ()):
-        noted.add(note)
-        add_note(error, note)
 
 
 def call_text(made: object, **arguments: object) -> str:
@@ -310,21 +351,18 @@ def shorten_traceback(error: BaseException) -> None:
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    rows = [list(row) for _, row in groupby(entries, _is_ours)]
-    if not any(len(row) > 2 and _is_ours(row[0]) for row in rows[:-1]):
-        return
+    is_ours = [each.tb_frame.f_code.co_filename.startswith(_OURS) for each in entries]
+    last = max((place for place, ours in enumerate(is_ours) if not ours), default=-1)
+    kept = [
+        each
+        for place, each in enumerate(entries)
+        if place > last or is_ours[place - 1 : place + 2] != [True, True, True]
+    ]
     shortened = None
-    for place, row in reversed(list(enumerate(rows))):
-        if _is_ours(row[0]) and place < len(rows) - 1:
-            row = [row[0], row[-1]] if len(row) > 1 else row
-        for entry in reversed(row):
-            frame, instruction, line = entry.tb_frame, entry.tb_lasti, entry.tb_lineno
-            shortened = TracebackType(shortened, frame, instruction, line)
-    error.__traceback__ = shortened
-
-
-def _is_ours(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith(_OURS)
+    if len(kept) < len(entries):
+        for each in reversed(kept):
+            shortened = TracebackType(shortened, each.tb_frame, each.tb_lasti, each.tb_lineno)
+        error.__traceback__ = shortened
 
 
 def is_thrown_away(error: BaseException) -> bool:
@@ -346,54 +384,3 @@ async def raised_by(awaitable: Awaitable[object]) -> BaseException | None:
             raise
         return error
     return None
-
-
-class InputError(RuntimeError):
-    """The input of training is not what it should be, or cannot be read."""
-
-
-class InputStructureError(InputError, ValueError):
-    """Items do not fit together, or not to what they are fed to."""
-
-
-class InputStateError(InputError, ValueError):
-    """A position in the input cannot be saved, or is none of this pipeline."""
-
-
-class ClusterError(ValueError):
-    """The operator's fault: a process does not fit into its cluster, or cannot reach it."""
-
-
-class TraceError(ValueError):
-    """A file is no trace that can be read, or holds too little, or files do not belong together."""
-
-
-class SimulationError(RuntimeError):
-    """A simulation cannot go on, or was asked for what it cannot do."""
-
-
-class DeadlockError(SimulationError):
-    """Tasks wait in virtual time, and nothing is left that could wake them.
-
-    Crashes that repeat for ever count as nothing where they are seen to change nothing.
-    """
-
-
-class LivelockError(SimulationError):
-    """A task goes on for ever at one virtual time, or a training without an update."""
-
-
-class ForeignAwaitError(SimulationError):
-    """The turbo backend met an await of another library."""
-
-
-class OutsideWorkError(SimulationError):
-    """A simulated program does real I/O, or really sleeps, without having declared it."""
-
-
-class DeterminismError(SimulationError):
-    """Runs of one simulation with one seed differ."""
-
-
-class PlanError(RuntimeError):
-    """A program cannot be planned, or its plan does not hold for what was recorded."""

@@ -6,8 +6,7 @@ It configures nothing: it adds no handler and sets no level, neither at the impo
 from __future__ import annotations
 
 import logging
-import sys
-from typing import Any, TextIO
+from typing import Any
 
 logger = logging.getLogger("asynchooks")
 
@@ -61,22 +60,20 @@ def show(
 ) -> None:
     """Log at level INFO what a hook was asked to print.
 
-    Where logging is not configured, the line goes to standard error instead, behind its step, as
-    warnings do by `logging.lastResort`: that one drops INFO.
+    Where logging is not configured, the line goes to standard error, behind its step, by
+    `logging.lastResort`, which writes warnings there and would not be asked for INFO.
 
     Args:
         says_step: whether the message names the step itself.
     """
     if _is_configured():
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        extra = fields(hook, step=step, worker=worker)
-        logger.info(message, *args, extra=extra, stacklevel=2)
+        logger.info(message, *args, extra=fields(hook, step=step, worker=worker), stacklevel=2)
         return
     labels = [] if worker is None else [f"worker {worker}"]
     labels += [] if says_step else [f"step {step}"]
     prefix = f"{', '.join(labels)}: " if labels else ""
-    _STDERR.handle(logging.makeLogRecord({"msg": prefix + message, "args": args}))
+    assert logging.lastResort is not None
+    logging.lastResort.handle(logging.makeLogRecord({"msg": prefix + message, "args": args}))
 
 
 def _is_configured() -> bool:
@@ -91,17 +88,3 @@ def _is_configured() -> bool:
         or logger.manager.disable >= logging.INFO  # logging.disable
         or logging.lastResort is None  # the program wants no output by default
     )
-
-
-class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at that moment: progress displays and tests replace it."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)  # StreamHandler's would set the stream
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
-_STDERR = _StandardError()

@@ -43,6 +43,12 @@ def test_what_is_no_number_is_a_type_error(value: object) -> None:
         _check.number("rate", value)
 
 
+def test_an_integer_beyond_all_floats_is_infinite_with_its_sign() -> None:
+    assert _check.number("rate", 10**400, least=0, finite=False) == math.inf
+    with pytest.raises(ValueError, match="^rate is -1000.*; give a finite number$"):
+        _check.number("rate", -(10**400), least=0, finite=False)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
 def test_a_number_is_finite_unless_infinities_are_allowed(value: float) -> None:
     with pytest.raises(ValueError, match="^rate is .*; give a finite number$"):

@@ -36,7 +36,7 @@ FOREIGN = {
         "_tracing/_opentelemetry.py", "_tracing/_recorder.py",  # processor time
         "metrics/_event_files.py", "metrics/_outlet.py",
         "metrics/_tensorboard.py", "planning/_child.py",  # of a child alone
-        "planning/_record.py", "distributed/_served.py",  # processor time
+        "planning/_record.py",  # processor time
     ],
 }  # fmt: skip
 """Where other libraries may be imported: event loops and clocks behind the engine alone."""

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import argument, numeric, positive
+from . import argument, number, plot_file, positive
+from .output import check_rich, progress
 from .plan_program import load_program
-from .plan_settings import Target, parse_setting, parse_target, products
+from .plan_settings import parse_setting, parse_target
 
 if TYPE_CHECKING:
-    from ..planning import Plan
-    from .plan_output import Row
+    from ..planning import Plan, Prediction
 
 SUMMARY = "Predict what a recorded program does at other settings, in virtual time."
 DESCRIPTION = """\
-Read records of real runs, run the same program in virtual time at other settings, with durations \
-drawn from the records, and print what each would give: updates per second, staleness, idle share, \
-seconds and cost, each with a 90 % interval. The recorded settings are predicted first, beside \
-what was measured.
+Read records of real runs, run the same program in virtual time at other
+settings, with durations drawn from the records, and print what each would
+give: updates per second, staleness, idle share, seconds and cost, each with a
+90 % interval. The recorded settings are predicted first, beside what was
+measured.
 
-TRACE is a file that record(...) or TraceHook has written. Several are several runs.
+TRACE is a file that record(...) or TraceHook has written. Several are several
+runs.
 
-VALUES are numbers, true, false, none or texts with commas between them, or ranges: 8..64 doubles \
-from 8 to 64, and 1..9..2 goes by 2."""
+VALUES are numbers, true, false, none or texts with commas between them, or
+ranges: 8..64 doubles from 8 to 64, and 1..9..2 goes by 2."""
 EPILOG = """\
 examples:
 Predict a learner with 8, 16, 32 and 64 rollouts at a time:
@@ -43,39 +46,75 @@ Print JSON in place of the table:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="Read this record of a run.")
-    what = parser.add_argument_group("program and settings").add_argument
-    what("--program", metavar="FILE:NAME", required=True,
+    add = parser.add_argument_group("program and settings").add_argument
+    add(
+        "--program",
+        metavar="FILE:NAME",
+        required=True,
         help="Run this async function, of learner.py:main or package.module:main, whose module is "
         "imported: keep what starts a real run under `if __name__ == '__main__':`. What it prints "
         "goes to stderr.",
-    )  # fmt: skip
-    what("--set", dest="settings", action="append", default=[], type=argument(parse_setting),
+    )
+    add(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        type=argument(parse_setting),
         metavar="NAME=VALUES",
         help="Predict these values of an argument of the program. Several --set are combined.",
-    )  # fmt: skip
-    how = parser.add_argument_group("predictions").add_argument
-    how("--runs", type=numeric(int, 2, "a whole number >= 2"), default=4, metavar="N",
-        help="Run each setting N times (default: 4).")  # fmt: skip
-    how("--seed", type=numeric(int, 0, "a whole number >= 0"), default=0, metavar="N",
-        help="Draw all random numbers from this seed (default: 0).")  # fmt: skip
-    how("--processes", type=positive, metavar="N",
-        help="Predict in N processes (default: one for each core).")  # fmt: skip
-    how("--allow-mismatch", action="store_true",
-        help="Print the table even if the recorded settings are missed.")  # fmt: skip
-    shown = parser.add_argument_group("output").add_argument
-    shown("--updates", type=positive, default=1000, metavar="N",
-        help="Print seconds and cost of N updates (default: 1000).")  # fmt: skip
-    shown("--price", type=numeric(float, 0, "a finite number >= 0"), metavar="PRICE",
-        help="Print the cost at this price an hour.")  # fmt: skip
-    shown("--target", type=argument(parse_target), metavar="FIGURE<=VALUE",
+    )
+    add = parser.add_argument_group("predictions").add_argument
+    add(
+        "--runs",
+        type=number(int, "a whole number >= 2", 2),
+        default=4,
+        metavar="N",
+        help="Run each setting N times (default: 4).",
+    )
+    add(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="Predict in N processes (default: one for each core).",
+    )
+    add(
+        "--allow-mismatch",
+        action="store_true",
+        help="Print the table even if the recorded settings are missed.",
+    )
+    add = parser.add_argument_group("output").add_argument
+    add(
+        "--updates",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="Print seconds and cost of N updates (default: 1000).",
+    )
+    add(
+        "--price",
+        type=number(float, "a finite number >= 0"),
+        metavar="PRICE",
+        help="Print the cost at this price an hour.",
+    )
+    add(
+        "--target",
+        type=argument(parse_target),
+        metavar="FIGURE<=VALUE",
         help="Name the best setting whose staleness, max_staleness or idle_share is at most this, "
         "by the upper end of its interval (default: the one with the highest rate).",
-    )  # fmt: skip
-    shown("--plot", metavar="PATH",
-        help="Write a plot of rate and staleness as .png, .svg or .pdf. This needs the extra "
-        "plot.")  # fmt: skip
-    shown("--json", action="store_true",
-        help="Print JSON instead of the table, which needs the extra cli.")  # fmt: skip
+    )
+    add(
+        "--plot",
+        type=plot_file,
+        metavar="PATH",
+        help="Write a plot of rate and staleness as .png, .svg or .pdf. This needs the extra plot.",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="Print JSON instead of the table, which needs the extra cli.",
+    )
 
 
 def checked(options: argparse.Namespace) -> Callable[[], int]:
@@ -83,111 +122,94 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
 
     Raises:
         ValueError: arguments do not go together, or a trace cannot be read.
-        ImportError: an extra is missing, or the program cannot be imported.
-        OSError: a file cannot be read or written.
+        ImportError: the table cannot be printed, or the program cannot be imported.
+        OSError: a file cannot be read.
     """
     from ..planning import Plan
-    from ..simulation.output._plots import check_format, check_matplotlib
-    from ..simulation.output._whole_file import check_writable
 
     if not options.json:
-        try:
-            import rich  # noqa: F401
-        except ImportError:
-            raise ImportError(
-                "the table needs rich, which is not installed; pip install 'asynchooks[cli]', or "
-                "give --json"
-            ) from None
-    if options.plot is not None:
-        check_format(options.plot)
-        check_matplotlib()
-        check_writable(options.plot)
-    names = [name for name, _ in options.settings]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(
-            f"--set gives {sorted(twice)[0]!r} twice; give all its values once, with commas"
-        )
-    return partial(_run, options, Plan.read(*options.traces), load_program(options.program))
+        check_rich()
+    values: dict[str, list[Any]] = {}
+    for name, each in options.settings:
+        if name in values:
+            raise ValueError(f"--set gives {name!r} twice; give all its values once, with commas")
+        values[name] = each
+    settings = [
+        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+    ]
+    plan = Plan.read(*options.traces)
+    return partial(_run, options, plan, load_program(options.program), settings)
 
 
-def _run(options: argparse.Namespace, plan: Plan, main: Any) -> int:
-    from ..planning import PlanError
+def _run(
+    options: argparse.Namespace, plan: Plan, main: Any, settings: Sequence[Mapping[str, Any]]
+) -> int:
+    """Check the plan by the recorded settings, predict the others, and print all of it.
+
+    The exit code is 1 if there is no prediction at all.
+    """
+    from ..planning import PlanError, Prediction, plot_plan
     from ..planning._runs import Program
-    from .plan_output import Result, print_json, print_recorded, print_result, progress
+    from .plan_output import Answer, print_recorded
 
-    settings = products(options.settings)
     try:
         Program.of(main, plan.traces[0].settings, settings[0])
     except TypeError as error:
         raise PlanError(str(error)) from error
     with redirect_stdout(sys.stderr):  # what the program prints is no part of the table or JSON
-        checks = plan.checks(main, options.runs, options.seed)
+        checks = plan.checks(main, options.runs)
     missed = [each for each in checks if each.is_mismatch]
     if not options.json:
         print_recorded(plan, checks)
     if missed and not options.allow_mismatch:
         if options.json:
-            print_json(Result(plan, checks, [], None, options.target, options.updates, None))
+            Answer(options, plan, checks, []).print()
         raise PlanError(
             "the recorded settings are missed by more than 10 % beyond chance, so no table is "
             f"printed. {missed[0].reasons()}. --allow-mismatch prints it anyway"
         )
-    with progress(len(settings)) as done, redirect_stdout(sys.stderr):
-        rows = _rows(options, plan, main, settings, done)
-    best = _best(rows, options.target)
-    result = Result(plan, checks, rows, best, options.target, options.updates, options.price)
+    with progress("settings", len(settings)) as show, redirect_stdout(sys.stderr):
+        found = _predictions(options, plan, main, settings, show)
+    predictions = [each for each in found if isinstance(each, Prediction)]
     if options.plot is not None:
-        from ..planning._plot import plot_plan
-
-        predictions = [each.prediction for each in rows if each.prediction is not None]
         plot_plan(options.plot, predictions, checks)
-    if options.json:
-        print_json(result)
-    else:
-        print_result(result)
-    with suppress(ValueError):  # stdout is closed
-        sys.stdout.flush()
-    return 0 if any(each.prediction is not None for each in rows) else 1
+    Answer(options, plan, checks, list(zip(settings, found, strict=True))).print()
+    return 0 if predictions else 1
 
 
-def _rows(
+def _predictions(
     options: argparse.Namespace,
     plan: Plan,
     main: Any,
-    settings: Sequence[dict[str, Any]],
-    done: Callable[[], object],
-) -> list[Row]:
+    settings: Sequence[Mapping[str, Any]],
+    show: Callable[[float], object],
+) -> list[Prediction | str]:
     """A prediction of each setting, or its error, whatever the number of processes.
 
     Each is made in a process of its own, which a thread here waits for.
 
     Args:
-        done: called as each setting is done.
+        show: called with how many are done.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, which ends the processes as well.
     """
     from ..planning._child import kill_children
     from ..simulation._pool import num_cores
-    from .plan_output import Row
 
-    def row(own: dict[str, Any]) -> Row:
+    def predicted(own: Mapping[str, Any]) -> Prediction | str:
         try:
-            found = plan.predict(
-                main, num_runs=options.runs, seed=options.seed,
-                allow_mismatch=options.allow_mismatch, **own,
-            )  # fmt: skip
+            return plan.predict(
+                main, num_runs=options.runs, allow_mismatch=options.allow_mismatch, **own
+            )
         except Exception as error:  # all are shown alike
-            return Row(own, None, f"{type(error).__name__}: {error}")
-        return Row(own, found, None)
+            return f"{type(error).__name__}: {error}"
 
     pool = ThreadPoolExecutor(options.processes or num_cores())
     try:
-        futures = [pool.submit(row, each) for each in settings]
-        for each in as_completed(futures):
-            each.result()
-            done()
+        futures = [pool.submit(predicted, each) for each in settings]
+        for num_done, _ in enumerate(as_completed(futures), 1):
+            show(num_done)
         return [each.result() for each in futures]
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -195,13 +217,3 @@ def _rows(
         raise
     finally:
         pool.shutdown()
-
-
-def _best(rows: Sequence[Row], target: Target | None) -> Row | None:
-    """The one with the highest rate of those that keep the target."""
-    kept = [
-        each
-        for each in rows
-        if each.prediction is not None and (target is None or target.is_kept(each.prediction))
-    ]
-    return max(kept, key=lambda row: row.prediction.rate.value, default=None)  # type: ignore[union-attr]

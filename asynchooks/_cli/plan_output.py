@@ -1,168 +1,58 @@
-"""What `asynchooks plan` prints."""
+"""What `asynchooks plan` prints: what was recorded, and the answer."""
 
 from __future__ import annotations
 
-import json
+import argparse
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ..planning import Check, Estimate, Plan, Prediction, Service
-    from .plan_settings import Target
+from ..planning import Check, Estimate, Plan, Prediction, Service
+from .output import figure, print_json, print_table
 
-_WIDTH = 200
-"""Columns, where there is no terminal that could be too narrow."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One setting, and what became of it."""
-
-    settings: dict[str, Any]
-    prediction: Prediction | None
-    error: str | None
-
-
-@dataclass(frozen=True)
-class Result:
-    """All that the command prints."""
-
-    plan: Plan
-    checks: Sequence[Check]
-    rows: Sequence[Row]
-    best: Row | None
-    target: Target | None
-    num_updates: int
-    price: float | None
+_FIGURES = {
+    "rate": "updates/s",
+    "staleness": "staleness",
+    "max_staleness": "max",
+    "idle_share": "idle",
+}
+"""The figures of every prediction, and their titles."""
 
 
 def print_recorded(plan: Plan, checks: Sequence[Check]) -> None:
     """What was recorded, how it was fitted, and the recorded settings beside the plan's."""
-    console = _console()
-    table = _table("recorded", "spans", "mean", "99 % below", "dependence", "load")
-    for name, service in plan.services.items():
-        about = _about(service)
-        table.add_row(
-            name, f"{about['num']:,}", _secs(about["mean_secs"]), _secs(about["p99_secs"]),
-            service.law_words(), f"{about['load'][0]:.0f} to {about['load'][1]:.0f}",
-        )  # fmt: skip
-    console.print(table)
+    rows, notes = [], []
     for service in plan.services.values():
-        for note in service.notes:
-            console.print(f"{service.name}: {note}", soft_wrap=True, markup=False, highlight=False)
+        about = _describe(service)
+        millis = [f"{about[name] * 1e3:.4g}" for name in ("mean_secs", "p99_secs")]
+        load = "{:.0f} to {:.0f}".format(*about["load"])
+        rows.append([service.name, service.law_words(), f"{about['num']:,}", *millis, load])
+        notes += [f"{service.name}: {each}" for each in service.notes]
+    titles = ["recorded", "dependence", "spans", "mean ms", "99 % below ms", "load"]
+    print_table(titles, rows, num_left=2)
+    print(*notes, "", sep="\n")
+    rows = []
     for check in checks:
-        table = _table("recorded settings", "measured", "predicted (90 %)", "off")
-        for name, label in (("rate", "updates/s"), ("staleness", "staleness")):
+        for name in ("rate", "staleness"):
             measured, estimate = getattr(check.measured, name), getattr(check.prediction, name)
             if not math.isnan(measured):
                 off = f"{measured / estimate.value - 1:+.1%}" if estimate.value > 0 else ""
-                table.add_row(label, f"{measured:.4g}", _shown(estimate), off)
-        console.print()
-        console.print(_named(check.prediction.settings), markup=False, highlight=False)
-        console.print(table)
-    if not checks:
-        console.print(
-            "\nThe recorded settings are not known, so the plan is not checked against them: "
-            "record(path, settings={...}) keeps them.", soft_wrap=True,
-        )  # fmt: skip
-
-
-def print_result(result: Result) -> None:
-    """A row for each setting, the reasons behind, and the best one."""
-    console = _console()
-    names = list(dict.fromkeys(name for row in result.rows for name in row.settings))
-    titles = ["updates/s", "idle", f"s to {result.num_updates:,}"]
-    if has_staleness := _is_known("staleness", result):
-        titles[1:1] = ["staleness", "max"]
-    if result.price is not None:
-        titles.append("cost")
-    table = _table(*names, *titles, "")
-    reasons: list[str] = []
-    for row in result.rows:
-        own = [_value(row.settings.get(name)) for name in names]
-        if row.prediction is None:
-            reasons.append(str(row.error))
-            blank = [""] * len(titles)
-            table.add_row(*own, *blank, f"failed [{len(reasons)}]".replace("[", "\\["))
-            continue
-        estimates = _estimates(row.prediction, result)
-        if not has_staleness:
-            del estimates[1:3]
-        shown = [_shown(each) for each in estimates]
-        mark = ""
-        if row.prediction.is_extrapolated:
-            text = "; ".join(row.prediction.notes)
-            if text not in reasons:
-                reasons.append(text)
-            mark = f"EXTRAPOLATED \\[{reasons.index(text) + 1}]"
-        table.add_row(*own, *shown, mark, style="bold" if row is result.best else None)
-    console.print()
-    console.print(table)
-    for place, reason in enumerate(reasons, 1):
-        console.print(f"[{place}] {reason}", soft_wrap=True, markup=False, highlight=False)
-    console.print(_about_best(result), soft_wrap=True, markup=False, highlight=False)
-
-
-def _is_known(figure: str, result: Result) -> bool:
-    """Whether a planned setting has this figure, or none has any."""
-    values = [
-        getattr(row.prediction, figure).value for row in result.rows if row.prediction is not None
-    ]
-    return not values or not all(math.isnan(each) for each in values)
-
-
-def _about_best(result: Result) -> str:
-    within = f" with {result.target}" if result.target is not None else ""
-    row = result.best
-    if row is None or row.prediction is None:
-        if result.target is not None and not _is_known(result.target.figure, result):
-            return (
-                f"There is no setting{within}: {result.target.figure} is not known of this "
-                "program. Only rollouts(...) and parameter servers measure staleness."
-            )
-        return f"There is no setting{within}."
-    beyond = ""
-    if row.prediction.is_extrapolated:
-        beyond = (
-            ", beyond what was recorded. Record a run at or near this setting, too, and give "
-            "both traces: that makes its interval narrow"
+                own = [_named(check.prediction.settings), _FIGURES[name]]
+                rows.append([*own, f"{measured:.4g}", _shown(estimate), off])
+    if rows:
+        titles = ["recorded settings", "figure", "measured", "predicted (90 %)", "off"]
+        print_table(titles, rows, num_left=2)
+    else:
+        print(
+            "The recorded settings are not known, so the plan is not checked against them: "
+            "record(path, settings={...}) keeps them."
         )
-    return (
-        f"Best{within}: {_named(row.settings)} with {_shown(row.prediction.rate)} "
-        f"updates/s{beyond}."
-    )
 
 
-def print_json(result: Result) -> None:
-    """One object: what was recorded, the recorded settings, the rows and the best of them."""
-    print(
-        json.dumps(
-            {
-                "services": [_about(each) for each in result.plan.services.values()],
-                "recorded": [
-                    {
-                        "settings": _plain(each.prediction.settings),
-                        "measured": _finite(each.measured._asdict()),
-                        "predicted": _figures(each.prediction),
-                        "is_mismatch": each.is_mismatch,
-                    }
-                    for each in result.checks
-                ],
-                "settings": [_row(each, result) for each in result.rows],
-                "best": None if result.best is None else _plain(result.best.settings),
-                "target": None if result.target is None else str(result.target),
-            }
-        )
-    )
-
-
-def _about(service: Service) -> dict[str, Any]:
+def _describe(service: Service) -> dict[str, Any]:
     """What was fitted, for JSON: seconds, and None for what there is none of."""
     law, (low, high) = service.size_law, service.size_range()
     dependence = service.dependence
@@ -191,106 +81,138 @@ def _about(service: Service) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, result: Result) -> dict[str, Any]:
-    if row.prediction is None:
-        return {"settings": _plain(row.settings), "error": row.error}
-    prediction = row.prediction
-    found = {
-        "settings": _plain(row.settings),
-        **_figures(prediction),
-        "secs": _interval(prediction.secs_to(result.num_updates)),
-        "num_updates": result.num_updates,
-        "is_extrapolated": prediction.is_extrapolated,
-        "notes": list(prediction.notes),
-    }
-    if result.price is not None:
-        found["cost"] = _interval(prediction.cost(result.num_updates, result.price))
-    return found
+@dataclass(frozen=True)
+class Answer:
+    """What the settings that were asked for would give, as the options want it shown."""
+
+    options: argparse.Namespace
+    plan: Plan
+    checks: Sequence[Check]
+    rows: Sequence[tuple[Mapping[str, Any], Prediction | str]]
+    """Of each setting the prediction, or what has failed, in words."""
+
+    def print(self) -> None:
+        """Print JSON or the table."""
+        if self.options.json:
+            self._print_json()
+        else:
+            self._print_table()
+
+    def _print_table(self) -> None:
+        """A row for each setting, the reasons behind, and the best one."""
+        best = self._best()
+        rows, bold = [], None
+        reasons: dict[str, int] = {}  # the number of each
+        for settings, found in self.rows:
+            if isinstance(found, str):
+                mark, reason, estimates = "failed", found, [""] * 6
+            else:
+                mark = "EXTRAPOLATED" if found.is_extrapolated else ""
+                reason = "; ".join(found.notes)
+                estimates = [_shown(each) for each in self._estimates(found).values()]
+            if mark:
+                mark += f" [{reasons.setdefault(reason, len(reasons) + 1)}]"
+            row = [*map(_value, settings.values()), *estimates, mark]
+            if best is not None and settings is best[0]:
+                bold = row
+            rows.append(row)
+        names = list(self.rows[0][0])
+        titles = [*names, *_FIGURES.values(), f"s to {self.options.updates:,}", "cost", ""]
+        print()
+        print_table(titles, rows, num_left=len(names), bold=bold)
+        for reason, number in reasons.items():
+            print(f"[{number}] {reason}")
+        print(self._about(best))
+
+    def _print_json(self) -> None:
+        """One object: what was recorded, the recorded settings, the rows and the best of them."""
+        best = self._best()
+        print_json(
+            {
+                "services": [_describe(each) for each in self.plan.services.values()],
+                "recorded": [
+                    {
+                        "settings": each.prediction.settings,
+                        "measured": each.measured._asdict(),
+                        "predicted": _plain(_figures(each.prediction)),
+                        "is_mismatch": each.is_mismatch,
+                    }
+                    for each in self.checks
+                ],
+                "settings": [self._row(*each) for each in self.rows],
+                "best": None if best is None else best[0],
+                "target": None if self.options.target is None else str(self.options.target),
+            }
+        )
+
+    def _row(self, settings: Mapping[str, Any], found: Prediction | str) -> dict[str, Any]:
+        if isinstance(found, str):
+            return {"settings": settings, "error": found}
+        return {
+            "settings": settings,
+            **_plain(self._estimates(found)),
+            "num_updates": self.options.updates,
+            "is_extrapolated": found.is_extrapolated,
+            "notes": found.notes,
+        }
+
+    def _estimates(self, prediction: Prediction) -> dict[str, Estimate | None]:
+        """All that is shown of a prediction; without a price there is no cost."""
+        num, price = self.options.updates, self.options.price
+        cost = None if price is None else prediction.cost(num, price)
+        return {**_figures(prediction), "secs": prediction.secs_to(num), "cost": cost}
+
+    def _best(self) -> tuple[Mapping[str, Any], Prediction] | None:
+        """The one with the highest rate of those that keep the target."""
+        target = self.options.target
+        kept = [
+            (settings, found)
+            for settings, found in self.rows
+            if isinstance(found, Prediction) and (target is None or target.is_kept(found))
+        ]
+        return max(kept, key=lambda row: row[1].rate.value, default=None)
+
+    def _about(self, best: tuple[Mapping[str, Any], Prediction] | None) -> str:
+        target = self.options.target
+        within = "" if target is None else f" with {target}"
+        if best is not None:
+            settings, found = best
+            beyond = ""
+            if found.is_extrapolated:
+                beyond = (
+                    ", beyond what was recorded. Record a run at or near this setting, too, and "
+                    "give both traces: that makes its interval narrow"
+                )
+            return f"Best{within}: {_named(settings)} with {_shown(found.rate)} updates/s{beyond}."
+        if target is not None:
+            all_found = [each for _, each in self.rows if isinstance(each, Prediction)]
+            values = [getattr(each, target.figure).value for each in all_found]
+            if values and all(map(math.isnan, values)):
+                within += (
+                    f": {target.figure} is not known of this program. Only rollouts(...) and "
+                    "parameter servers measure staleness"
+                )
+        return f"There is no setting{within}."
 
 
-def _figures(prediction: Prediction) -> dict[str, Any]:
-    names = ("rate", "staleness", "max_staleness", "idle_share")
-    return {name: _interval(getattr(prediction, name)) for name in names}
+def _figures(prediction: Prediction) -> dict[str, Estimate | None]:
+    return {name: getattr(prediction, name) for name in _FIGURES}
 
 
-def _interval(estimate: Estimate) -> dict[str, float | None]:
-    return _finite(estimate._asdict())
+def _plain(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
+    """For JSON."""
+    return {name: each._asdict() for name, each in estimates.items() if each is not None}
 
 
-def _estimates(prediction: Prediction, result: Result) -> list[Estimate]:
-    found = [
-        prediction.rate, prediction.staleness, prediction.max_staleness, prediction.idle_share,
-        prediction.secs_to(result.num_updates),
-    ]  # fmt: skip
-    if result.price is not None:
-        found.append(prediction.cost(result.num_updates, result.price))
-    return found
+def _shown(estimate: Estimate | None) -> str:
+    """For a table: nothing where there is no such number."""
+    return "" if estimate is None or math.isnan(estimate.value) else figure(*estimate)
 
 
-def _shown(estimate: Estimate) -> str:
-    if math.isnan(estimate.value):
-        return "-"
-    low, high = (f"{each:.3g}" for each in (estimate.low, estimate.high))
-    return f"{estimate.value:.3g} ({low} to {high})"
-
-
-def _secs(secs: float) -> str:
-    return f"{secs:.3g} s" if secs >= 1 else f"{secs * 1e3:.3g} ms"
-
-
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _named(settings: Mapping[str, Any]) -> str:
     named = ", ".join(f"{name}={_value(value)}" for name, value in settings.items())
     return named or "the recorded settings"
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(settings)
-
-
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with null in place of NaN and infinity, which JSON lacks."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH)
-
-
-def _table(*titles: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for title in titles:
-        table.add_column(title)
-    return table
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[], object]]:
-    """Count settings that are done, on stderr, if that is a terminal.
-
-    It is drawn as it is called, by no thread of its own, which a fork would not have.
-    """
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield lambda: None
-        return
-    with Progress(console=Console(file=sys.stderr), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("settings", total=total)
-        bar.refresh()
-        yield lambda: bar.update(task, advance=1, refresh=True)

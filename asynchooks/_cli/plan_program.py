@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,44 +19,40 @@ def load_program(text: str) -> Any:
 
     Raises:
         ValueError: the text is none of these, or the function is not there, or is not async.
-        FileNotFoundError: there is no such file.
         ImportError: the file or the module cannot be imported (says why).
     """
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name.isidentifier():
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
         raise ValueError(
             f"--program {text!r}; give FILE:NAME or MODULE:NAME, such as learner.py:main"
         )
-    module = _module(place)
-    if not hasattr(module, name):
-        functions = [
-            each
-            for each in dir(module)
-            if callable(value := getattr(module, each)) and is_async(value)
-        ]
-        known = f"; its async functions are {', '.join(functions)}" if functions else ""
-        raise ValueError(f"--program {text!r}: {place} has no {name!r}{known}")
-    main = getattr(module, name)
-    if not callable(main) or not is_async(main):
+    found = vars(_module(place))
+    programs = {key for key, each in found.items() if callable(each) and is_async(each)}
+    if name not in programs:
+        known = ", ".join(sorted(programs)) or "none"
+        got = f"{name} is {found[name]!r}" if name in found else f"{place} has no {name!r}"
         raise ValueError(
-            f"--program {text!r}: {name} is {main!r}; give the async function that anyio.run or "
-            "asyncio.run is called with"
+            f"--program {text!r}: {got}; give the async function that anyio.run or asyncio.run is "
+            f"called with. The async functions of {place}: {known}"
         )
-    return main
+    return found[name]
 
 
 def _module(place: str) -> ModuleType:
-    # as `python learner.py` and `python -m module` have it
+    """The module, imported as `python learner.py` and `python -m package.module` import it."""
     is_file = place.endswith(".py") or os.sep in place
+    if is_file and not os.path.isfile(place):
+        raise ValueError(f"--program: there is no file {place!r}; name one, such as learner.py")
     directory = os.path.dirname(os.path.abspath(place)) if is_file else os.getcwd()
     if directory not in sys.path:
         sys.path.insert(0, directory)
-    if is_file and not os.path.isfile(place):
-        raise FileNotFoundError(f"--program: there is no file {place!r}")
     try:
-        return importlib.import_module(_name_of(place) if is_file else place)
+        with redirect_stdout(sys.stderr):  # what it prints is no part of the table or JSON
+            return _of_file(place) if is_file else importlib.import_module(place)
     except Exception as error:
-        raise ImportError(f"--program: {place} cannot be imported: {error!r}") from error
+        raise ImportError(
+            f"--program: {place} cannot be imported: {error!r}; mend it, or name another"
+        ) from error
     except SystemExit as error:
         raise ImportError(
             f"--program: {place} ends with exit code {error.code} as it is imported; put what is "
@@ -63,31 +60,12 @@ def _module(place: str) -> ModuleType:
         ) from error
 
 
-def _name_of(place: str) -> str:
-    """The name to import a file by; one of its own where another module has that."""
-    name = Path(place).stem
-    other = sys.modules.get(name) or _spec(name)
-    origin = getattr(other, "__file__", None) or getattr(other, "origin", None)
-    if name.isidentifier() and (
-        origin is None or os.path.realpath(origin) == os.path.realpath(place)
-    ):
-        return name
-    own = f"asynchooks_planned_{name}"
-    spec = importlib.util.spec_from_file_location(own, place)
+def _of_file(place: str) -> ModuleType:
+    """A file under a name of its own: its name may be that of a library, as random.py is."""
+    name = f"asynchooks_planned_{Path(place).stem}"
+    spec = importlib.util.spec_from_file_location(name, place)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[own] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[own]
-        raise
-    return own
-
-
-def _spec(name: str) -> object:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..planning import Prediction
 
-FIGURES = ("staleness", "max_staleness", "idle_share")
 _WORDS = {"true": True, "false": False, "none": None}
 _MOST_VALUES = 10_000
-_TARGET = re.compile(r"\s*(\w+)\s*<=\s*(\S+)\s*")
+_TARGET = re.compile(r"\s*(staleness|max_staleness|idle_share)\s*<=(.*)")
 
 
 @dataclass(frozen=True)
@@ -35,69 +33,62 @@ class Target:
 
 def parse_setting(text: str) -> tuple[str, list[Any]]:
     """(The argument's name, its values) of "concurrency=8..64"."""
-    name, sign, values = text.partition("=")
+    name, _, values = text.partition("=")
     name = name.strip()
-    if not sign or not name.isidentifier() or not values.strip():
+    if not name.isidentifier() or not values.strip():
         raise ValueError(f"{text!r}; give NAME=VALUES, such as concurrency=8..64 or batch=4,8")
     found: list[Any] = []
     for each in values.split(","):
-        for value in _range(each.strip()) if ".." in each else [_value(each.strip())]:
-            if not any(type(value) is type(other) and value == other for other in found):
-                found.append(value)
-    return name, found
+        found += _range(each) if ".." in each else [_value(each)]
+    # each value once: 1, 1.0 and True are three
+    return name, list({(type(each), each): each for each in found}.values())
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        with suppress(ValueError, OverflowError):  # of an integer that is no float
+            number = kind(text)
+            if math.isfinite(number):
+                return number
+    return None
 
 
 def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        if math.isfinite(number):
-            return number
-    return _WORDS.get(text.lower(), text)
+    number, text = _number(text), text.strip()
+    return number if number is not None else _WORDS.get(text.lower(), text)
 
 
 def _range(text: str) -> list[int | float]:
-    parts = [_value(part) for part in text.split("..")]
-    is_number = all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts)
-    if len(parts) not in (2, 3) or not is_number or parts[0] > parts[1]:
+    low, high, *steps = [_number(part) for part in text.split("..")]
+    if low is None or high is None or low > high or len(steps) > 1 or None in steps:
         raise ValueError(
             f"the range {text!r}; give two numbers, the smaller one first, and perhaps a step: "
             "8..64 doubles from 8 to 64, 1..9..2 goes by 2"
         )
-    low, high = parts[:2]
-    if len(parts) == 3:
-        step = parts[2]
-        if step <= 0 or (high - low) / step > _MOST_VALUES:
-            raise ValueError(f"the step of the range {text!r}; give one > 0, such as 1..9..2")
-        # a little more, so that 0.1..0.3..0.1 has its end
-        return [low + step * each for each in range(math.floor((high - low) / step + 1e-9) + 1)]
-    if low <= 0:
-        raise ValueError(
-            f"the range {text!r}, which cannot be doubled from {low}; give a step: {text}..1"
-        )
-    values = [low]
-    while values[-1] * 2 < high:
-        values.append(values[-1] * 2)
-    return values if low == high else [*values, high]
+    values: list[int | float] = []
+    if not steps:
+        if low <= 0:
+            raise ValueError(
+                f"the range {text!r}, which cannot be doubled from {low}; give a step: {text}..1"
+            )
+        while low < high:
+            values.append(low)
+            low *= 2
+        return [*values, high]
+    step = steps[0]
+    if step is None or step <= 0 or (high - low) / step > _MOST_VALUES:
+        raise ValueError(f"the step of the range {text!r}; give one > 0, such as 1..9..2")
+    # a little more, so that 0.1..0.3..0.1 has its end
+    return [low + step * each for each in range(math.floor((high - low) / step + 1e-9) + 1)]
 
 
 def parse_target(text: str) -> Target:
     """The target of "staleness<=4"."""
     match = _TARGET.fullmatch(text)
-    most = _value(match[2]) if match else None
-    if match is None or match[1] not in FIGURES or isinstance(most, bool | str) or most is None:
+    most = _number(match[2]) if match else None
+    if match is None or most is None:
         raise ValueError(
-            f"{text!r}; give one of {', '.join(FIGURES)}, <= and a number, such as 'staleness<=4'"
+            f"{text!r}; give one of staleness, max_staleness, idle_share, <= and a number, such as "
+            "'staleness<=4'"
         )
     return Target(match[1], float(most))
-
-
-def products(settings: Sequence[tuple[str, list[Any]]]) -> list[dict[str, Any]]:
-    """All combinations; the first name changes last. One empty dict if there are no names."""
-    names = [name for name, _ in settings]
-    return [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(values for _, values in settings))
-    ]

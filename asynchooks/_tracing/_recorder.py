@@ -142,7 +142,6 @@ class FileRecorder(Recorder):
         self.open_spans: dict[FileSpan, None] = {}
         self._events: list[Event] = []
         self._points: dict[str, Points] = {}  # by counter
-        self._levels: dict[str, int] = {}  # by counter
         self._watched: dict[str, Callable[[], float | None]] = {}  # by counter
         self._rows: list[Row] = []
         self._sessions: list[FileSession] = []
@@ -203,8 +202,7 @@ class FileRecorder(Recorder):
         return session
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
-        counter = f"{name} under way" if kind is Kind.CALL else ""
-        return self._span_of_task(engine, name, Label(name, kind), ident, counter)
+        return self._span_of_task(engine, name, Label(name, kind), ident)
 
     def work_span(
         self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
@@ -220,31 +218,18 @@ class FileRecorder(Recorder):
         return self._span_of_task(engine, name if worker is None else f"worker {worker}", label)
 
     def _span_of_task(
-        self, engine: Engine | None, track_name: str, label: Label, ident: int = -1,
-        counter: str = "",
-    ) -> FileSpan:  # fmt: skip
-        """On a track of its own, on which what the running task does until then is recorded.
-
-        Args:
-            counter: of such spans that are under way; "": they are not counted.
-        """
+        self, engine: Engine | None, track_name: str, label: Label, ident: int = -1
+    ) -> FileSpan:
+        """On a track of its own, on which what the running task does until then is recorded."""
         track, outer = self.take_track(track_name), Place.current()
         place = Place(self if outer is None else outer.recorder, track, task_of(engine))
         place.enter()
-        self._change(counter, 1)
 
         def after() -> None:
             place.leave()
             self._give_back(track_name, track)
-            self._change(counter, -1)
 
         return FileSpan(self, label, track, ident=ident, after=after)
-
-    def _change(self, counter: str, by: int) -> None:
-        if counter:
-            with self.lock:
-                level = self._levels[counter] = self._levels.get(counter, 0) + by
-                self._add_point(counter, self.clock(), level)
 
     def note_inline(self, engine: Engine | None, name: str) -> None:
         """The event loop's own thread computes this work, unless the thread is another."""

@@ -248,13 +248,15 @@ def _tensors_in(path: str) -> dict[str, str]:
 def _misfits_of_tensors(there: Mapping[str, str], state: dict[str, Any]) -> list[str]:
     """A line for each tensor whose name, shape or type is not that of the checkpoint."""
     here = dict(_tensors(state, ""))
-    faults = []
-    for name, kind in here.items():
-        if name not in there:
-            faults.append(f"{name} is not in the checkpoint")
-        elif kind != there[name]:
-            faults.append(f"{name} is {kind}, and {there[name]} there")
-    return faults + [f"{name} is in the checkpoint alone" for name in sorted(there.keys() - here)]
+    pairs = {
+        name: (there.get(name, "no such tensor"), here.get(name, "none"))
+        for name in {**here, **there}
+    }
+    return [
+        f"{name}: the checkpoint holds {its}, here is {own}"
+        for name, (its, own) in pairs.items()
+        if its != own
+    ]
 
 
 @contextmanager

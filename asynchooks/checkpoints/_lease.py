@@ -18,6 +18,7 @@ import uuid
 from contextlib import suppress
 from typing import Any
 
+from .._engine.background import BackgroundThread
 from .._errors import CheckpointError, CheckpointInUseError
 from ._store import ObjectStore
 
@@ -42,8 +43,7 @@ class Lease:
         self._store = store
         self._key = ""
         self._content: dict[str, Any] = {}
-        self._ends = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread
 
     @property
     def is_held(self) -> bool:
@@ -61,9 +61,12 @@ class Lease:
         self._wait_until_free(newest)
         self._key = f"lease/{int(newest[6:] or 0) + 1:010d}"
         self._content = {
-            "run": uuid.uuid4().hex, "renewed": 0, "host": platform.node(), "pid": os.getpid(),
+            "run": uuid.uuid4().hex,
+            "renewed": 0,
+            "host": platform.node(),
+            "pid": os.getpid(),
             "machine": machine(),
-        }  # fmt: skip
+        }
         encoded = json.dumps(self._content).encode()
         if not self._store.create(self._key, encoded):
             raise self._in_use(self._read(self._newest()))
@@ -72,10 +75,7 @@ class Lease:
         for each in self._store.list("lease"):
             if re.fullmatch(_LEASE, each.key) and each.key < self._key:
                 self._store.delete(each.key)
-        self._ends.clear()
-        self._thread = threading.Thread(
-            target=self._renew, name="asynchooks-checkpoint-lease", daemon=True
-        )
+        self._thread = BackgroundThread("asynchooks-checkpoint-lease", self._renew)
         self._thread.start()
 
     def check(self) -> None:
@@ -91,8 +91,8 @@ class Lease:
     def release(self, *, waits: bool = True) -> None:
         """Let others take the prefix; does nothing when it is not held, or in a forked process."""
         if self.is_held and self._content["pid"] == os.getpid():
-            self._ends.set()
-            if waits and self._thread is not None:
+            self._thread.end()
+            if waits:
                 self._thread.join(_CLOSE_SECS)
         _held.discard(self._content.get("run", ""))
 
@@ -100,23 +100,16 @@ class Lease:
         """Find out, by the lease just created, whether the store creates only what is missing."""
         if not self._store.create(self._key, b"{}"):
             return
-        what = (
+        self._store.delete(self._key)
+        raise CheckpointError(
             f"{self._store.name}: the store ignores conditions: it has replaced an object that was "
-            "to be created only if there was none. Two runs there may damage each other's "
-            "checkpoints"
+            "to be created only if there was none. Two runs there would damage each other's "
+            "checkpoints; use another store"
         )
-        if not self._store.allow_unsafe:
-            self._store.delete(self._key)
-            raise CheckpointError(
-                f"{what}; use another store, or, where only one run ever uses the prefix, "
-                "ObjectStore(..., allow_unsafe=True)"
-            )
-        logger.warning("%s; it is used, as allow_unsafe=True asks for it", what)
-        self._put()
 
     def _renew(self) -> None:
         """In a thread of its own: steps that hold the event loop must not let the lease expire."""
-        while not self._ends.wait(RENEWED_EVERY_SECS):
+        while not self._thread.pause(RENEWED_EVERY_SECS):
             try:
                 self._put(renewed=self._content["renewed"] + 1)
             except CheckpointError as error:  # it may be a passing fault: a save looks again

@@ -10,16 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._later import is_a
-from ._state_file import describe, is_array
+from ._state_file import describe
 
 _ROOMS = ("torch.optim", "torch.amp", "torch.cuda.amp")
 """Where the classes are whose states are told apart; those of a user have names of their own."""
 _BASES = ("Optimizer", "LRScheduler", "_LRScheduler", "object")
-_LIKE_PARAMETER = frozenset({
-    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
-    "grad_avg", "acc_delta", "sum", "ax", "prev",
-})  # fmt: skip
-"""What PyTorch's optimizers keep for each number of a parameter."""
 
 
 def kind_of(each: object) -> str:
@@ -27,15 +22,10 @@ def kind_of(each: object) -> str:
 
     A class of a user's that derives from one of PyTorch's has the state of that.
     """
-    own = type(each).__name__ if is_a(each, "torch", "optim.Optimizer") else ""
-    return _torchs_kind_of(each) or own
-
-
-def _torchs_kind_of(each: object) -> str:
     for base in type(each).__mro__:
         if base.__module__.startswith(_ROOMS) and base.__qualname__ not in _BASES:
             return base.__qualname__
-    return ""
+    return type(each).__name__ if is_a(each, "torch", "optim.Optimizer") else ""
 
 
 def compare_kind(place: str, live: Any, saved: Any, saved_kind: str, faults: list[str]) -> None:
@@ -52,42 +42,13 @@ def compare_kind(place: str, live: Any, saved: Any, saved_kind: str, faults: lis
     if saved_kind and here and saved_kind != here:
         faults.append(f"{place}: the checkpoint holds the state of {saved_kind}, here is {here}")
     elif is_a(live, "torch", "optim.Optimizer"):
-        _compare_optimizers(place, live, saved, faults)
-    elif here == "GradScaler":
-        state = live.state_dict()
-        if not isinstance(saved, Mapping) or state.keys() != saved.keys():
+        groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
+        if not isinstance(groups, (list, tuple)) or not all(isinstance(g, Mapping) for g in groups):
+            faults.append(f"{place}: the checkpoint holds {describe(saved)}, here is an optimizer")
+            return
+        there, own = ([len(g.get("params", ())) for g in of] for of in (groups, live.param_groups))
+        if there != own:
             faults.append(
-                f"{place}: the checkpoint holds {_of_scaler(saved)}, here is {_of_scaler(state)}"
+                f"{place}: the checkpoint holds groups of {there} parameters, here are groups of "
+                f"{own}"
             )
-
-
-def _of_scaler(state: Any) -> str:
-    return "the state of a disabled GradScaler" if not state else f"a state of {sorted(state)}"
-
-
-def _compare_optimizers(place: str, live: Any, saved: Any, faults: list[str]) -> None:
-    groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, Mapping) for g in groups):
-        faults.append(f"{place}: the checkpoint holds {describe(saved)}, here is an optimizer")
-        return
-    there, here = ([len(g.get("params", ())) for g in of] for of in (groups, live.param_groups))
-    if there != here:
-        faults.append(
-            f"{place}: the checkpoint holds groups of {there} parameters, here are groups of {here}"
-        )
-    elif _torchs_kind_of(live):
-        _compare_shapes(place, live, groups, saved.get("state"), faults)
-
-
-def _compare_shapes(place: str, live: Any, groups: Any, states: Any, faults: list[str]) -> None:
-    keys = [key for group in groups for key in group["params"]]
-    parameters = [each for group in live.param_groups for each in group["params"]]
-    for key, parameter in zip(keys, parameters, strict=True):
-        state = states.get(key) if isinstance(states, Mapping) else None
-        for name, value in state.items() if isinstance(state, Mapping) else ():
-            is_like = name in _LIKE_PARAMETER and is_array(value)
-            if is_like and tuple(value.shape) != tuple(parameter.shape):
-                faults.append(
-                    f"{place}.state[{key!r}].{name}: the checkpoint holds {describe(value)}, here "
-                    f"is a parameter of shape {tuple(parameter.shape)}"
-                )

@@ -46,8 +46,6 @@ class ObjectStore:
         staging_dir: a local directory in which a checkpoint is written before it is uploaded, and
             into which it is downloaded; None: one of the system's for temporary files. It needs
             space for two checkpoints.
-        allow_unsafe: whether to use a store that ignores conditions, with a warning. There, two
-            runs with one prefix are not kept apart, and may damage each other's checkpoints.
 
     Raises:
         ValueError: the address has credentials in it, or none of the known schemes.
@@ -64,7 +62,6 @@ class ObjectStore:
         store: Any,
         *,
         staging_dir: str | os.PathLike[str] | None = None,
-        allow_unsafe: bool = False,
     ) -> None:
         self._client: Any = None  # of an address: made at the first use
         if isinstance(store, str):
@@ -80,7 +77,6 @@ class ObjectStore:
         self.staging_dir: str | None = None
         if staging_dir is not None:
             self.staging_dir = os.path.abspath(_check.path("staging_dir", staging_dir))
-        self.allow_unsafe = _check.instance("allow_unsafe", allow_unsafe, bool, "True or False")
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.name!r})"

@@ -306,8 +306,9 @@ class Consumers:
         except TypeError as error:
             logger.warning(
                 "The model goes back to a checkpoint, and its input cannot: %s. It goes on "
-                "with the next items", error,
-            )  # fmt: skip
+                "with the next items",
+                error,
+            )
             return
         self._vouched = -1
         for each in self.members:

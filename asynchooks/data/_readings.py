@@ -134,8 +134,9 @@ class _Dataset(Reading):
     def _iterate(self) -> Iterator[Any]:
         num, self._num_to_pass = self._num_to_pass, 0
         try:
-            iterator: Iterator[Any] = self.source.skip(num).as_numpy_iterator()
-        except (RuntimeError, AttributeError, TypeError) as error:
+            dataset = self.source.skip(num) if num else self.source
+            iterator: Iterator[Any] = dataset.as_numpy_iterator()
+        except (RuntimeError, AttributeError, TypeError, ValueError) as error:
             raise InputError(
                 f"{self!r} belongs to a graph, in which nothing outside can iterate over it; "
                 "make it outside of any graph, with eager execution"
@@ -208,9 +209,10 @@ class _DataLoader(Reading):
                 "that needs a lock which a thread held at that moment hangs. Where one does, give "
                 'the DataLoader multiprocessing_context="forkserver"%s; its workers then import '
                 "the main module: %s. Or give num_workers=0.",
-                self, "" if self.source.persistent_workers else " and persistent_workers=True",
+                self,
+                "" if self.source.persistent_workers else " and persistent_workers=True",
                 _GUARD,
-            )  # fmt: skip
+            )
 
 
 def kind_of(source: Any) -> type[Reading]:

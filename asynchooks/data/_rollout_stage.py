@@ -119,9 +119,11 @@ def rollouts(
         )
     batch_size = check.integer("batch_size", batch_size, least=1)
     concurrency = check.integer(
-        "concurrency", concurrency, least=batch_size,
+        "concurrency",
+        concurrency,
+        least=batch_size,
         expected=f"an integer >= batch_size, which is {batch_size}: a batch must fit into it",
-    )  # fmt: skip
+    )
     max_staleness = check.integer("max_staleness", max_staleness, least=0)
     check.instance(
         "when_stale", when_stale, WhenStale, "WhenStale.WAIT, WhenStale.ACCEPT or WhenStale.DROP"
@@ -134,9 +136,17 @@ def rollouts(
         check.instance("restart", restart, Restart, "Restart(max_attempts=...)")
     max_failures = check.integer("max_failures", max_failures, least=0)
     return Rollouts(
-        stage_of(source), fn, batch_size, concurrency, max_staleness, when_stale, version, accept,
-        restart, max_failures,
-    )  # fmt: skip
+        stage_of(source),
+        fn,
+        batch_size,
+        concurrency,
+        max_staleness,
+        when_stale,
+        version,
+        accept,
+        restart,
+        max_failures,
+    )
 
 
 class Rollouts(Buffered, RolloutStage):
@@ -273,8 +283,10 @@ class Rollouts(Buffered, RolloutStage):
             "that was published is %d, the learner is %d steps ahead, and max_staleness is %d. "
             "Publish the step when its weights have arrived: version.publish(step), at least once "
             "in max_staleness + 1 steps",
-            self._steps_of(version), self._ages.num_batches - version, self._max_staleness,
-        )  # fmt: skip
+            self._steps_of(version),
+            self._ages.num_batches - version,
+            self._max_staleness,
+        )
 
     def _stamp(self, call: Call) -> None:
         """Write down the version of the weights that the call begins with."""
@@ -307,8 +319,10 @@ class Rollouts(Buffered, RolloutStage):
                 if error is not None and task.is_unwanted and self._is_of_clean_up(error):
                     logger.warning(
                         "The call for item %d of %r was cancelled, and ended by an error: %r",
-                        call.place, self, error,
-                    )  # fmt: skip
+                        call.place,
+                        self,
+                        error,
+                    )
                 return
             if error is None:
                 break
@@ -387,8 +401,10 @@ class Rollouts(Buffered, RolloutStage):
         if not await task.task.wait(self._engine.now() + _CLEAN_UP_SECS):
             logger.error(
                 "The call for item %d of %r did not end within %g s of its cancellation",
-                call.place, self, _CLEAN_UP_SECS,
-            )  # fmt: skip
+                call.place,
+                self,
+                _CLEAN_UP_SECS,
+            )
             task.scope.shield = task.is_at_rest = False
             task.cancel()
 
@@ -428,8 +444,9 @@ class Rollouts(Buffered, RolloutStage):
         if self._num_refused_in_a_row == self._many_refused:
             logger.warning(
                 "The last %d results of %r were all refused by accept; the learner waits",
-                self._many_refused, self,
-            )  # fmt: skip
+                self._many_refused,
+                self,
+            )
 
     # Batches
 

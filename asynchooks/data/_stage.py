@@ -160,8 +160,12 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._clocks.num_failures += 1
         logger.warning(
             "Item %d of %r is left out, failure %d of at most %d: %r",
-            place, self, self._num_failures, self._max_failures, error,
-        )  # fmt: skip
+            place,
+            self,
+            self._num_failures,
+            self._max_failures,
+            error,
+        )
         return True
 
     def _note_used(self, taken: Any) -> None:

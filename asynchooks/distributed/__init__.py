@@ -15,7 +15,6 @@ from .._step.remote import Demand, SourceState, StepSource
 if TYPE_CHECKING:
     from ._cluster import DaskCluster as DaskCluster
     from ._hosting import host_parameter_server as host_parameter_server
-    from ._messages import HostStatistics as HostStatistics
     from ._messages import ServerAddress as ServerAddress
     from ._remote import RemoteParameterServer as RemoteParameterServer
 else:  # Dask is imported when it is first used
@@ -23,7 +22,6 @@ else:  # Dask is imported when it is first used
         __name__,
         {
             "DaskCluster": "_cluster",
-            "HostStatistics": "_messages",
             "RemoteParameterServer": "_remote",
             "ServerAddress": "_messages",
             "host_parameter_server": "_hosting",
@@ -33,7 +31,6 @@ else:  # Dask is imported when it is first used
 __all__ = [
     "DaskCluster",
     "Demand",
-    "HostStatistics",
     "RemoteParameterServer",
     "ServerAddress",
     "SourceState",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import Any, Self
 
 from .._check import instance, integer, number, seconds
 from .._engine.base import AsyncOnly
-from .._engine.current import current_engine
 from .._errors import StepUnreachableError
 from .._step.global_step import GlobalStep
-from .._step.remote import SourceState
 from ..backends._creator import SessionCreator
 from ..backends._function import StepFunction
 from ._link import Link
@@ -31,8 +28,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 logger = logging.getLogger("asynchooks")
-
-_CLOSE_SECS = 2.0
 
 
 class DaskCluster(AsyncOnly):
@@ -109,7 +104,6 @@ class DaskCluster(AsyncOnly):
         self._step = GlobalStep(multi_process=True)
         self._source: Link | None = None
         self._stream: Stream | None = None
-        self._loop: DaskLoop
 
     @property
     def global_step(self) -> GlobalStep:
@@ -143,43 +137,30 @@ class DaskCluster(AsyncOnly):
         """
         if self._source is not None:
             raise RuntimeError(f"{self!r} was opened before; make a new one")
-        place = await self._find_scheduler()
-        stream = self._stream = Stream(place, self.name, *self._times)
+        stream = await self._find_scheduler()
 
         def lost(reason: str) -> Exception:
             return StepUnreachableError(f"{self._step!r} gets no more news: {reason}")
 
         self._source = Link(self._step, stream.kick, counts=True, lost=lost)
-        self._step.feed_from(self._source)
-        try:
-            await self._loop.run(stream.open(self._source, self._timeout_secs))
-        except BaseException as error:
-            self._stream = None
-            self._source.set_state(SourceState.CLOSED, repr(error))
-            self._loop.end()
-            raise
+        await stream.open(self._source, self._timeout_secs)
+        self._stream = stream
         OldObjects.leave_out()
         step, limit = self._step.value, self._source.limit
         if limit is not None and step >= limit:
             logger.warning(
                 "The training %r at %s has ended at step %d, its limit: sessions run no step. "
                 "Call `await cluster.forget()` to begin again, or give another name",
-                self.name, place.address, step,
+                self.name, stream.address, step,
             )  # fmt: skip
         return self
 
     async def aclose(self) -> None:
         """Leave the training, within two seconds; waits for its steps end. Safe to call twice."""
         stream, self._stream = self._stream, None
-        if stream is None or self._source is None:
-            return
-        OldObjects.take_back()
-        try:
-            with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
-                await self._loop.run(stream.close(_CLOSE_SECS))
-        finally:
-            self._source.set_state(SourceState.CLOSED, "its DaskCluster is closed")
-            self._loop.end()
+        if stream is not None:
+            OldObjects.take_back()
+            await stream.aclose("its DaskCluster is closed")
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -192,7 +173,7 @@ class DaskCluster(AsyncOnly):
     ) -> SessionCreator:
         """A creator of sessions on a function, as `FunctionSessionCreator`: sync or async."""
         return DaskSessionCreator(
-            lambda: self.source, self._step, step_fn,
+            lambda: self.source, step_fn, global_step=self._step,
             initial_step=initial_step, thread_safe=thread_safe,
         )  # fmt: skip
 
@@ -205,7 +186,7 @@ class DaskCluster(AsyncOnly):
     async def publish(self, step: int) -> int:
         """Set the step to at least `step`, for programs that count themselves; returns the step."""
         step = integer("step", step, least=0)
-        after: int = await self.source.call("publish", self.source.epoch, step)
+        after: int = await self.source.call("count", self.source.epoch, 0, step)
         return after
 
     async def restart(self, step: int) -> int:
@@ -230,20 +211,19 @@ class DaskCluster(AsyncOnly):
         found: dict[str, Any] = await self.source.call("statistics")
         return found
 
-    async def _find_scheduler(self) -> Place:
+    async def _find_scheduler(self) -> Stream:
         client = self._client
         if isinstance(client, str):
-            self._loop = DaskLoop.of_its_own()
-            return Place(None, client)
-        self._loop = DaskLoop(client.loop.asyncio_loop)
-        if self._loop.is_here:
+            return Stream(DaskLoop.of_its_own(), Place(None, client), self.name, *self._times)
+        loop = DaskLoop(client.loop.asyncio_loop)
+        if loop.is_here:
             await client
-        if client.status not in ("running", "connecting") or not self._loop.is_running:
+        if client.status not in ("running", "connecting") or not loop.is_running:
             raise ConnectionError(
                 f"the Dask client {client!r} is {client.status}; give one that is connected, and "
                 "keep its event loop running"
             )
-        return Place(client, client.scheduler.address)
+        return Stream(loop, Place(client, client.scheduler.address), self.name, *self._times)
 
     def __repr__(self) -> str:
         return f"<DaskCluster {self.name!r} of {self._client!r}: {self._step!r}>"

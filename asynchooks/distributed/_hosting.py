@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 from .._check import number
-from .._engine.base import Engine, async_block
+from .._engine.base import async_block
 from .._engine.current import current_engine
-from .._engine.threads import run_blocking
 from ..protocols import ParameterServer, Protocol
 from ..protocols._updates import Update
+from ._loop import DaskLoop
 from ._messages import ServerAddress
 from ._remote import RemoteParameterServer
 
 _LEAST_LEASE_SECS = 0.1
+_CLOSE_SECS = 10.0
 
 
 @async_block("host_parameter_server(...)")
@@ -48,7 +48,8 @@ async def host_parameter_server(
         num_workers: of all processes together, >= 1; all count as present until they leave.
         worker: the address of the Dask worker; None: any one.
         lease_secs: seconds of silence after which a process's workers count as gone, >= 0.1: more
-            than the longest computation on its event loop. Infinite: the others wait.
+            than the longest computation on its event loop. Those of a process whose connection has
+            ended count as gone sooner, after 5 s. Infinite: the others wait.
 
     Raises:
         ValueError, TypeError: an argument is not what it should be, or the cluster has no worker.
@@ -66,22 +67,26 @@ async def host_parameter_server(
     options: dict[str, Any] = {"learning_rate": learning_rate, "update": update}
     # a wrong argument is refused here, not over there
     ParameterServer(parameters, protocol, num_workers=num_workers, **options)
-    engine = current_engine()
-    places = await _result(engine, client, client.nthreads)
+    loop = DaskLoop(client.loop.asyncio_loop)
+    places = await loop.run(_awaited(client.nthreads))
     if worker is None and not places:
         raise ValueError(f"{client!r} has no Dask worker; start one for the parameter server")
     address = ServerAddress(worker or min(places), f"asynchooks-{uuid.uuid4().hex[:12]}")
 
     async def on_worker(fn: Callable[..., Any], *args: Any) -> None:
-        await _result(engine, client, lambda: client.run(fn, *args, workers=[address.worker]))
+        await loop.run(_awaited(client.run, fn, *args, workers=[address.worker]))
 
-    await on_worker(open_host, address.key, parameters, protocol, num_workers, lease_secs, options)
     try:
+        await on_worker(
+            open_host, address.key, parameters, protocol, num_workers, lease_secs, options
+        )
         async with RemoteParameterServer(address, client) as server:
             yield server
     finally:
-        with engine.shielded(math.inf), suppress(OSError):  # it has died
-            await on_worker(close_host, address.key)
+        with current_engine().shielded(_CLOSE_SECS), suppress(OSError):
+            # of one that has left, Dask would try to connect to it for half a minute
+            if address.worker in await loop.run(_awaited(client.nthreads)):
+                await on_worker(close_host, address.key)
 
 
 async def open_host(key: str, *args: Any, dask_worker: Any = None) -> None:
@@ -89,19 +94,18 @@ async def open_host(key: str, *args: Any, dask_worker: Any = None) -> None:
     from ._dask_plugin import hosts_of
     from ._served import ServedParameters
 
-    hosts_of(dask_worker).by_name[key] = ServedParameters(dask_worker, *args)
+    hosts_of(dask_worker)[key] = ServedParameters(*args)
 
 
 async def close_host(key: str, dask_worker: Any = None) -> None:
     """On a Dask worker: close it."""
     from ._dask_plugin import hosts_of
 
-    host: Any = hosts_of(dask_worker).by_name.pop(key)
-    await host.aclose()
+    host: Any = hosts_of(dask_worker).pop(key, None)
+    if host is not None:  # else it was never opened, or its worker was started again
+        await host.aclose()
 
 
-async def _result(engine: Engine, client: Any, fn: Callable[[], Any]) -> Any:
-    """The result of a call, awaited or blocking in a thread, depending on the client."""
-    if client.asynchronous:
-        return await fn()
-    return await run_blocking(engine, fn, 0.0, "asynchooks-dask")
+async def _awaited(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """On the event loop of a client: there a synchronous one is asynchronous, too."""
+    return await fn(*args, **options)

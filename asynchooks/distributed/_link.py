@@ -9,7 +9,7 @@ import math
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .._engine.base import STOPPED, Slot
@@ -18,7 +18,7 @@ from .._engine.stop import EndsAtStop, Stop
 from .._engine.threads import Outcome
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
-from .._step.remote import Demand, SourceState, StepSource
+from .._step.remote import SourceState, StepSource
 from ._credits import CreditPolicy, Move
 from ._messages import Message
 
@@ -31,16 +31,8 @@ class Call(NamedTuple):
 
     number: int
     function: str
-    args: tuple[Any, ...]
-    slot: Slot | None = None
-    ticket_of: int | None = None  # the epoch of the step here in which a run got its ticket
-
-
-class Begun(NamedTuple):
-    """The epoch in which a run began, in the host's terms and in those of the step here."""
-
-    epoch: str
-    local_epoch: int
+    args: Any
+    slot: Slot
 
 
 class Link(StepSource):
@@ -55,6 +47,8 @@ class Link(StepSource):
         counts: whether runs here count at the host, below its credits. Then calls go together:
             those that are made while others are under way wait for their answers.
         lost: makes the error of what waits when no news will come, of the reason.
+        packed: makes what is sent of the arguments of a call; TypeError if that cannot be.
+        when_told: called after each piece of news, on the stream's event loop.
     """
 
     def __init__(
@@ -64,6 +58,8 @@ class Link(StepSource):
         *,
         counts: bool,
         lost: Callable[[str], Exception],
+        packed: Callable[[Any], Any] = lambda args: args,
+        when_told: Callable[[], object] = lambda: None,
     ) -> None:
         self.step = global_step
         self.grants_credits = counts
@@ -74,17 +70,19 @@ class Link(StepSource):
         self.num_messages = 0  # ever
         self.look_at = math.inf  # when to look again, in seconds of `now`
         self._kick = kick
-        self._lost = lost
+        self._lost, self._packed, self._when_told = lost, packed, when_told
+        self.wants_each_step = False
+        """Whether each step concerns this process, also where no task waits for it."""
         self._policy = CreditPolicy()
         self._lock = threading.Lock()  # guards the following fields that several threads use
         self._num_calls = 0
         self._calls: dict[int, Call] = {}  # by number, until they are answered
         self._unsent: list[Call] = []  # of these, in order
-        self._unsettled: Counter[int] = Counter()  # unanswered runs, by the step's epoch
+        self._unsettled = Counter[str]()  # runs that were counted and have their tickets, by epoch
         self._closed_for = ""
         # of the stream only
-        self._local_epoch = 0
-        self._received = 0
+        self.is_heartbeat_due = False
+        self._received: list[int] = []  # calls whose answers the host still keeps
         self._granted = 0  # credits received since connecting, in this epoch
         self._last = Message()  # sent, with the credits received since
 
@@ -96,7 +94,8 @@ class Link(StepSource):
     @property
     def is_over(self) -> bool:
         """Whether no update will come, as far as this process knows."""
-        return self.is_closed or (self.limit is not None and self.step.last_known >= self.limit)
+        is_at_limit = self.limit is not None and self.step.last_known >= self.limit
+        return self.is_closed or bool(self._closed_for) or is_at_limit
 
     def look_again(self) -> None:
         if self.limit is not None and self.step.limit is None:
@@ -117,141 +116,10 @@ class Link(StepSource):
             what: it waits for, at the host; "": for nothing.
         """
         what = what or f"the answer to {function!r}, about {self.step.name}"
-        return self._add(function, args, Slot(current_engine(), what))
-
-    async def answer_to(self, call: Call, stop: Stop | None = None) -> Any:
-        """The value of a call, or its error. When cancelled, a wait at the host is released.
-
-        Raises:
-            StopTraining: the stop came first.
-        """
-        slot = call.slot
-        assert slot is not None
-        try:
-            with EndsAtStop(slot, stop):
-                value = await slot.engine.park(slot)
-        except BaseException:
-            self.release(call)
-            raise
-        if value is STOPPED:
-            self.release(call)
-            raise StopTraining(f"a stop was requested while waiting for {slot.what}")
-        outcome: Outcome = value
-        return outcome.unwrap()
-
-    def release(self, call: Call) -> None:
-        """Wait for its answer no more."""
-        with self._lock:
-            is_known = call.number in self._calls
-        if is_known and not self.grants_credits:
-            self._add("release", (call.number,))
-
-    def begin_run(self) -> Begun:
-        """Call it when a run begins that `count_run` will count."""
-        return Begun(self.epoch, self.step.epoch)
-
-    def count_run(self, begun: Begun, published: int = 0) -> Coroutine[Any, Any, int]:
-        """Count a run with a ticket, from any thread; returns a coroutine for the step after it."""
-        slot = Slot(current_engine(), f"the answer about {self.step.name}")
-        function = "publish" if published else "count"
-        args = (begun.epoch, published or 1)
-        call = self._add(function, args, slot, begun.local_epoch)
-        return self._settle(call, begun.local_epoch)
-
-    # The stream, on its event loop
-
-    def hello(self) -> Message:
-        """The state here when a connection begins; credits granted before it are void."""
-        self._granted = 0
-        spare = self.step.demand().num_spare
-        if spare:
-            self.step.grant(-spare, epoch=self._local_epoch)
-        with self._lock:  # the host knows which of them it has taken
-            self._unsent = list(self._calls.values())
-        self._last = Message()
-        return self._message(0)
-
-    def next_message(self, *, is_heartbeat: bool = False) -> Message | None:
-        """The message to send now, if any: calls, or changes that concern the host."""
-        if self.grants_credits and len(self._calls) > len(self._unsent):
-            self.look_at = math.inf
-            return None  # the answer comes soon: changes until then go together
-        move = self._next_move()
-        before = self._last
-        message = self._message(move.ask)
-        self.look_at = min(move.look_at, now() + _LOOK_SECS if message.num_held else math.inf)
-        if is_heartbeat:
-            self._add("look", ())
-        if self._unsent:
-            message = self._message(move.ask, takes=True)
-        elif not (
-            message.next_step < before.next_step
-            or message.limit != before.limit
-            or (message.limit is not None and message.num_held < before.num_held)
-            or message.num_wanted > before.num_wanted or 0 == message.num_wanted < before.num_wanted
-        ):  # fmt: skip
-            return None
-        self._last = message._replace(calls=())
-        self.num_messages += 1
-        return message
-
-    def receive(self, news: Mapping[str, Any]) -> None:
-        """Apply news of the host; they come in order."""
-        step, limit = self.step, news["limit"]
-        if news["epoch"] != self.epoch:
-            if self.epoch:
-                step.restart(news["step"])
-            self._local_epoch, self.epoch, self._granted = step.epoch, news["epoch"], 0
-            self._last = self._last._replace(num_held=0, num_granted=0)
-        step.publish(news["step"], epoch=self._local_epoch)
-        if limit is not None and limit != self.limit:
-            self.limit = limit
-            step.raise_limit(limit)
-        num = news["num_granted"] - self._granted
-        if num > 0:
-            self._granted += num
-            step.grant(num, epoch=self._local_epoch)
-            self._policy.take_note(num, step.demand(), now())
-            self._last = self._last._replace(num_wanted=0, num_held=self._last.num_held + num)
-        if news["step"] >= self._last.next_step:
-            self._last = self._last._replace(next_step=math.inf)
-        if news["is_closed"] and not self.is_closed:
-            self.is_closed = True
-            step.set_source_state(SourceState.CLOSED, "its host was closed")
-        for order, number, value, error in news["answers"]:
-            self._received = order
-            with self._lock:
-                call = self._calls.pop(number, None)
-                if call in self._unsent:  # it was sent over the connection before
-                    self._unsent.remove(call)
-            if call is not None and call.slot is not None:
-                call.slot.wake(Outcome(value, error))
-
-    def set_state(self, state: SourceState, reason: str = "") -> None:
-        if state is SourceState.CLOSED:
-            with self._lock:
-                self._closed_for = self._closed_for or reason or "this process has left"
-                pending, self._calls, self._unsent = [*self._calls.values()], {}, []
-            for each in pending:
-                self._fail(each)
-        if not (self.is_closed and state is SourceState.LIVE):
-            self.step.set_source_state(state, reason)
-
-    def next_step(self, demand: Demand) -> float:
-        """The lowest step that concerns this process."""
-        return demand.next_step
-
-    def _fail(self, call: Call) -> None:
-        if call.slot is not None:
-            call.slot.wake(Outcome(error=self._lost(self._closed_for)))
-
-    def _add(
-        self, function: str, args: tuple[Any, ...], slot: Slot | None = None,
-        ticket_of: int | None = None,
-    ) -> Call:  # fmt: skip
+        slot, sent = Slot(current_engine(), what), self._packed(args)
         with self._lock:
             self._num_calls += 1
-            call = Call(self._num_calls, function, args, slot, ticket_of)
+            call = Call(self._num_calls, function, sent, slot)
             if not self._closed_for:
                 self._calls[call.number] = call
                 self._unsent.append(call)
@@ -260,41 +128,151 @@ class Link(StepSource):
         self._kick()
         return call
 
-    async def _settle(self, call: Call, epoch: int) -> int:
+    async def answer_to(self, call: Call, stop: Stop | None = None) -> Any:
+        """The value of a call, or its error. When cancelled, a wait at the host is released.
+
+        Raises:
+            StopTraining: the stop came first.
+        """
+        slot = call.slot
+        try:
+            with EndsAtStop(slot, stop):
+                value = await slot.engine.park(slot)
+            if value is STOPPED:
+                raise StopTraining(f"a stop was requested while waiting for {slot.what}")
+        except BaseException:
+            self.release(call)
+            raise
+        outcome: Outcome = value
+        return outcome.unwrap()
+
+    def release(self, call: Call) -> None:
+        """Wait for its answer no more."""
+        with self._lock:
+            is_known = call.number in self._calls
+        if is_known and not self.grants_credits:
+            self.begin("release", call.number)
+
+    def count_run(self, epoch: str, published: int | None = None) -> Call:
+        """Count a run with a ticket; `step_after` awaits the step after it.
+
+        Args:
+            epoch: the one in which it began.
+            published: the step after it, as the step function says it; None: one more.
+        """
+        return self.begin("count", epoch, *((1,) if published is None else (0, published)))
+
+    async def step_after(self, run: Call) -> int:
+        """The step after a run; meanwhile its ticket is no credit that is held here."""
+        epoch = run.args[0]
         with self._lock:
             self._unsettled[epoch] += 1
         try:
-            value: int = await self.answer_to(call)
+            value: int = await self.answer_to(run)
             return value
         finally:
             with self._lock:
                 self._unsettled[epoch] -= 1
 
-    def _next_move(self) -> Move:
-        demand = self.step.demand()
-        move = self._policy.next_move(demand, now()) if self.grants_credits else Move()
-        if move.give_back:
-            self.step.grant(-move.give_back, epoch=demand.epoch)
-        return move
+    # The stream, on its event loop
 
-    def _message(self, num_wanted: int, *, takes: bool = False) -> Message:
+    def hello(self) -> Message:
+        """The first message of a connection; credits granted before it are void."""
+        self._granted = 0
+        spare = self.step.demand().num_spare
+        if spare:
+            self.step.grant(-spare, epoch=self.step.epoch)
+        with self._lock:  # the host knows which of them it has taken
+            self._unsent = list(self._calls.values())
+        return self._sent(self._message(0))
+
+    def next_message(self) -> Message | None:
+        """The message to send now, if any: calls, a heartbeat, or changes that concern the host."""
+        if self.grants_credits and len(self._calls) > len(self._unsent):
+            self.look_at = math.inf
+            return None  # the answer comes soon: changes until then go together
+        move = Move()
+        if self.grants_credits:
+            demand = self.step.demand()
+            move = self._policy.next_move(demand, now())
+            if move.give_back:
+                self.step.grant(-move.give_back, epoch=demand.epoch)
+        message = self._message(move.ask)
+        self.look_at = min(move.look_at, now() + _LOOK_SECS if message.num_held else math.inf)
+        is_new = message._replace(received=()) != self._last
+        return self._sent(message) if is_new else None
+
+    def receive(self, news: Mapping[str, Any]) -> None:
+        """Apply news of the host; they come in order."""
+        step, limit = self.step, news["limit"]
+        if news["epoch"] != self.epoch:
+            if self.epoch:
+                step.restart(news["step"])
+            self.epoch, self._granted = news["epoch"], 0
+            self._last = Message()
+        step.publish(news["step"])
+        if limit is not None and limit != self.limit:
+            self.limit = limit
+            step.raise_limit(limit)
+        num = news["num_granted"] - self._granted
+        if num > 0:
+            self._granted += num
+            step.grant(num, epoch=step.epoch)
+            self._policy.take_note(num, step.demand(), now())
+            held = self._last.num_held + num
+            self._last = self._last._replace(num_wanted=0, num_held=held, num_granted=self._granted)
+        if news["step"] >= self._last.next_step:
+            self._last = self._last._replace(next_step=math.inf)
+        if news["is_closed"] and not self.is_closed:
+            self.is_closed = True
+            step.set_source_state(SourceState.CLOSED, "its host was closed")
+        for number, value, error in news["answers"]:
+            self._received.append(number)
+            with self._lock:
+                call = self._calls.pop(number, None)
+            if call is not None:
+                call.slot.wake(Outcome(value, error))
+        self._when_told()
+
+    def set_state(self, state: SourceState, reason: str = "") -> None:
+        if state is SourceState.CLOSED:
+            with self._lock:
+                self._closed_for = self._closed_for or reason or "this process has left"
+                pending, self._calls, self._unsent = self._calls, {}, []
+            for each in pending.values():
+                self._fail(each)
+        if not (self.is_closed and state is SourceState.LIVE):
+            self.step.set_source_state(state, reason)
+        self._when_told()
+
+    def _fail(self, call: Call) -> None:
+        call.slot.wake(Outcome(error=self._lost(self._closed_for)))
+
+    def _sent(self, message: Message) -> Message:
+        self._last, self._received = message._replace(calls=(), received=(), asks=False), []
+        self.num_messages += 1
+        self.is_heartbeat_due = False
+        return message
+
+    def _message(self, num_wanted: int) -> Message:
+        """The state here, with all calls that were not sent: it is sent if there are any."""
         demand = self.step.demand()
         # A run is held until it is among the calls of a message, whether its ticket was returned or
         # not. One that ends after `demand` was read is held, too.
         with self._lock:
-            calls: list[Call] = []
-            if takes:
-                calls, self._unsent = self._unsent, []
-            num_held = demand.num_spare + demand.num_out - self._unsettled[demand.epoch]
-            num_held += sum(each.ticket_of == demand.epoch for each in self._unsent)
-        limits = [each for each in (demand.limit, self.limit) if each is not None]
+            calls, self._unsent = self._unsent, []
+            num_held = demand.num_spare + demand.num_out - self._unsettled[self.epoch]
+        limit = max((each for each in (demand.limit, self.limit) if each is not None), default=None)
+        each_step = self.step.last_known + 1 if self.wants_each_step else math.inf
         return Message(
             calls=tuple((each.number, each.function, each.args) for each in calls),
-            received=self._received,
-            next_step=self.next_step(demand),
-            limit=max(limits, default=None),
+            received=tuple(self._received),
+            asks=self.is_heartbeat_due,
+            next_step=min(demand.next_step, each_step),
+            limit=limit,
             epoch=self.epoch,
-            num_held=max(0, num_held) if self.grants_credits else 0,
+            # without a limit they are not asked for
+            num_held=0 if limit is None or not self.grants_credits else max(0, num_held),
             num_granted=self._granted,
             num_wanted=num_wanted,
         )

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Self
 
 from .._engine.base import Slot
 from .._engine.current import current_engine
-from .._engine.threads import Outcome
-
-_JOIN_SECS = 2.0
+from .._engine.threads import WorkThread
 
 
 class DaskLoop:
     """The event loop of a Dask client or worker, of the caller, or of a thread that `end` ends."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None = None
-    ) -> None:
+    _thread: WorkThread | None = None
+    _ended: asyncio.Future[None]  # of that thread: what ends it
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._thread = thread
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
 
     @classmethod
     def of_its_own(cls) -> Self:
@@ -32,10 +28,19 @@ class DaskLoop:
         running = running_loop()
         if running is not None:
             return cls(running)
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_serve, args=(loop,), name="asynchooks-dask", daemon=True)
-        thread.start()
-        return cls(loop, thread)
+        own = cls(asyncio.new_event_loop())
+        ended = own._ended = own._loop.create_future()
+
+        async def serve() -> None:
+            await ended
+
+        def run() -> None:  # at its end it cancels what is left: Dask's own tasks
+            with asyncio.Runner(loop_factory=lambda: own._loop) as runner:
+                runner.run(serve())
+
+        own._thread = WorkThread(current_engine(), "asynchooks-dask")
+        own._thread.begin(lambda: Context().run(run))
+        return own
 
     @property
     def is_here(self) -> bool:
@@ -54,58 +59,33 @@ class DaskLoop:
         if self.is_here:
             return await work
         slot = Slot(current_engine(), "Dask's event loop")
-        ended = ConnectionError("the event loop of the Dask client has ended")
-
-        async def carry() -> None:
-            outcome = Outcome(error=ended)
-            try:
-                outcome = Outcome(await work)
-            except Exception as error:
-                outcome = Outcome(error=error)
-            finally:
-                slot.wake(outcome)
-
-        def start() -> None:
-            task = self._loop.create_task(carry())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            started.append(task)
-
-        started: list[asyncio.Task[None]] = []
+        gone = ConnectionError("the event loop of the Dask client has ended")
         try:  # in an empty context: that of the caller names another event loop
-            self._loop.call_soon_threadsafe(start, context=Context())
+            future = Context().run(asyncio.run_coroutine_threadsafe, work, self._loop)
         except RuntimeError:
             work.close()
-            raise ended from None
+            raise gone from None
+        future.add_done_callback(slot.wake)
         try:
-            outcome: Outcome = await slot.engine.park(slot)
+            await slot.engine.park(slot)
         except BaseException:
-            self._soon(lambda: started[0].cancel())
+            future.cancel()
             raise
-        return outcome.unwrap()
+        if future.cancelled():
+            raise gone
+        return future.result()
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        """Call it there, from any thread, unless the event loop has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(fn)
 
     def end(self) -> None:
         """End the thread, if there is one."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._soon(self._loop.stop)
-            thread.join(_JOIN_SECS)
-
-    def _soon(self, fn: Any) -> None:
-        with suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(fn)
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-    left = asyncio.all_tasks(loop)  # of a call that was just cancelled, and Dask's own
-    for task in left:
-        task.cancel()
-    if left:
-        loop.run_until_complete(asyncio.wait(left, timeout=_JOIN_SECS / 2))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
+            self.soon(lambda: self._ended.set_result(None))
+            thread.close()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,235 +1,262 @@
-"""The members of a training: their messages, leases and credits, and which of them have news.
+"""Host: one training on a server: its processes, what they call, their leases, and their news.
 
-A state machine without I/O and without a clock: its host reports messages and the time that has
-passed, and sends the news.
+It does no I/O and reads no clock: what serves the connections reports messages and the time that
+has passed, and sends the news. The kinds of host say what a call does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
-from ._credits import share_of
+from ._messages import Message
 
 _NUM_LEFT = 1000
-"""Members that have left whose repeated calls are recognized."""
+"""Processes that have left which are recognized when they come back."""
+_TICKS_PER_LEASE, _LONGEST_TICK_SECS = 8, 1.0
+
+
+class Line(NamedTuple):
+    """A connection of a process."""
+
+    wake: Callable[[], object]
+    """Has the news of the process sent over it, soon."""
+    hang_up: Callable[[], object]
+    """Ends it."""
 
 
 class State(NamedTuple):
     """The progress of a training."""
 
-    number: int
-    """Counts changes other than of the step: the state with the larger one is newer."""
-    epoch: int
-    step: int
-    limit: int | None
+    epoch: int = 0
+    step: int = 0
+    limit: int | None = None
     is_closed: bool = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the step cannot advance any more."""
-        return self.is_closed or (self.limit is not None and self.step >= self.limit)
-
-
-class Answer(NamedTuple):
-    """The end of a call."""
-
-    order: int  # of all answers to the member, from 1
-    call: int  # its number, given by the member
-    value: Any
-    error: Exception | None = None
 
 
 class Member:
-    """One process of a training, from its first message until it leaves.
+    """One process of a training. It is remembered after it has left, as it may come back.
 
     Args:
         name: unique to the process.
-        wake: called when it has news; it may be called again before they are sent.
-        lease_secs: after more seconds than these without a message the member is silent.
+        lease_secs: after more seconds than these without a message it has left.
     """
 
-    __slots__ = (
-        "answers", "granted", "held", "is_due", "known", "knows_limit", "lease_secs", "name",
-        "next_step", "num_answers", "num_sent", "place", "secs_silent", "taken", "uncounted",
-        "wake", "wanted",
-    )  # fmt: skip
-
-    def __init__(self, name: str, wake: Callable[[], object], lease_secs: float) -> None:
+    def __init__(self, name: str, lease_secs: float) -> None:
         self.name = name
-        self.wake = wake
         self.lease_secs = lease_secs
-        self.place: str | None = None  # the address of its Dask worker, if it is one
+        self.line: Line | None = None  # the last connection, until it ends
         self.secs_silent = 0.0  # since its last message
-        self.known: State | None = None  # the newest state that was sent to it
         self.next_step: float = math.inf  # the lowest step that it waits for
-        self.is_due = False  # it has news of its own
-        # Calls
-        self.taken = 0  # the number of the newest one
-        self.answers: dict[int, Answer] = {}  # by their order, until it has received them
-        self.num_answers = 0  # ever
-        self.num_sent = 0  # of these, over the present connection
+        self.is_due = False  # it has news, whatever the step
+        self.has_said_bye = False  # its connection ends now
+        # Calls, by their numbers, which the process gives
+        self.taken = 0  # the newest one
+        self.answers: dict[int, Any] = {}  # until the process has received them
+        self.unsent: list[Any] = []  # of these, over the present connection
         # Credits
+        self.is_back = False  # it was away in this epoch: others may have been granted its runs
         self.knows_limit = False  # else it has runs under way without credits
         self.held = 0  # credits that it has, or that are on the way to it
-        self.granted = 0  # ever, in this epoch
+        self.granted = 0  # over the present connection, in this epoch
         self.wanted = 0
-        self.uncounted = 0  # of those held, the ones that others got while it was away
-
-    def tick(self, secs: float) -> bool:
-        """So much time has passed; returns whether the member is silent.
-
-        Its host adds up its own pauses instead of reading a clock: a host that was stopped itself
-        has received nothing, without any member being silent.
-        """
-        self.secs_silent += secs
-        return self.secs_silent > self.lease_secs
-
-    def has_news(self, state: State) -> bool:
-        """Whether this state, or something else, concerns the member."""
-        known = self.known
-        return (
-            self.is_due
-            or known is None
-            or state.number > known.number
-            or known.step < state.step >= self.next_step
-        )
 
     def answer(self, call: int, value: Any, error: Exception | None = None) -> None:
-        """A call of this member has ended."""
-        self.num_answers += 1
-        self.answers[self.num_answers] = Answer(self.num_answers, call, value, error)
-        self.is_due = True
+        """A call of this process has ended."""
+        self.answers[call] = found = call, value, error
+        self.unsent.append(found)
         self.wake()
 
-    def has_received(self, order: int) -> None:
-        """It has all answers up to this one."""
-        for each in [each for each in self.answers if each <= order]:
-            del self.answers[each]
+    def has_received(self, calls: Iterable[int]) -> None:
+        """It has the answers to these calls."""
+        for number in calls:
+            self.answers.pop(number, None)
 
-    def unsent(self) -> list[Answer]:
-        """The answers that are sent now: over a new connection all that it has not received."""
-        found = [each for order, each in self.answers.items() if order > self.num_sent]
-        self.num_sent = self.num_answers
-        return found
+    def has_news(self, state: State) -> bool:
+        return self.is_due or bool(self.unsent) or state.step >= self.next_step
 
-
-M = TypeVar("M", bound=Member)
+    def wake(self) -> None:
+        if self.line is not None:
+            self.line.wake()
 
 
-class MembershipTable(Generic[M]):
-    """All members of one training, and its state.
+class Host(ABC):
+    """A method `do_<function>(member, *arguments)` is called once for each call, in their order."""
 
-    Invariant: step + credits held by members <= limit, unless the limit was set below that.
-    """
+    member_type: ClassVar[type[Member]] = Member
+    lease_secs: float | None = None
+    """That of all processes; None: each has its own."""
 
     def __init__(self) -> None:
-        self.state = State(0, 0, 0, None)
-        self.members: dict[str, M] = {}
-        self._wanting: dict[str, M] = {}  # in order of asking
-        self._left: dict[str, Member] = {}
+        self.incarnation = uuid.uuid4().hex[:12]  # another host of this name is not this one
+        self.state = State()
+        self.members: dict[str, Any] = {}
+        self.left: dict[str, Any] = {}
+        self.num_calls = 0
+        """Ever."""
+        self.is_done = False
+        """Whether it is forgotten once all processes have said that they leave."""
+        self._watch: asyncio.Task[None] | None = None
 
-    def join(self, member: M) -> M:
-        """Add a member, in place of one of its name, whose calls it continues."""
-        before = self.members.get(member.name)
-        if before is not None:
-            self.leave(before)
-        left = self._left.pop(member.name, None)
-        if left is not None:
-            member.taken = left.taken
-            member.answers, member.num_answers = left.answers, left.num_answers
-        self.members[member.name] = member
+    @property
+    def epoch(self) -> str:
+        return f"{self.incarnation}.{self.state.epoch}"
+
+    @property
+    def is_forgotten(self) -> bool:
+        return self.is_done and all(each.has_said_bye for each in self.members.values())
+
+    def welcome(self) -> Any:
+        """What a process is told of the host when it connects."""
+        return None
+
+    # What the connections report
+
+    def join(self, name: str, line: Line, lease_secs: float, message: Message) -> Any:
+        """A process has connected, with its first message; perhaps again, and then it goes on.
+
+        Calls that it repeats are not done again, and answers that it lacks are sent again.
+        """
+        member = self.members.get(name)
+        has_left = member is None and name in self.left
+        if has_left:
+            member = self.left.pop(name)
+        elif member is None:
+            own_secs = lease_secs if self.lease_secs is None else self.lease_secs
+            member = self.member_type(name, own_secs)
+        elif member.line is not None:
+            member.line.hang_up()
+        self.members[name], member.line = member, line
+        member.has_received(message.received)
+        member.unsent = list(member.answers.values())
+        member.granted = member.held = 0
+        member.is_back = message.epoch == self.epoch
+        if has_left:
+            self._came_back(member)
+        self.take(member, line, message)
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_members(), name="asynchooks-watch")
         return member
 
-    def leave(self, member: M) -> None:
-        """Remove a member: its credits are free for others."""
-        if self.members.get(member.name) is not member:
-            return
-        del self.members[member.name]
-        self._wanting.pop(member.name, None)
-        self._left[member.name] = member
-        while len(self._left) > _NUM_LEFT:
-            del self._left[next(iter(self._left))]
-        self._grant()
+    def take(self, member: Any, line: Line, message: Message) -> bool:
+        """A message has come over a connection; the answers are part of the news.
 
-    def update(self, epoch: int, step: int, limit: int | None, *, is_closed: bool = False) -> State:
-        """Set the state and wake the members that have news; credits end with their epoch."""
-        before, members = self.state, self.members.values()
-        if (epoch, limit, is_closed) == (before.epoch, before.limit, before.is_closed):
-            self.state = state = State(before.number, epoch, step, limit, is_closed)
-            for member in members:
-                if member.next_step <= step and member.has_news(state):
-                    member.wake()
-            return state
-        self.state = state = State(before.number + 1, epoch, step, limit, is_closed)
-        for member in members:
-            if epoch != before.epoch:
-                member.held = member.granted = member.uncounted = 0
+        Returns:
+            False if the process has another connection by now, over which it repeats its calls.
+        """
+        if member.line is not line:
+            return False
+        member.secs_silent = 0.0
+        member.has_received(message.received)
+        for number, function, args in message.calls:
+            if number > member.taken:
+                member.taken = number
+                self.num_calls += 1
+                self._call(member, number, function, args)
+        member.next_step = message.next_step
+        member.is_due |= message.asks
+        limit, own_limit = self.state.limit, message.limit
+        if own_limit is not None and (limit is None or own_limit > limit):
+            self._raise_limit(own_limit)
+        if member.has_news(self.state):
             member.wake()
-        return state
+        return True
 
-    def has_sent(self, member: M) -> None:
-        """All news of the member were sent."""
-        member.known, member.is_due = self.state, False
-        if member.next_step <= self.state.step:
+    def news(self, member: Any) -> dict[str, Any]:
+        """The news of one process, which are sent at once."""
+        state = self.state
+        answers, member.unsent, member.is_due = member.unsent, [], False
+        if state.step >= member.next_step:
             member.next_step = math.inf
+        return {
+            "epoch": self.epoch,
+            "step": state.step,
+            "limit": state.limit,
+            "is_closed": state.is_closed,
+            "num_granted": member.granted,
+            "answers": self._packed(answers),
+        }
 
-    @property
-    def num_held(self) -> int:
-        """Credits of all members that count."""
-        return sum(each.held - each.uncounted for each in self.members.values())
+    def ended(self, member: Any, line: Line) -> None:
+        """A connection has ended."""
+        if member.line is line:
+            member.line = None
+            self._look_at(member)
 
-    @property
-    def num_wanting(self) -> int:
-        """Members that wait for credits."""
-        return len(self._wanting)
+    def tick(self, secs: float) -> None:
+        """So much time has passed.
 
-    def resume(self, member: M, num_held: int) -> None:
-        """The member has come back with credits, of which others may have got some meanwhile."""
-        limit, free = self.state.limit, num_held
-        if limit is not None:
-            free = max(0, min(limit - self.state.step - self.num_held, num_held))
-        member.held, member.uncounted = num_held, num_held - free
-
-    def settle(self, member: M, num_runs: int) -> int:
-        """The member has made runs; returns how many of them count."""
-        late = min(num_runs, member.uncounted)
-        member.uncounted -= late
-        return num_runs - late
-
-    def request(self, member: M, num_wanted: int) -> None:
-        """The member wants so many credits; those that are free are granted to all that want some.
-
-        Call it after each message: the number of credits held may have changed.
+        The pauses are added up, and no clock is read: a host that was stopped itself has received
+        nothing, without any process being silent. Nor does a pause that was begun for longer leases
+        count in full for a process that has just joined.
         """
-        member.wanted = num_wanted
-        if not num_wanted:
-            self._wanting.pop(member.name, None)
-        elif member.name not in self._wanting:
-            self._wanting[member.name] = member
-        self._grant()
+        for member in list(self.members.values()):
+            member.secs_silent += min(secs, member.lease_secs / _TICKS_PER_LEASE)
+            self._look_at(member)
 
-    def _grant(self) -> None:
-        """Grant credits to the members that want some, as long as there are any.
+    async def _watch_members(self) -> None:
+        while self.members:
+            shortest = min(each.lease_secs for each in self.members.values())
+            secs = min(shortest / _TICKS_PER_LEASE, _LONGEST_TICK_SECS)
+            await asyncio.sleep(secs)
+            self.tick(secs)
 
-        Not before every member has reported its runs under way without credits, from before it
-        knew the limit.
-        """
-        limit = self.state.limit
-        if limit is None or not self._wanting:
+    def _look_at(self, member: Any) -> None:
+        """Have it leave if it is gone."""
+        if not self._is_gone(member):
             return
-        if not all(each.knows_limit for each in self.members.values()):
-            return
-        free = limit - self.state.step - self.num_held
-        for member in list(self._wanting.values()):
-            if free <= 0:
-                return
-            num = min(member.wanted, share_of(free, len(self.members)))
-            member.held += num
-            member.granted += num
-            member.wanted = 0
-            free -= num
-            del self._wanting[member.name]
-            member.is_due = True
-            member.wake()
+        if member.line is not None:  # it connects again if it goes on
+            member.line.hang_up()
+            member.line = None
+        self.left[member.name] = self.members.pop(member.name)
+        while len(self.left) > _NUM_LEFT:
+            del self.left[next(iter(self.left))]
+        self._has_left(member)
+
+    def update(self, **changes: Any) -> None:
+        """Set the state and wake the processes that have news; credits end with their epoch."""
+        before, self.state = self.state, self.state._replace(**changes)
+        is_news = self.state._replace(step=0) != before._replace(step=0)
+        for member in self.members.values():
+            if self.state.epoch != before.epoch:
+                member.held, member.granted, member.is_back = 0, 0, False
+            member.is_due |= is_news
+            if member.has_news(self.state):
+                member.wake()
+
+    # What each kind of host does
+
+    def do_bye(self, member: Any) -> None:
+        """It leaves, after all that it has called."""
+        member.has_said_bye = True
+
+    def _call(self, member: Any, number: int, function: str, args: Any) -> None:
+        self._answer(member, number, partial(getattr(self, f"do_{function}"), member, *args))
+
+    def _answer(self, member: Any, number: int, do: Callable[[], Any]) -> None:
+        try:
+            member.answer(number, do())
+        except Exception as error:  # the caller's
+            member.answer(number, None, error)
+
+    def _packed(self, answers: list[Any]) -> Any:
+        """The answers, for the connection."""
+        return answers
+
+    @abstractmethod
+    def _raise_limit(self, limit: int) -> None: ...
+
+    @abstractmethod
+    def _is_gone(self, member: Any) -> bool:
+        """Whether it has left; asked when its connection has ended, and while it is silent."""
+
+    @abstractmethod
+    def _has_left(self, member: Any) -> None: ...
+
+    def _came_back(self, member: Any) -> None:  # noqa: B027
+        """It had left."""

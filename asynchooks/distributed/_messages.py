@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 FOLLOW = "asynchooks_follow"
@@ -31,7 +29,8 @@ class Message(NamedTuple):
     """From a process: what it calls, and what it needs. Messages come in order, or not at all."""
 
     calls: Any = ()  # (number, function, arguments); a number that is not new was taken before
-    received: int = 0  # of the answers
+    received: tuple[int, ...] = ()  # the calls whose answers have come
+    asks: bool = False  # for news, whether there are any or not
     next_step: float = math.inf  # the lowest step that a task there waits for
     limit: int | None = None  # the largest that it knows; None: it runs without credits
     # Credits, of an epoch
@@ -44,34 +43,3 @@ class Message(NamedTuple):
         """Default values are left out (9 us to pack instead of 29)."""
         plain = Message._field_defaults
         return {key: value for key, value in self._asdict().items() if value != plain[key]}
-
-    @classmethod
-    def unpacked(cls, fields: Mapping[str, Any]) -> Message:
-        """Unknown fields are ignored."""
-        return cls(**{key: fields[key] for key in cls._fields if key in fields})
-
-
-@dataclass(frozen=True)
-class HostStatistics:
-    """Counts of a parameter server that many processes share, at one moment.
-
-    Example:
-        async with RemoteParameterServer(address) as server:
-            statistics = await server.statistics()
-    """
-
-    version: int
-    processes: int
-    """Processes that are connected, or whose workers are still expected back."""
-    processes_away: int
-    """Those of them that are silent for longer than the lease."""
-    workers_present: int
-    waits: int
-    """Workers' waits that have not ended, or whose end was not received."""
-    blocked_requests: int
-    """Connections over which news come: at most one for each process."""
-    requests: int
-    """Ever, with the one for these counts."""
-    collected: int
-    applied: int
-    discarded: int

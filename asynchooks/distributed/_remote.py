@@ -9,22 +9,25 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Self
 
+import numpy as np
+from distributed.protocol import Serialized, serialize
+
 from .._check import instance, number
 from .._engine.base import AsyncOnly, Slot
 from .._engine.current import current_engine
 from .._engine.recording import Kind, begun_span, current_recorder, ended
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
-from .._step.remote import Demand, SourceState
 from ..protocols import ABANDONED, Membership, Pushed, Snapshot
 from ..protocols._server import record_push
 from ..protocols._waits import compute_unless
 from ._link import Call, Link
 from ._loop import DaskLoop
-from ._messages import HostStatistics, ServerAddress
+from ._messages import ServerAddress
 from ._stream import Place, Stream
 
-_CLOSE_SECS = 2.0
+_GIVE_UP_SECS = 30.0
+"""How long neither the worker nor the scheduler may answer."""
 
 
 class WorkerPlace(Place):
@@ -32,83 +35,25 @@ class WorkerPlace(Place):
 
     counts = False
 
-    def __init__(self, owner: Any, address: str, *, is_client: bool) -> None:
-        super().__init__(owner, address)
-        self._is_client = is_client
-        self._where = f"the parameter server at {address}"
-
-    @property
-    def here(self) -> str | None:
-        return None if self._is_client else str(self._owner.address)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_client and super().is_closed
-
-    async def why_gone(self, *, is_lost_long: bool) -> str:
-        if self.is_closed:
-            return "its Dask client is closed"
+    async def why_gone(self, secs: float) -> str:
+        where, why = f"the parameter server at {self.address}", await super().why_gone(secs)
+        if why:
+            return why
         try:
             known = await self._owner.scheduler.ncores(workers=[self.address])
         except OSError as error:  # the network may be cut; not for ever
-            what = f"{self._where} is lost, and so is the scheduler: {error}"
-            return what if is_lost_long else ""
-        return "" if self.address in known else f"{self._where} is gone: its worker has left"
-
-    async def register(self, timeout_secs: float) -> None:
-        """`host_parameter_server` has done it."""
+            what = f"{where} is lost, and so is the scheduler: {error}"
+            return what if secs > _GIVE_UP_SECS else ""
+        return "" if self.address in known else f"{where} is gone: its worker has left"
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
         why = "was its host closed, or its worker restarted?"
-        return StepSourceLostError(f"{self._where} is gone: {why}")
+        return StepSourceLostError(f"the parameter server at {self.address} is gone: {why}")
 
     def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
-        return StepSourceLostError(f"{self._where} cannot be reached: {reason!r}")
-
-
-class ServerLink(Link):
-    """A link that also tells computations when they become useless."""
-
-    def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
-        super().__init__(global_step, kick, counts=False, lost=StepSourceLostError)
-        self._watchers: dict[Slot, int] = {}  # slot: the version that it works on
-        self._watches = False  # `watch` was called: most likely again for the next version
-        self._is_lost = False
-        self.abandons_stale = False
-        """Whether the protocol does so at each update."""
-
-    def watch(self, version: int, slot: Slot) -> Callable[[], object]:
-        """Have the slot woken when work on a version becomes useless; returns what undoes this."""
-        if self._is_useless(version):
-            slot.wake(ABANDONED)
-        self._watchers[slot] = version
-        self._watches = True
-        self.look_again()
-        return lambda: self._watchers.pop(slot, None)
-
-    def next_step(self, demand: Demand) -> float:
-        if self._watches and self.abandons_stale:
-            return min(demand.next_step, self.step.last_known + 1)
-        return demand.next_step
-
-    def receive(self, news: Mapping[str, Any]) -> None:
-        super().receive(news)
-        self._abandon()
-
-    def set_state(self, state: SourceState, reason: str = "") -> None:
-        super().set_state(state, reason)
-        self._is_lost = state is SourceState.CLOSED
-        self._abandon()
-
-    def _abandon(self) -> None:
-        for slot, version in list(self._watchers.items()):
-            if self._is_lost or self._is_useless(version):
-                self._watchers.pop(slot, None)
-                slot.wake(ABANDONED)
-
-    def _is_useless(self, version: int) -> bool:
-        known = self.step.last_known
-        return version > known or self.is_over or (version < known and self.abandons_stale)
+        return StepSourceLostError(
+            f"the parameter server at {self.address} cannot be reached: {reason!r}"
+        )
 
 
 class RemoteParameterServer(AsyncOnly, Membership):
@@ -120,9 +65,11 @@ class RemoteParameterServer(AsyncOnly, Membership):
     `push` has the wait of `end_step` begin. Workers wait in this process: one connection brings the
     ends of all their waits, so that a cancelled worker leaves at once.
 
-    The workers of a process that dies, or is silent for the lease, have left: the others do not
-    wait for them any longer; at its next request they join again. With an infinite lease the others
-    wait. A process that ends with an error has the lease to be restarted.
+    The workers of a process that is silent for the lease have left: the others do not wait for them
+    any longer. So have those of a process that dies, 5 s after its last message; but one that ends
+    with an error has the lease to be started again. With an infinite lease the others wait. A
+    process that comes back, perhaps because the network was cut, goes on, and its workers join
+    again.
 
     Its `global_step` counts the server's updates: a limit that a process sets is sent with its
     next request, and no update goes beyond it.
@@ -156,7 +103,9 @@ class RemoteParameterServer(AsyncOnly, Membership):
             "open_secs", open_secs, above=0.0, finite=False, expected="seconds > 0"
         )
         self.global_step = GlobalStep(multi_process=True, published_only=True)
-        self._link: ServerLink | None = None
+        self._link: Link | None = None
+        self._abandons_stale = False
+        self._watchers: dict[Slot, int] = {}  # slot: the version that it works on
         self._num_workers = 0
         self._steps: dict[int, GlobalStep] = {}  # each as its session sees it
         self._begun: dict[int, Snapshot] = {}  # the result of `begin_step`, until it is pulled
@@ -164,25 +113,27 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
     async def __aenter__(self) -> Self:
         owner = own_worker() if self._client is None else self._client
-        place = WorkerPlace(owner, self.address.worker, is_client=self._client is not None)
-        self._loop = DaskLoop(owner.loop.asyncio_loop)
-        self._stream = Stream(place, self.address.key)
-        link = ServerLink(self.global_step, self._stream.kick)
-        self.global_step.feed_from(link)
-        await self._loop.run(self._stream.open(link, self._open_secs))
-        self._num_workers, self._protocol, link.abandons_stale, *waits = self._stream.welcome
+        loop, place = DaskLoop(owner.loop.asyncio_loop), WorkerPlace(owner, self.address.worker)
+        self._stream = stream = Stream(loop, place, self.address.key)
+        link = Link(
+            self.global_step,
+            stream.kick,
+            counts=False,
+            lost=StepSourceLostError,
+            packed=_serialized,
+            when_told=self._abandon,
+        )
+        await stream.open(link, self._open_secs)
+        self._num_workers, self._protocol, self._abandons_stale, *waits = stream.welcome
         self._waits_before, self._waits_after = waits
         self._link = link
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        reason = f"this process has left {self.address.key}"
-        with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
-            await self._loop.run(self._stream.close(_CLOSE_SECS))
-        self._server.set_state(SourceState.CLOSED, reason)
+        await self._stream.aclose(f"this process has left {self.address.key}")
 
     @property
-    def _server(self) -> ServerLink:
+    def _server(self) -> Link:
         if self._link is None:
             raise RuntimeError(
                 "the server is not open; write: async with RemoteParameterServer(address) as server"
@@ -217,12 +168,10 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
     async def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
-        self.check_worker(worker)
         await self._server.call("join", worker)
 
     async def leave(self, worker: int) -> None:
         """Count a worker as gone for good; as in `ParameterServer`."""
-        self.check_worker(worker)
         self._drop_step(worker)
         self._steps.pop(worker, None)
         await self._server.call("leave", worker)
@@ -237,7 +186,6 @@ class RemoteParameterServer(AsyncOnly, Membership):
             StopTraining: training is over, the worker has left, or its session was asked to stop.
             StepSourceLostError: the server cannot be reached.
         """
-        self.check_worker(worker)
         server = self._server
         self._drop_step(worker)
         what = f"permission to begin a step, as worker {worker}"
@@ -258,7 +206,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         if snapshot is None or snapshot.version != self.version:
             with _request("pull", worker):
                 snapshot = await self._server.call("pull")
-        return _frozen(snapshot)
+        return Snapshot(_mapped(_read_only, snapshot.parameters), snapshot.version)
 
     async def push(self, worker: int, gradient: Any, version: int) -> Pushed:
         """Send a gradient that was computed at a version; waits only for the answer.
@@ -269,7 +217,6 @@ class RemoteParameterServer(AsyncOnly, Membership):
             ValueError, TypeError: an argument does not fit; nothing has changed.
             StepSourceLostError: the server cannot be reached; it may have taken the gradient.
         """
-        self.check_worker(worker)
         server = self._server
         self._drop_step(worker)
         call = server.begin("push", worker, gradient, version)
@@ -289,7 +236,6 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Raises:
             StepSourceLostError: the server cannot be reached.
         """
-        self.check_worker(worker)
         server = self._server
         if self._waits_after:
             wait = self._ends.pop(worker, None) or self._begin_end(worker)
@@ -305,7 +251,21 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
         As in `ParameterServer`; also when the server is lost for good.
         """
-        return self._server.watch(version, slot)
+        self._watchers[slot] = version  # before the look: news may come in another thread
+        self._server.wants_each_step = self._abandons_stale
+        self._server.look_again()
+        self._abandon()
+        return lambda: self._watchers.pop(slot, None)
+
+    def _abandon(self) -> None:
+        """Wake those that work on a version which has become useless."""
+        if self._link is None:
+            return
+        known, is_over, stale = self.version, self.is_over, self._abandons_stale
+        for slot, version in list(self._watchers.items()):
+            if is_over or version > known or (version < known and stale):
+                self._watchers.pop(slot, None)
+                slot.wake(ABANDONED)
 
     async def compute(
         self, version: int, fn: Callable[..., Awaitable[Any]], *args: Any
@@ -326,7 +286,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Savers do not await it: save the result, `StateDictSaver(server=state)`, and `restore` into
         that for `load_state_dict`.
         """
-        state: dict[str, Any] = _writeable(await self._server.call("state_dict"))
+        state: dict[str, Any] = _mapped(np.array, await self._server.call("state_dict"))
         return state
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -342,10 +302,14 @@ class RemoteParameterServer(AsyncOnly, Membership):
         counts: dict[int, int] = await self._server.call("staleness_counts", worker)
         return counts
 
-    async def statistics(self) -> HostStatistics:
-        """The server's present counts, of all processes."""
-        statistics: HostStatistics = await self._server.call("statistics")
-        return statistics
+    async def statistics(self) -> dict[str, int]:
+        """The server's present counts, of all processes.
+
+        Of gradients that were applied, discarded, or are collected; of workers that are present; of
+        processes, those that are away (gone, or silent for too long) among them; of waits.
+        """
+        found: dict[str, int] = await self._server.call("statistics")
+        return found
 
     def _stop_of(self, worker: int) -> Any:
         step = self._steps.get(worker)
@@ -370,11 +334,14 @@ def _request(function: str, worker: int) -> AbstractContextManager[None]:
     return ended(begun_span(current_engine(), Kind.REQUEST, function, worker))
 
 
-def _frozen(snapshot: Snapshot) -> Snapshot:
-    parameters, version = snapshot
-    if not isinstance(parameters, Mapping):
-        return Snapshot(_read_only(parameters), version)
-    return Snapshot({name: _read_only(each) for name, each in parameters.items()}, version)
+def _serialized(args: Any) -> Any:
+    """What is sent: made here, as an error in a message would end the connection."""
+    try:
+        return Serialized(*serialize(args, on_error="raise"))
+    except TypeError as error:
+        raise TypeError(
+            f"{args!r} cannot be sent to another process ({error}); give arrays and numbers"
+        ) from error
 
 
 def _read_only(array: Any) -> Any:
@@ -382,15 +349,13 @@ def _read_only(array: Any) -> Any:
     return array
 
 
-def _writeable(state: Any) -> Any:
-    """A writeable copy of a received state, whose arrays may be views of the message."""
-    import numpy as np
-
-    if isinstance(state, dict):
-        return {key: _writeable(each) for key, each in state.items()}
-    if isinstance(state, list):
-        return [_writeable(each) for each in state]
-    return np.array(state) if isinstance(state, np.ndarray) else state
+def _mapped(fn: Callable[[Any], Any], value: Any) -> Any:
+    """The value with a function of each array in it; arrays that came may be views of a message."""
+    if isinstance(value, Mapping):
+        return {key: _mapped(fn, each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_mapped(fn, each) for each in value]
+    return fn(value) if isinstance(value, np.ndarray) else value
 
 
 def own_worker() -> Any:

@@ -5,70 +5,53 @@ The waits of workers are tasks on this event loop; each answers the call that be
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import math
+from typing import Any
 
-from distributed.protocol import to_serialize
+from distributed.protocol import pickle, to_serialize
 
 from .._engine.base import EngineTask
 from .._engine.current import current_engine
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
 from ..protocols import ParameterServer, Protocol, Pushed, Snapshot
-from ._dask_plugin import Host
-from ._membership import Answer, Member
-from ._messages import HostStatistics
+from ._membership import Host, Member
 
 logger = logging.getLogger("asynchooks")
 
-
-@dataclass(slots=True, eq=False)
-class Wait:
-    """One worker's wait to begin or to end a step."""
-
-    run: Callable[[], Any]
-    """Begins it: a coroutine function, which may be called again."""
-    task: EngineTask | None = None
-
-    def interrupt(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-        self.task = None
+_OF_SERVER = ("close", "state_dict", "load_state_dict", "staleness_counts")
+"""What a process may call of the server itself."""
+_GONE_SECS = 5.0
+"""After these a process has died whose connection has ended: a live one connects again at once."""
 
 
 class ServedProcess(Member):
     """One process: its workers, and their waits."""
 
-    __slots__ = ("has_left", "is_away", "waits", "workers")
-
-    def __init__(self, name: str, wake: Callable[[], object], lease_secs: float) -> None:
-        super().__init__(name, wake, lease_secs)
-        self.is_away = False  # silent, and its workers have left
-        self.has_left = False
-        self.workers: set[int] = set()  # with a call from here, that have not left
-        self.waits: dict[int, Wait] = {}  # by the call
+    def __init__(self, name: str, lease_secs: float) -> None:
+        super().__init__(name, lease_secs)
+        self.waits: dict[int, tuple[str, Any]] = {}  # function and arguments, by the call
+        self.tasks: dict[int, EngineTask] = {}  # of these waits, unless the process has left
 
 
 class ServedParameters(Host):
     """The host of a parameter server; `host_parameter_server` makes it and closes it.
 
-    A process that is silent for longer than the lease is away: its workers leave, so that others do
-    not wait for them. At its next message they join again. One that ends without a word has as long
-    to be started again.
+    When a process has left its workers leave, so that others do not wait for them; when it comes
+    back they join again, and its waits go on. It has left when it is silent for longer than the
+    lease. So has one whose connection has ended, a little later; but one that ended with an error,
+    and said so, has the lease to be started again.
 
     Args:
         lease_secs: as for `host_parameter_server`.
         options: of `ParameterServer`.
     """
 
-    waits: ClassVar = frozenset(("begin_step", "end_step"))
+    member_type = ServedProcess
 
     def __init__(
         self,
-        worker: Any,
         parameters: Any,
         protocol: Protocol,
         num_workers: int,
@@ -76,19 +59,19 @@ class ServedParameters(Host):
         options: dict[str, Any],
     ) -> None:
         super().__init__()
-        self._is_gone = False
-        self._worker = worker  # the Dask worker that it is on
+        self._is_closed = False
+        self._owners: dict[int, ServedProcess] = {}  # the last to call for a worker, until it left
         step = GlobalStep(multi_process=True, published_only=True)
         self.server = ParameterServer(
             parameters, protocol, num_workers=num_workers, global_step=step, **options
         )
-        self.lease_secs: float = lease_secs
+        self.lease_secs = lease_secs
 
     async def aclose(self) -> None:
         """Make no further update, which ends all waits; later calls fail."""
         self.server.close()
         self._update()
-        self._is_gone = True
+        self._is_closed = True
 
     def welcome(self) -> Any:
         server, protocol = self.server, self.server.protocol
@@ -97,35 +80,27 @@ class ServedParameters(Host):
 
     # What processes call
 
-    def do_bye(self, member: ServedProcess) -> None:
-        """It leaves; those of its workers that have not left stay until the lease ends."""
-        member.has_left = True
-        for number in list(member.waits):
-            self.do_release(member, number)
-
     def do_release(self, member: ServedProcess, number: int) -> None:
         """It waits no more."""
-        wait = member.waits.pop(number, None)
-        if wait is not None:
-            wait.interrupt()
+        if member.waits.pop(number, None) is not None:
+            _interrupt(member, number)
+            member.answer(number, None)
 
     def do_join(self, member: ServedProcess, worker: int) -> None:
         self._claim(member, worker)
         self.server.join(worker)
-        self._update()
 
     def do_leave(self, member: ServedProcess, worker: int) -> None:
         self._claim(member, worker)
+        del self._owners[worker]
         self.server.leave(worker)
-        member.workers.discard(worker)
-        self._update()
 
-    async def do_begin_step(self, member: ServedProcess, worker: int) -> Snapshot:
+    async def wait_begin_step(self, member: ServedProcess, worker: int) -> Snapshot:
         self._claim(member, worker)
         await self.server.begin_step(worker)
         return self.server.pull(worker)
 
-    async def do_end_step(self, member: ServedProcess, worker: int) -> None:
+    async def wait_end_step(self, member: ServedProcess, worker: int) -> None:
         self._claim(member, worker)
         await self.server.end_step(worker)
 
@@ -134,152 +109,126 @@ class ServedParameters(Host):
 
     def do_push(self, member: ServedProcess, worker: int, gradient: Any, version: int) -> Pushed:
         self._claim(member, worker)
-        pushed = self.server.push(worker, gradient, version)
-        self._update()
-        return pushed
+        return self.server.push(worker, gradient, version)
 
-    def do_close(self, member: ServedProcess) -> None:
-        self.server.close()
-        self._update()
-
-    def do_state_dict(self, member: ServedProcess) -> dict[str, Any]:
-        return self.server.state_dict()
-
-    def do_load_state_dict(self, member: ServedProcess, state: dict[str, Any]) -> None:
-        self.server.load_state_dict(state)
-        self._update()
-
-    def do_staleness_counts(self, member: ServedProcess, worker: int | None) -> dict[int, int]:
-        return self.server.staleness_counts(worker)
-
-    def do_statistics(self, member: ServedProcess) -> HostStatistics:
-        server, members = self.server, self.table.members.values()
-        return HostStatistics(
-            version=server.version,
-            processes=len(members),
-            processes_away=sum(each.is_away for each in members),
-            workers_present=server.num_present,
-            waits=sum(len(each.waits) for each in members),
-            blocked_requests=sum(
-                each.name in self.hang_ups and not each.is_away for each in members
-            ),
-            requests=self.num_calls,
-            collected=server.num_collected,
-            applied=server.num_applied,
-            discarded=server.num_discarded,
-        )
-
-    # Its members
-
-    def _member(self, name: str, wake: Callable[[], object], lease_secs: float) -> ServedProcess:
-        known: ServedProcess | None = self.table.members.get(name)
-        if known is None:
-            return ServedProcess(name, wake, self.lease_secs)
-        known.wake, known.num_sent = wake, 0  # its waits go on over the new connection
-        return known
-
-    def _packed(self, answers: list[Answer]) -> Any:
-        return to_serialize([tuple(each) for each in answers])
-
-    def _raise_limit(self, limit: int) -> None:
-        self.server.global_step.raise_limit(limit)
-        self._update()
-
-    def _disconnected(self, member: ServedProcess) -> None:
-        if not member.workers:
-            self.table.leave(member)
-
-    def _is_silent(self, member: ServedProcess) -> None:
-        if not member.is_away:
-            self._drop(member, f"No message came for {self.lease_secs:g} s from")
-
-    def _is_back(self, member: ServedProcess) -> None:
-        if member.is_away:
-            logger.info("The process of the workers %s is back", sorted(member.workers))
-            member.is_away = False
-            for worker in sorted(member.workers):
-                self.server.join(worker)
-            for number in member.waits:
-                self._start(member, number)
-
-    async def _look_for_gone(self, secs: float) -> None:
-        """The scheduler knows first that a Dask worker has died."""
-        silent = [each for each in self.table.members.values() if each.secs_silent > secs]
-        places = {each.place for each in silent if each.place and not each.is_away}
-        if not places:
-            return
-        try:
-            async with asyncio.timeout(secs):
-                known = await self._worker.scheduler.ncores(workers=list(places))
-        except (OSError, TimeoutError):
-            return
-        for member in silent:
-            if member.place in places.difference(known) and member.secs_silent > secs:
-                self._drop(member, f"The Dask worker {member.place} has left the cluster, and")
-
-    def _drop(self, member: ServedProcess, why: str) -> None:
-        member.is_away = True
-        for wait in member.waits.values():  # they go on when it is back
-            wait.interrupt()
-        if member.workers:
-            logger.warning(
-                "%s the process of the workers %s: others do not wait for them any longer",
-                why, sorted(member.workers),
-            )  # fmt: skip
-        for worker in sorted(member.workers):
-            self.server.leave(worker)
-        if member.has_left or not member.workers:
-            self.table.leave(member)
-        self._update()
-
-    def _claim(self, member: ServedProcess, worker: int) -> None:
-        self.server.check_worker(worker)
-        if worker in member.workers:
-            return
-        for other in list(self.table.members.values()):
-            if worker in other.workers:
-                other.workers.remove(worker)
-                if other.is_away:  # the worker has left with it, and now joins again
-                    self.server.join(worker)
-                if not other.workers and (other.has_left or other.is_away):
-                    self.table.leave(other)
-        member.workers.add(worker)
+    def do_statistics(self, member: ServedProcess) -> dict[str, int]:
+        server, members = self.server, self.members.values()
+        away = [each for each in self.left.values() if self._workers_of(each)]
+        return {
+            "version": server.version,
+            "processes": len(members) + len(away),
+            "processes_away": len(away),
+            "processes_connected": sum(each.line is not None for each in members),
+            "workers_present": server.num_present,
+            "waits": sum(len(each.waits) for each in [*members, *away]),
+            "requests": self.num_calls,
+            "collected": server.num_collected,
+            "applied": server.num_applied,
+            "discarded": server.num_discarded,
+        }
 
     def _call(self, member: ServedProcess, number: int, function: str, args: Any) -> None:
-        if self._is_gone and function not in ("bye", "release"):
+        if self._is_closed and function not in ("bye", "release"):
             error = StepSourceLostError("the parameter server is gone: its host has closed it")
             member.answer(number, None, error)
+        elif hasattr(self, f"wait_{function}"):
+            member.waits[number] = function, args
+            self._start(member, number)
+        elif function in _OF_SERVER:
+            self._answer(member, number, lambda: getattr(self.server, function)(*args))
         else:
             super()._call(member, number, function, args)
-
-    def _begin_wait(self, member: ServedProcess, number: int, wait: Callable[[], Any]) -> None:
-        member.waits[number] = Wait(wait)
-        self._start(member, number)
+        self._update()
 
     def _start(self, member: ServedProcess, number: int) -> None:
-        wait = member.waits[number]
+        function, args = member.waits[number]
 
         async def run() -> None:
             value: Any = None
             error: Exception | None = None
             try:
-                value = await wait.run()
+                value = await getattr(self, f"wait_{function}")(member, *args)
             except StopTraining as stop:
                 error = StopTraining(*stop.args)  # without its traceback, which holds frames
             except Exception as raised:  # the protocol's own, raised to the worker
                 error = raised
-            if wait.task is task:  # else it was interrupted, and has ended all the same
-                del member.waits[number]
+            if member.tasks.get(number) is task:  # else it was interrupted, and has ended anyway
+                del member.tasks[number], member.waits[number]
                 member.answer(number, value, error)
+            self._update()  # what was collected before a restore may have been due
 
-        task = wait.task = current_engine().start(run)
+        task = member.tasks[number] = current_engine().start(run)
+
+    def _packed(self, answers: list[Any]) -> Any:
+        return to_serialize([(call, value, _portable(error)) for call, value, error in answers])
+
+    # Its members
+
+    def _raise_limit(self, limit: int) -> None:
+        self.server.global_step.raise_limit(limit)
+        self.server.recheck_waits()
+        self._update()
+
+    def _workers_of(self, member: ServedProcess) -> list[int]:
+        return sorted(worker for worker, each in self._owners.items() if each is member)
+
+    def _is_gone(self, member: ServedProcess) -> bool:
+        patience = member.lease_secs
+        if member.line is None:
+            if not self._workers_of(member):
+                return True
+            if patience < math.inf and not member.has_said_bye:
+                patience = min(patience, _GONE_SECS)
+        return member.secs_silent > patience
+
+    def _has_left(self, member: ServedProcess) -> None:
+        for number in list(member.tasks):  # the waits go on when it is back
+            _interrupt(member, number)
+        for worker in self._workers_of(member):
+            logger.warning(
+                "The process of worker %d has left, or no message came from it for %g s: others do "
+                "not wait for it any longer", worker, member.lease_secs,
+            )  # fmt: skip
+            try:
+                self.server.leave(worker)
+            except Exception:  # of an update; it must not end the watch over the other processes
+                logger.exception("An update failed that was due when worker %d had left", worker)
+        self._update()
+
+    def _came_back(self, member: ServedProcess) -> None:
+        for worker in self._workers_of(member):
+            logger.info("The process of worker %d is back", worker)
+            self.server.join(worker)
+        for number in member.waits:
+            self._start(member, number)
+
+    def _claim(self, member: ServedProcess, worker: int) -> None:
+        self.server.check_worker(worker)
+        before, self._owners[worker] = self._owners.get(worker, member), member
+        if before is not member:
+            if before.name in self.left:  # the worker has left with it, and now joins again
+                self.server.join(worker)
+            else:
+                self._look_at(before)
 
     def _update(self) -> None:
-        """The state is new: members that wait for it have news."""
-        server, before = self.server, self.table.state
-        step = server.global_step
-        state = self.table.update(
-            step.epoch, server.version, step.limit, is_closed=server.is_closed
+        """The state may be new: processes that wait for it have news."""
+        server, step = self.server, self.server.global_step
+        self.update(
+            epoch=step.epoch, step=server.version, limit=step.limit, is_closed=server.is_closed
         )
-        if state.is_over and state.number != before.number:
-            server.recheck_waits()  # perhaps by a limit that was set during a wait
+
+
+def _interrupt(member: ServedProcess, number: int) -> None:
+    task = member.tasks.pop(number, None)
+    if task is not None:
+        task.cancel()
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The error, or one that says the same if its process could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

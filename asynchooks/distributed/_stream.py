@@ -1,12 +1,12 @@
 """The one connection of a process to a host, and its reconnection.
 
-Everything here runs on the event loop of Dask's client or worker. The link makes the messages.
+All but `open`, `aclose` and `kick` runs on the event loop of Dask's client or worker, or on one
+that was made for it. The link makes the messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import struct
@@ -15,16 +15,17 @@ from typing import Any
 
 import distributed
 from distributed.comm import connect
-from distributed.protocol import to_serialize
+from distributed.core import send_recv
+from distributed.protocol import pickle
 
-from .._engine.current import now
+from .._engine.current import current_engine, now
 from .._errors import StepSourceLostError, StepUnreachableError
 from .._step.remote import SourceState
 from .._version import __version__
 from ._dask_plugin import StepPlugin
 from ._link import Link
-from ._loop import running_loop
-from ._messages import FOLLOW, Message
+from ._loop import DaskLoop
+from ._messages import FOLLOW
 
 logger = logging.getLogger("asynchooks")
 
@@ -32,8 +33,7 @@ _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.02, 1.0
 _HEARTBEATS = 3
 """In the time after which a silent host counts as lost."""
 _LONGEST_HEARTBEAT_SECS = 10.0
-_GIVE_UP_SECS = 10.0
-"""How long neither a worker nor the scheduler may answer, with any lease."""
+_CLOSE_SECS = 2.0
 
 
 class Place:
@@ -51,27 +51,27 @@ class Place:
         self.address = address
 
     @property
-    def here(self) -> str | None:
-        """The address of this process's Dask worker, if it is one."""
-        return None
-
-    @property
     def is_closed(self) -> bool:
         """Whether the client was closed, or gave up reconnecting."""
-        return self._owner is not None and self._owner.status in ("closed", "closing")
+        is_client = isinstance(self._owner, distributed.Client)
+        return is_client and self._owner.status in ("closed", "closing")
 
-    async def why_gone(self, *, is_lost_long: bool) -> str:
-        """Why it will not answer any more; "" if it may."""
+    async def why_gone(self, secs: float) -> str:
+        """Why it will not answer any more, after so many seconds without it; "" if it may."""
         return "its Dask client is closed" if self.is_closed else ""
 
     async def connect(self, timeout_secs: float) -> Any:
-        role = "worker" if self.here else "client"
-        owner = distributed.Security() if self._owner is None else self._owner.security
-        arguments = owner.get_connection_args(role)
+        owner = self._owner
+        if owner is None:
+            arguments = distributed.Security().get_connection_args("client")
+        else:
+            arguments = owner.connection_args
         try:
             return await connect(self.address, timeout=timeout_secs, **arguments)
-        except ValueError as error:  # a malformed address
-            raise ConnectionError(str(error)) from error
+        # a malformed address; the others where another program answers, whose bytes Dask takes for
+        # lengths
+        except (ValueError, MemoryError, struct.error) as error:
+            raise ConnectionError(repr(error)) from error
         except TypeError:  # raised by Dask
             if arguments.get("ssl_context") is not None or not self.address.startswith("tls:"):
                 raise
@@ -79,16 +79,6 @@ class Place:
                 f"there are no certificates for {self.address}; give a Client that has them "
                 "(security=...), or set distributed.comm.tls in Dask's configuration"
             ) from None
-
-    async def register(self, timeout_secs: float) -> None:
-        """Bring the hosts there, where they are missing."""
-        if self._owner is not None:
-            await _awaited(self._owner.register_plugin(StepPlugin()))
-            return
-        async with distributed.Client(
-            self.address, asynchronous=True, set_as_default=False, timeout=timeout_secs
-        ) as client:
-            await _awaited(client.register_plugin(StepPlugin()))
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
         """The error where there is no host."""
@@ -109,9 +99,10 @@ class Place:
 
 
 class Stream:
-    """Connects, sends and receives for one link. What makes it opens and closes it.
+    """Connects, sends and receives for one link. What makes it opens and closes it, once.
 
     Args:
+        loop: of the connection.
         training: its name at the place.
         heartbeat_secs: of silence after which the host counts as lost; several heartbeats are sent
             meanwhile.
@@ -119,34 +110,28 @@ class Stream:
     """
 
     def __init__(
-        self, place: Place, training: str, heartbeat_secs: float = 3.0, lease_secs: float = 30.0
+        self,
+        loop: DaskLoop,
+        place: Place,
+        training: str,
+        heartbeat_secs: float = 3.0,
+        lease_secs: float = 30.0,
     ) -> None:
-        self._place = place
+        self._loop = loop
+        self._place, self.address = place, place.address
         self._training = training
         self._heartbeat_secs = heartbeat_secs
-        self._interval_secs = heartbeat_secs / _HEARTBEATS
         self._lease_secs = lease_secs
         self._link: Link
         self._kicked = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self.comm: Any = None  # the connection, while there is one
         self.welcome: Any = None
         """What the host said of itself."""
         self._num_silent = 0  # heartbeats since the last news
         self._state: SourceState | None = None
-        self._is_heartbeat_due = False
 
-    def kick(self) -> None:
-        """Check for a message to send; from any thread."""
-        loop = self._loop
-        if loop is None or self._kicked.is_set():
-            return
-        if running_loop() is loop:
-            self._kicked.set()
-        else:
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(self._kicked.set)
+    # From any event loop, or any thread
 
     async def open(self, link: Link, timeout_secs: float) -> None:
         """Join the training.
@@ -156,13 +141,39 @@ class Stream:
             RuntimeError: there is no host, or one of another version.
         """
         self._link = link
-        self._loop = asyncio.get_running_loop()
+        link.step.feed_from(link)
+        try:
+            await self._loop.run(self._begin(timeout_secs))
+        except BaseException as error:  # a cancellation may come just when it has begun
+            await self.aclose(repr(error))
+            raise
+
+    async def aclose(self, reason: str) -> None:
+        """Leave the training, within two seconds; afterwards the link is closed for this reason."""
+        try:
+            with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
+                await self._loop.run(self._end())
+        finally:
+            self._link.set_state(SourceState.CLOSED, reason)
+            self._loop.end()
+
+    def kick(self) -> None:
+        """Check for a message to send."""
+        if self._kicked.is_set():
+            return
+        if self._loop.is_here:
+            self._kicked.set()
+        else:
+            self._loop.soon(self._kicked.set)
+
+    # On its own event loop
+
+    async def _begin(self, timeout_secs: float) -> None:
         try:
             async with asyncio.timeout(timeout_secs if timeout_secs < math.inf else None):
                 # sooner, so that the error is Dask's, with the cause
-                comm = await self._join(0.9 * min(timeout_secs, 3600.0), is_reconnect=False)
-        # the latter three where another program answers, whose bytes Dask takes for lengths
-        except (TimeoutError, OSError, MemoryError, ValueError, struct.error) as error:
+                comm = await self._join(0.9 * min(timeout_secs, 3600.0))
+        except (TimeoutError, OSError) as error:
             if isinstance(error, StepSourceLostError):
                 raise
             reason: BaseException = error
@@ -171,40 +182,42 @@ class Stream:
             raise self._place.unreachable(timeout_secs, reason) from error
         self._task = asyncio.create_task(self._serve_until_end(comm), name="asynchooks-dask")
 
-    async def close(self, timeout_secs: float) -> None:
+    async def _end(self) -> None:
         """Send the last calls, if the host answers, and leave."""
         task = self._task
         if task is None:
             return
         if self._state is SourceState.LIVE and not task.done():
             try:
-                async with asyncio.timeout(timeout_secs):
+                async with asyncio.timeout(_CLOSE_SECS):
                     await self._link.call("bye")  # answered after all that came before
             except (TimeoutError, StepSourceLostError, StepUnreachableError):
-                logger.warning("%s has not taken all steps", self._place.address)
-        self._set_state(SourceState.CLOSED, "")
+                logger.warning("%s has not taken all steps", self.address)
+        self._set_state(SourceState.CLOSED)
         task.cancel()
         await asyncio.wait([task])
 
-    async def _join(self, timeout_secs: float, *, is_reconnect: bool) -> Any:
+    async def _join(self, timeout_secs: float) -> Any:
+        """A connection over which the host has told what is new."""
         comm = await self._place.connect(timeout_secs)
         try:
-            # registering may take a client of its own, and most schedulers still have the plugin
             cause = None
-            welcome: Any = await self._send_hello(comm) if is_reconnect else None
-            if not _is_welcome(welcome):
-                try:
-                    await self._place.register(timeout_secs)
+            if self._place.counts:
+                try:  # as a client brings a plugin: the scheduler may be a new one
+                    await send_recv(
+                        comm, op="register_scheduler_plugin", plugin=pickle.dumps(StepPlugin()),
+                        name=StepPlugin.name, idempotent=True,
+                    )  # fmt: skip
                 except OSError:
                     raise
-                except Exception as error:  # of any kind; the scheduler may have the plugin anyway
+                except Exception as error:  # of any kind; it may have the plugin anyway
                     cause = error
-                welcome = await self._send_hello(comm)
-            if not _is_welcome(welcome) or welcome.get("is_gone"):
+            welcome = await self._say_hello(comm)
+            if not isinstance(welcome, dict) or welcome.get("is_gone", "version" not in welcome):
                 raise self._place.refusal(welcome, cause) from cause
             if welcome["version"] != __version__:
                 raise RuntimeError(
-                    f"the Dask server at {self._place.address} runs asynchooks "
+                    f"the Dask server at {self.address} runs asynchooks "
                     f"{welcome['version']}, this process {__version__}; install the same version "
                     "in both places and start it again"
                 )
@@ -212,14 +225,13 @@ class Stream:
             if lease_secs is not None:
                 self._lease_secs = lease_secs
                 self._heartbeat_secs = max(1.0, min(lease_secs / 2, _LONGEST_HEARTBEAT_SECS))
-                self._interval_secs = min(lease_secs / 4, self._heartbeat_secs / _HEARTBEATS)
             self._receive(welcome)
         except BaseException:
             comm.abort()
             raise
         return comm
 
-    async def _send_hello(self, comm: Any) -> Any:
+    async def _say_hello(self, comm: Any) -> Any:
         await comm.write(
             {
                 "op": FOLLOW,
@@ -227,7 +239,6 @@ class Stream:
                 "counts": self._place.counts,
                 "version": __version__,
                 "uid": self._link.uid,
-                "place": self._place.here,
                 "lease_secs": self._lease_secs,
                 "message": self._link.hello().packed(),
             }
@@ -240,12 +251,12 @@ class Stream:
             while comm is not None:
                 comm = await self._reconnect(await self._serve(comm))
         except asyncio.CancelledError:
-            # unless `close` did it: a synchronous client ended its event loop
+            # unless `aclose` did it: a synchronous client ended its event loop
             self._set_state(SourceState.CLOSED, "its Dask client is closed")
             raise
         except Exception as error:  # the host is gone, or a defect: no task may wait for ever
             if not isinstance(error, ConnectionError):
-                logger.exception("The connection to %s failed", self._place.address)
+                logger.exception("The connection to %s failed", self.address)
             self._set_state(SourceState.CLOSED, str(error) or repr(error))
 
     async def _serve(self, comm: Any) -> str:
@@ -256,7 +267,6 @@ class Stream:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_heartbeats())
                 group.create_task(self._send(comm))
-                self._kicked.set()
                 while True:
                     self._receive(await comm.read())
         except* OSError as ended:
@@ -269,15 +279,14 @@ class Stream:
         """The next connection; None if there will be none."""
         pause, lost_at = _FIRST_PAUSE_SECS, now()
         while True:
-            is_lost_long = now() >= lost_at + max(self._lease_secs, _GIVE_UP_SECS)
-            why = await self._place.why_gone(is_lost_long=is_lost_long)
+            why = await self._place.why_gone(now() - lost_at)
             if why:
                 self._set_state(SourceState.CLOSED, f"{why} ({reason})")
                 return None
-            self._set_state(SourceState.LOST, f"{self._place.address}: {reason}")
+            self._set_state(SourceState.LOST, f"{self.address}: {reason}")
             try:
                 async with asyncio.timeout(max(self._heartbeat_secs, 1.0)):
-                    return await self._join(self._heartbeat_secs, is_reconnect=True)
+                    return await self._join(self._heartbeat_secs)
             except StepSourceLostError:  # the server is there, without a host
                 raise
             except (OSError, TimeoutError) as error:
@@ -288,57 +297,39 @@ class Stream:
     async def _send(self, comm: Any) -> None:
         while True:
             self._kicked.clear()
-            message = self._link.next_message(is_heartbeat=self._is_heartbeat_due)
+            message = self._link.next_message()
             if message is not None:
-                self._is_heartbeat_due = False
-                await comm.write(self._packed(message))
+                await comm.write(message.packed())
             until = self._link.look_at
-            if until == math.inf:
-                await self._kicked.wait()
-                continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, until - now())):
+                async with asyncio.timeout(None if until == math.inf else max(0.0, until - now())):
                     await self._kicked.wait()
-
-    def _packed(self, message: Message) -> dict[str, Any]:
-        fields = message.packed()
-        if "calls" in fields and not self._place.counts:  # they may hold arrays
-            fields["calls"] = to_serialize(fields["calls"])
-        return fields
 
     async def _send_heartbeats(self) -> None:
         """Send heartbeats, and detect a silent host by counting them, not by a clock.
 
         A process that was stopped itself cannot know how long the host was silent.
         """
-        self._num_silent = 0
-        most = math.ceil(self._heartbeat_secs / self._interval_secs)
+        secs = min(self._heartbeat_secs / _HEARTBEATS, self._lease_secs / (_HEARTBEATS + 1))
+        self._num_silent, most = 0, math.ceil(self._heartbeat_secs / secs)
         while True:
-            await asyncio.sleep(self._interval_secs)
+            await asyncio.sleep(secs)
             if self._place.is_closed:
                 raise ConnectionAbortedError("the Dask client is closed")
             self._num_silent += 1
             if self._num_silent > most:
-                reason = f"{self._place.address} is silent for {self._heartbeat_secs:g} s"
+                reason = f"{self.address} is silent for {self._heartbeat_secs:g} s"
                 self._set_state(SourceState.LOST, reason)
-            self._is_heartbeat_due = True
+            self._link.is_heartbeat_due = True
             self._kicked.set()
 
     def _receive(self, news: Any) -> None:
         self._num_silent = 0
         self._link.receive(news)
-        self._set_state(SourceState.LIVE, "")
+        self._set_state(SourceState.LIVE)
         self._kicked.set()
 
-    def _set_state(self, state: SourceState, reason: str) -> None:
+    def _set_state(self, state: SourceState, reason: str = "") -> None:
         if state is not self._state and self._state is not SourceState.CLOSED:
             self._state = state
             self._link.set_state(state, reason)
-
-
-def _is_welcome(answer: Any) -> bool:
-    return isinstance(answer, dict) and "version" in answer
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result

@@ -64,7 +64,6 @@ class DataWaitHook(TimedOutputHook):
         self._stop, self._last = SessionHooks.of(self).stop, None
         self._timer.reset()  # the step may begin at 0 again
         await super().begin()
-        self._output.claim("data_wait")
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         await super().after_create_session(session, coord)

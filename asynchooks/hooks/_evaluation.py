@@ -60,8 +60,8 @@ class EvaluationHook(TimedOutputHook):
     the step at which the evaluation began. The hook belongs to one session at a time, whose end
     ends it. It counts from the step at which the session was created, or from the last evaluation,
     also of a restored state: `every_n_steps=100` evaluates at 100, 200, ..., not at the first run.
-    An evaluation that is due while `max_at_once` others run is put off to the next run after one
-    has ended. After a recovery the count starts again.
+    An evaluation that is due while another one runs is put off to the next run after that has
+    ended. After a recovery the count starts again.
 
     By default a plain function is exclusive and a coroutine function is concurrent. A concurrent
     coroutine has come to its first wait before this worker runs its next step; then the weights may
@@ -85,7 +85,6 @@ class EvaluationHook(TimedOutputHook):
         every_n_secs: seconds between two evaluations, >= 0; exactly one of the two is given.
         mode: None for the default of the function, see above. `Evaluate.CONCURRENT` says what a
             plain function must not share.
-        max_at_once: concurrent evaluations at any time, >= 1.
         at_end: whether to evaluate at a clean end, unless there is a result of that step. Not
             after an error of any side task or worker.
         output_dir: directory for an event file, if no writer is given; hooks of a process share it.
@@ -96,8 +95,8 @@ class EvaluationHook(TimedOutputHook):
         name: of the evaluations in the log, in tags and in errors.
 
     Raises:
-        ValueError: both or neither interval are given, `max_at_once` is below 1, or `on_failure`
-            is given for exclusive evaluations.
+        ValueError: both or neither interval are given, or `on_failure` is given for exclusive
+            evaluations.
         TypeError: an argument is of the wrong type; in an evaluation: its results are no mapping.
         MetricError: in an evaluation: a result is not one number.
         RuntimeError: in an evaluation: it read an input to its end, and did not catch that.
@@ -128,7 +127,6 @@ class EvaluationHook(TimedOutputHook):
         every_n_secs: float | None = None,
         *,
         mode: Evaluate | None = None,
-        max_at_once: int = 1,
         at_end: bool = True,
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
@@ -154,7 +152,6 @@ class EvaluationHook(TimedOutputHook):
         super().__init__(
             output_dir, summary_writer, every_n_secs=every_n_secs, every_n_steps=every_n_steps
         )
-        self._max_at_once = _check.integer("max_at_once", max_at_once, least=1)
         self._at_end = at_end
         self._on_failure = on_failure
         self._name = _check.metric_name(name, "name")
@@ -210,7 +207,6 @@ class EvaluationHook(TimedOutputHook):
     async def begin(self) -> None:
         self.followers = []
         await super().begin()
-        self._output.claim(f"{self._name}/...")
         # also for those that decide by its metrics
         self._session_stop = SessionHooks.of(self).stop
 
@@ -231,7 +227,7 @@ class EvaluationHook(TimedOutputHook):
         raw = raw_session_of(run_context.session)
         if self._is_exclusive:
             run_context.finish_with(lambda: self._evaluate_now(raw), exclusive=True)
-        elif len(self._concurrent) < self._max_at_once:
+        elif not self._concurrent.is_running:
             await self._start(raw, step)
 
     async def end(self, session: Any) -> None:
@@ -356,19 +352,17 @@ def _as_numbers(source: str, results: object) -> dict[str, float]:
 
 
 class _Concurrent:
-    """The concurrent evaluations of one hook on one raw session, as side tasks."""
+    """The concurrent evaluations of one hook on one raw session, as side tasks, one at a time."""
 
     def __init__(self, coord: Coordinator, on_failure: OnFailure | Restart, name: str) -> None:
         self._coord = coord
         self._on_failure = on_failure
         self._max_restarts = on_failure.max_attempts if isinstance(on_failure, Restart) else 0
         self._name = name
-        self._running: set[object] = set()  # also those in the pause before they are called again
-        self._paused: set[object] = set()
-        self._changed: Slot | None = None  # woken whenever one of them ends or fails
-
-    def __len__(self) -> int:
-        return len(self._running)
+        self.is_running = False
+        """Also in the pause before it is called again."""
+        self._is_paused = False  # so
+        self._changed: Slot | None = None  # woken whenever it ends or fails
 
     async def start(self, fn: Callable[[], Awaitable[None]]) -> None:
         """Start `fn()` as a side task, and suspend until it is called.
@@ -383,35 +377,34 @@ class _Concurrent:
         async def run() -> None:
             nonlocal num_restarts_left
             begun.wake()
-            self._paused.discard(begun)
+            self._is_paused = False
             try:
                 await fn()
             except Exception:
-                # it stays in the count: else another one would begin meanwhile: one too many
+                # else another one would begin meanwhile
                 if num_restarts_left:
                     num_restarts_left -= 1
-                    self._paused.add(begun)
+                    self._is_paused = True
                 raise
             finally:
-                if begun not in self._paused:
-                    self._running.discard(begun)
+                self.is_running = self._is_paused
                 if self._changed is not None:
                     self._changed.wake()
 
-        self._running.add(begun)
+        self.is_running = True
         self._coord.start_soon(run, on_failure=self._on_failure, name=self._name)
         await engine.park(begun)
 
     async def wait_for_end(self) -> None:
-        """Suspend until all have ended; after a stop not for those that wait for a restart.
+        """Suspend until it has ended; after a stop not for one that waits for a restart.
 
         Cancellation safe.
         """
         engine, stop = current_engine(), self._coord.stop
-        while self._running:
+        while self.is_running:
             slot = self._changed = Slot(engine, f"the end of {self._name}")
             # a stop does not end the wait for an evaluation that runs: it may finish
-            if self._running == self._paused:
+            if self._is_paused:
                 stop.add(slot)
             try:
                 if await engine.park(slot) is STOPPED:

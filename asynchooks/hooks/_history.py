@@ -6,11 +6,9 @@ import math
 import os
 import threading
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from io import BytesIO
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
@@ -28,9 +26,7 @@ if TYPE_CHECKING:
 _NUM_ROWS = 10_000
 _OF_ROW = ("step", "secs")
 _FEW_POINTS = 30
-"""Up to so many are marked;"""
-_MANY_POINTS = 200
-"""more than so many are drawn pale, with their running mean above them."""
+"""Up to so many are marked in a plot."""
 
 
 @names_options
@@ -44,18 +40,17 @@ class HistoryHook(KeepsValues):
     called step or secs is kept as `step_` or `secs_`. `rows` stays after the session, and
     `pandas.DataFrame(hook.rows)` is a table.
 
-    A checkpoint holds the rows, of which 10,000 numbers are 107 kB, so a resumed training goes on
-    with those up to its step. Where a session is set back, and where the hook is used by a second
-    session, later rows are dropped in the same way. A copy, also by `pickle`, has the rows, and
-    nothing of a session.
+    A checkpoint holds the rows, so a resumed training goes on with those up to its step. Where a
+    session is set back, and where the hook is used by a second session, later rows are dropped in
+    the same way.
 
     Args:
         values: what to take, as for `MetricsHook`, save `histogram(...)`. None: only what is
             logged.
         every_n_steps: steps between two rows, >= 1; 100 if neither this nor the next is given.
         every_n_secs: seconds between two rows, >= 0.
-        max_rows: rows at most, >= 2. When there are more, every second one is dropped. So the
-            newest half is always the densest. Rows of rare values, as of evaluations, stay.
+        max_rows: rows at most, >= 2. When there are more, every second one is dropped, but the
+            newest stays. So the newest half is always the densest.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or value, two values have one name, or
@@ -146,7 +141,7 @@ class HistoryHook(KeepsValues):
                 return
             rows.insert(place, {"step": step, "secs": secs, **numbers})
             if len(rows) > self._max_rows:
-                rows[:] = _thinned(rows)
+                del rows[len(rows) % 2 :: 2]
 
     def state_dict(self) -> dict[str, Any]:
         """The rows, by columns."""
@@ -165,21 +160,6 @@ class HistoryHook(KeepsValues):
                 self.rows[:] = rows
             self._secs_before = secs
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What it takes, and its rows, for `pickle` and `copy`; nothing of its session."""
-        with self._lock:
-            rows = list(self.rows)
-        interval = self._interval
-        steps = None if interval.every_secs is not None else interval.every_steps
-        arguments = (self._wanted, steps, interval.every_secs)
-        secs = max([self._secs_before, *(row["secs"] for row in rows)])
-        return {"arguments": arguments, "max_rows": self._max_rows, "rows": rows, "secs": secs}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        HistoryHook.__init__(self, *state["arguments"], max_rows=state["max_rows"])
-        self.rows[:] = state["rows"]
-        self._secs_before = state["secs"]
-
     def plot(
         self,
         *names: str,
@@ -189,8 +169,7 @@ class HistoryHook(KeepsValues):
         """Draw values against the step by matplotlib; needs the extra `plot`.
 
         An axis is logarithmic where values that are positive have fallen to less than a tenth.
-        Values that are not finite are left out. Of more than 200 points of a name the running mean
-        over a 50th of them is drawn above them. It opens no window; a notebook shows what it
+        Values that are not finite are left out. It opens no window; a notebook shows what it
         returns.
 
         Args:
@@ -229,8 +208,10 @@ class HistoryHook(KeepsValues):
             figure = ax.get_figure(root=True)  # type: ignore[assignment, call-arg, unused-ignore]
             panels = [ax] * max(1, len(chosen))
         for name, panel in zip(chosen, panels, strict=False):
-            points = [(row["step"], row[name]) for row in rows if name in row]
-            _draw(panel, name, [point for point in points if math.isfinite(point[1])])
+            points = [row for row in rows if math.isfinite(row.get(name, math.nan))]
+            steps, values = ([row[each] for row in points] for each in ("step", name))
+            marker = "o" if len(points) <= _FEW_POINTS else None
+            panel.plot(steps, values, label=name, linewidth=1.6, marker=marker, markersize=3.5)
         for panel in dict.fromkeys(panels):
             _finish(panel)
         panels[-1].set_xlabel("step")
@@ -244,55 +225,29 @@ def _step_of(row: Mapping[str, Any]) -> int:
     return step
 
 
-def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without every second row of the kinds that are as frequent as the average, or more.
-
-    The newest of each kind stays.
-    """
-    kinds = Counter(tuple(row) for row in rows)
-    frequent = {kind: 0 for kind, num in kinds.items() if num * len(kinds) >= len(rows)}
-    kept = []
-    for row in reversed(rows):
-        kind = tuple(row)
-        if kind in frequent:
-            frequent[kind] += 1
-            if frequent[kind] % 2 == 0:
-                continue
-        kept.append(row)
-    if len(kept) == len(rows):  # no two have the same names
-        kept = kept[::2]
-    return kept[::-1]
-
-
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rows by name: the places of those that have it, None if all do, and its values there."""
+    """The values of each name, "secs" among them, and the steps that they belong to."""
     import numpy as np
 
-    columns = {}
-    for name in {name: None for row in rows for name in row}:
-        places = [place for place, row in enumerate(rows) if name in row]
-        values = np.array([rows[place][name] for place in places])
-        columns[name] = [None if len(places) == len(rows) else np.array(places, np.int32), values]
-    return columns
+    names = {name: None for row in rows for name in row if name != "step"}
+    return {
+        name: [np.array([row[each] for row in rows if name in row]) for each in ("step", name)]
+        for name in names
+    }
 
 
 def _rows(saved: object) -> list[dict[str, Any]]:
     """The rows of these columns; TypeError, ValueError, LookupError: they are not such columns."""
-    saved = _check.instance("saved rows", saved, Mapping, "a mapping")
-    num = len(_array("step", saved["step"][1], "iu")) if saved else 0
-    rows: list[dict[str, Any]] = [{} for _ in range(num)]
-    for name, (places, values) in saved.items():
+    rows: dict[int, dict[str, Any]] = {}
+    for name, (steps, values) in _check.instance("saved rows", saved, Mapping, "a mapping").items():
         _check.metric_name(name, "the name of a saved column")
-        indices = range(num) if places is None else _array(name, places, "iu")
-        numbers = _array(name, values, "iu" if name == "step" else "f")
-        for place, value in zip(indices, numbers, strict=True):
-            if place < 0:
-                raise ValueError(f"a saved value of {name!r} is in the row {place}")
-            rows[place][name] = value
-    steps = [row["step"] for row in rows if row["secs"] is not None]
-    if not all(before < step for before, step in pairwise([-1, *steps])):
-        raise ValueError(f"{num} saved rows have the steps {shown(steps)}; give each a later one")
-    return rows
+        numbers = zip(_array(name, steps, "iu"), _array(name, values, "f"), strict=True)
+        for step, value in numbers:
+            rows.setdefault(step, {"step": step})[name] = value
+    found = [rows[step] for step in sorted(rows)]
+    if any("secs" not in row for row in found):
+        raise ValueError("a saved row has no secs; give each the seconds of training until then")
+    return found
 
 
 def _array(name: str, saved: object, kinds: str) -> list[Any]:
@@ -308,24 +263,6 @@ def _png_of(figure: Figure) -> bytes:
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=100)
     return picture.getvalue()
-
-
-def _draw(axes: Axes, name: str, points: Sequence[tuple[int, float]]) -> None:
-    """One line; with its running mean where there are many points."""
-    import numpy as np
-
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    if len(points) <= _MANY_POINTS:
-        marker = "o" if len(points) <= _FEW_POINTS else None
-        axes.plot(steps, values, label=name, linewidth=1.6, marker=marker, markersize=3.5)
-        return
-    (line,) = axes.plot(steps, values, linewidth=0.8, alpha=0.3)
-    half = len(points) // 100
-    sums = np.cumsum([0.0, *values])
-    places = np.arange(len(points))
-    first, end = np.maximum(places - half, 0), np.minimum(places + half + 1, len(points))
-    means = (sums[end] - sums[first]) / (end - first)
-    axes.plot(steps, means, label=name, linewidth=1.8, color=line.get_color())
 
 
 def _finish(axes: Axes) -> None:

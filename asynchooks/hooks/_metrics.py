@@ -23,20 +23,18 @@ class Results:
         self.latest: Mapping[str, float] | None = None
         self.latest_step: int | None = None
         self.followers: tuple[Callable[[int, Mapping[str, float]], None], ...] = ()
-        """Called with the step and the results of each evaluation, also of one overtaken."""
-        # else they are of a session that was lost, or of one before: any result is newer
+        """Called with the step and the results of each evaluation."""
+        # else they are of a session that was lost, or of one before
         self._are_of_this_session = False
 
     def begin_session(self) -> None:
-        """Another session begins, perhaps at an earlier step: the next results are the newest."""
+        """Another session begins, perhaps at an earlier step."""
         self._are_of_this_session = False
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
-        """Keep them if they are the newest by step; an evaluation may overtake an earlier one."""
-        known = self.latest_step if self._are_of_this_session else None
-        if known is None or step >= known:
-            self.latest, self.latest_step = MappingProxyType(numbers), step
-            self._are_of_this_session = True
+        """Keep them: evaluations of one hook follow each other."""
+        self.latest, self.latest_step = MappingProxyType(numbers), step
+        self._are_of_this_session = True
         for follow in self.followers:
             follow(step, numbers)
 

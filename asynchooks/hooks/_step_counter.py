@@ -63,7 +63,6 @@ class StepCounterHook(TimedOutputHook):
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         await super().after_create_session(session, coord)
         self._tag = f"{session.global_step.name}/sec"
-        self._output.claim(self._tag)
         self._last_step = None  # a session that was lost may come to the same step again
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -73,16 +72,21 @@ class StepCounterHook(TimedOutputHook):
             if seconds and steps is not None:  # a clock that has not moved gives no rate
                 self._output.add_scalar(self._tag, steps / seconds, step)
                 show(
-                    self, "%s: %g", self._tag, steps / seconds,
-                    step=step, worker=worker_of(run_context),
-                )  # fmt: skip
+                    self,
+                    "%s: %g",
+                    self._tag,
+                    steps / seconds,
+                    step=step,
+                    worker=worker_of(run_context),
+                )
         stands = step == self._last_step and not run_context.global_step.published_only
         if stands and self._num_warnings < _MAX_WARNINGS:  # under a protocol it may stand still
             self._num_warnings += 1
             logger.warning(
                 "%s has not moved: it is %s after this run, as after the one before. If training "
                 "should move it, give it to the optimizer: minimize(loss, global_step=...)",
-                run_context.global_step.name, step,
+                run_context.global_step.name,
+                step,
                 extra=fields(self, step=step, worker=worker_of(run_context)),
-            )  # fmt: skip
+            )
         self._last_step = step

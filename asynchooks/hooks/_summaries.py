@@ -78,8 +78,8 @@ class Output:
     """The output of one hook: a given writer, which stays open, or one in a directory, or none.
 
     In a directory it does what a sink of metrics does: an error of the disk is logged once, and
-    training goes on; what TensorBoard would show twice after a resume is hidden; and no other hook
-    may write the same tags. An error of a writer that the user gave is raised.
+    training goes on; and what TensorBoard would show twice after a resume is hidden. An error of a
+    writer that the user gave is raised.
     """
 
     def __init__(self, directory: str | None, writer: Any) -> None:
@@ -96,8 +96,8 @@ class Output:
         """In the hook's begin.
 
         In a TensorFlow graph the writer is TensorFlow's cached one, which TensorFlow's hooks use,
-        too, and which must not be closed. Elsewhere it needs no TensorFlow and waits for no disk,
-        unless TensorFlow's cache has a writer of the directory. Hooks of one directory share it.
+        too, and which must not be closed. Elsewhere it needs no TensorFlow and waits for no disk.
+        Hooks of one directory share it.
         ImportError: TensorBoard is not installed (says what to install).
         """
         self._has_failed, self._events = False, None
@@ -111,11 +111,6 @@ class Output:
         name = _check.same_place(str(self._given), self._directory) if self._is_of_graph else ""
         self._try(None, events.open, name)
         self.writer = events.writer
-
-    def claim(self, *tags: str) -> None:
-        """Have the tags in the directory for this hook alone; RuntimeError if another has one."""
-        if self._events is not None and self._events.is_open:
-            self._events.claim(tags)
 
     def begin(self, step: int) -> None:
         """A raw session was created, at this step: TensorBoard hides what is there of later ones.

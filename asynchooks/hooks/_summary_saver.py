@@ -81,8 +81,6 @@ class SummarySaverHook(TimedOutputHook):
         self._next_step = 0
         self._takes_numbers = begin_graph.get() is None
         await super().begin()
-        if self._takes_numbers:
-            self._output.claim(*(each for each in self._fetches() if isinstance(each, str)))
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         await super().after_create_session(session, coord)

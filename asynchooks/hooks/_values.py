@@ -25,7 +25,7 @@ from .._stopping.coordinator import Coordinator
 from ..backends._raw_session import RawSession, raw_session_of
 from ..data._consumers import Consumers, consumers_of_last_stage
 from ..metrics._live import number_of
-from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
+from ..metrics._readings import DataWait, Mean, Spread, StepsPerSec
 from ._interval import Interval
 from ._logging_tensor import _as_graph_element
 from ._metrics import Metric, Result
@@ -55,7 +55,7 @@ class _MeanOverRuns:
         self.total += value
 
 
-class _DataWaitReading(Reading):
+class _DataWaitReading:
     """What share of the time a session waits for the last stage of its input."""
 
     def __init__(self, consumers: Consumers) -> None:
@@ -67,10 +67,10 @@ class _DataWaitReading(Reading):
         self._stop = session.stop
         self._last = self._consumers.waited(self._stop)
 
-    def read(self, look: Look) -> float | None:
+    def read(self, secs: float, steps: int) -> float | None:
         waited = self._consumers.waited(self._stop)
         last, self._last = self._last, waited
-        return min(1.0, max(0.0, waited - last) / look.secs) if look.secs > 0 else None
+        return min(1.0, max(0.0, waited - last) / secs) if secs > 0 else None
 
 
 class ValueReader:
@@ -90,7 +90,7 @@ class ValueReader:
         """Of all that was asked for; a function that returns a mapping adds to them."""
         self._outputs: dict[str, Any] = {}  # fetches, or a Spread of them
         self._means: dict[str, _MeanOverRuns] = {}
-        self._readings: dict[str, Reading] = {}
+        self._readings: dict[str, StepsPerSec | _DataWaitReading] = {}
         self._metrics: dict[str, Result] = {}
         self._functions: dict[str, Callable[[], Any]] = {}
         self._leave: list[Callable[[], None]] = []  # ends that evaluations are followed
@@ -111,7 +111,7 @@ class ValueReader:
         elif isinstance(each, DataWait):
             consumers = consumers_of_last_stage(each.stage, "data_wait")
             self._readings[name] = _DataWaitReading(consumers)
-        elif isinstance(each, Reading):
+        elif isinstance(each, StepsPerSec):
             self._readings[name] = each
         elif isinstance(each, Metric):
             self._add(name, each.source)
@@ -183,9 +183,9 @@ class ValueReader:
             MetricError: a value is not a number.
         """
         (then, last_step), self._look = self._look, (now, step)
-        look = Look(now - then, step - last_step)
-        found: dict[str, float | None] = {
-            name: reading.read(look) for name, reading in self._readings.items()
+        found = {
+            name: reading.read(now - then, step - last_step)
+            for name, reading in self._readings.items()
         }
         if not self._leave:
             newest = {name: metric.newest() for name, metric in self._metrics.items()}
@@ -455,8 +455,8 @@ def _pairs(wanted: Wanted, hook: str) -> Iterable[tuple[str, Any]]:
         for name in wanted:
             _check.metric_name(name, "the name of a value")
         return list(wanted.items())
-    is_one = isinstance(wanted, (str, Mean, Spread, DataWait, Reading, Metric)) or callable(wanted)
-    if is_one or not isinstance(wanted, Iterable):
+    kinds = (str, Mean, Spread, DataWait, StepsPerSec, Metric)
+    if isinstance(wanted, kinds) or callable(wanted) or not isinstance(wanted, Iterable):
         wanted = [wanted]
     return [(_name_of(each, hook), each) for each in wanted]
 

@@ -14,41 +14,31 @@ if TYPE_CHECKING:
     from ._json_lines import JsonLinesSink as JsonLinesSink
     from ._mlflow import MlflowSink as MlflowSink
     from ._opentelemetry import OpenTelemetrySink as OpenTelemetrySink
-    from ._readings import Look as Look
-    from ._readings import Reading as Reading
     from ._readings import data_wait as data_wait
     from ._readings import histogram as histogram
     from ._readings import mean as mean
-    from ._readings import staleness as staleness
     from ._readings import steps_per_sec as steps_per_sec
-    from ._sink import FunctionSink as FunctionSink
     from ._sink import Histogram as Histogram
     from ._sink import Point as Point
     from ._sink import Resume as Resume
     from ._sink import Sink as Sink
     from ._tensorboard import TensorBoardSink as TensorBoardSink
-    from ._trackio import TrackioSink as TrackioSink
     from ._wandb import WandbSink as WandbSink
 
 _PLACES = {
     "CsvSink": "_csv",
-    "FunctionSink": "_sink",
     "Histogram": "_sink",
     "JsonLinesSink": "_json_lines",
-    "Look": "_readings",
     "MlflowSink": "_mlflow",
     "OpenTelemetrySink": "_opentelemetry",
     "Point": "_sink",
-    "Reading": "_readings",
     "Resume": "_sink",
     "Sink": "_sink",
-    "TrackioSink": "_trackio",
     "WandbSink": "_wandb",
     "TensorBoardSink": "_tensorboard",
     "data_wait": "_readings",
     "histogram": "_readings",
     "mean": "_readings",
-    "staleness": "_readings",
     "steps_per_sec": "_readings",
 }
 if not TYPE_CHECKING:  # type checkers shall see the names above, and no others

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
 from typing import Any
@@ -30,8 +30,7 @@ logger = logging.getLogger("asynchooks")
 
 MAX_BYTES = 64 << 20
 """Of events that wait for the disk in memory; more are dropped."""
-_REMOTE_FLUSH_SECS = 120.0
-"""Between two uploads of a remote file, as in TensorBoard's own writer."""
+_PREFIX = "events.out.tfevents."
 
 
 def errors_of_writing() -> tuple[type[BaseException], ...]:
@@ -44,39 +43,16 @@ def tensorflows_writer(directory: str) -> Any:
     """TensorFlow's cached writer of the directory, which its own hooks share; do not close it.
 
     Call it with a graph as the default one: TensorFlow writes no events where execution is eager.
-    A writer that its user has closed is opened again, into a new file.
+    The writer may be cached under another spelling of the directory. One that its user has closed
+    is opened again, into a new file. The cache's table is private: tested with TensorFlow 2.16,
+    2.18 and 2.21.
     """
-    writer = cached_by_tensorflow(directory)
-    if writer is None:
-        writer = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache.get(directory)
-    return writer
-
-
-def cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any:
-    """The writer of the directory, in any spelling, in TensorFlow's cache; None if there is none.
-
-    A relative name may be of another working directory, which `only_absolute` rules out. The
-    cache's table is private: tested with TensorFlow 2.16, 2.18 and 2.21.
-    """
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None:
-        return None
-    cache, path = tensorflow.compat.v1.summary.FileWriterCache, _canonical(directory)
+    cache, path = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache, _canonical(directory)
     with cache._lock:
-        writers = [
-            each
-            for key, each in cache._cache.items()
-            if _canonical(key) == path and (_is_absolute(key) or not only_absolute)
-        ]
-    if not writers:
-        return None
-    writers[0].reopen()  # only does something if it was closed
-    return writers[0]
-
-
-def _is_absolute(directory: Any) -> bool:
-    path = os.fsdecode(directory)
-    return "://" in path or os.path.isabs(path)
+        known = [key for key in cache._cache if _canonical(key) == path]
+    writer = cache.get(known[0] if known else directory)
+    writer.reopen()  # does something only where it was closed
+    return writer
 
 
 def _canonical(directory: Any) -> str:
@@ -86,16 +62,16 @@ def _canonical(directory: Any) -> str:
 
 
 def message_class(module: str, name: str) -> Any:
-    """A message class: TensorFlow's where that is loaded, else TensorBoard's."""
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None:
-        return getattr(tensorflow.compat.v1, name)
-    return tensorboards(module, name)
+    """A message class: TensorFlow's where that is loaded, else TensorBoard's.
 
-
-def tensorboards(module: str, name: str) -> Any:
-    """A message class of TensorBoard's, whose records our files have."""
-    return getattr(importlib.import_module(f"tensorboard.compat.proto.{module}"), name)
+    The writers of TensorFlow, and those that a user gives, take no other ones.
+    """
+    # missing while another thread is importing it
+    v1 = getattr(getattr(sys.modules.get("tensorflow"), "compat", None), "v1", None)
+    found = getattr(v1, name, None)
+    if found is None:
+        found = getattr(importlib.import_module(f"tensorboard.compat.proto.{module}"), name)
+    return found
 
 
 def scalar_summary(tag: str, value: float) -> Any:
@@ -104,9 +80,9 @@ def scalar_summary(tag: str, value: float) -> Any:
     return summary(value=[summary.Value(tag=tag, simple_value=value)])
 
 
-def session_start(message: Callable[[str, str], Any] = message_class) -> Any:
+def session_start() -> Any:
     """The message that a session has begun."""
-    session_log = message("event_pb2", "SessionLog")
+    session_log = message_class("event_pb2", "SessionLog")
     return session_log(status=session_log.START)
 
 
@@ -117,11 +93,11 @@ def serialized(message: Any) -> bytes:
 
 
 class EventFile:
-    """An event file, and the thread that writes it; `Events.open` makes it.
+    """An event file, and the thread that makes and writes it; `Events.open` makes it.
 
-    Any thread may call it. Its `add_` methods never wait for the disk, so that hooks may call them
-    on the event loop: what does not fit into the memory for it is dropped, which is logged once.
-    An error of the disk is raised by the next call; the events that it met are lost.
+    Any thread may call it. Only `flush` and `close` wait for the disk, so hooks may call the others
+    on the event loop: what does not fit into the memory for it is dropped, which is logged once. An
+    error of the disk is raised by the next call; the events that it met are lost.
 
     TensorBoard's own `RecordWriter` makes the records, in the thread that writes. Its
     `EventFileWriter` is not used: its queue of 10 events, and each of its flushes, hold up every
@@ -130,12 +106,11 @@ class EventFile:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._opening = threading.Lock()  # guards the next one
-        self._file: _File | None = None
+        self._file: _File | None = None  # made and written in the thread alone
         self._changed = threading.Condition()  # guards all that follows
         self._ahead: list[bytes] = []
         self._num_bytes = 0  # of those ahead, and of those that are being written
-        self._num_written = 0  # events; it only grows
+        self._num_asked = self._num_flushed = 0  # flushes
         self.num_added = 0
         """How many events were added so far; it only grows."""
         self._last_start = -1, 0  # (how many events were ahead of it, its step)
@@ -143,34 +118,17 @@ class EventFile:
         self._has_dropped = False
         self._process = os.getpid()
         self._thread = BackgroundThread("asynchooks-events", self._serve)
+        self._thread.start()
 
     @property
     def name(self) -> str:
-        """Of the file in the directory; empty before `open`."""
+        """Of the file in the directory; empty before the first flush."""
         return "" if self._file is None else self._file.name
 
     @property
     def size(self) -> int:
         """Of the file, in bytes, up to the last event that was written."""
         return 0 if self._file is None else self._file.size
-
-    def open(self) -> None:
-        """Make the file and its directory; each user calls it. Blocks on the disk."""
-        with self._opening:
-            if self._file is not None:
-                return
-            file = _new_file(self._directory)
-            event = tensorboards("event_pb2", "Event")(
-                wall_time=time.time(), file_version="brain.Event:2"
-            )
-            event.source_metadata.writer = "asynchooks"
-            try:
-                file.append([serialized(event)])
-            except BaseException:
-                file.close()
-                raise
-            self._file = file
-            self._thread.start()
 
     def add_summary(self, summary: Any, global_step: int) -> None:
         self._add_message(global_step, "summary", summary)
@@ -186,7 +144,7 @@ class EventFile:
 
     def _add_message(self, step: int, field: str, message: Any) -> None:
         # the file format asks for wall time, which engines do not have
-        event = tensorboards("event_pb2", "Event")(wall_time=time.time(), step=step)
+        event = message_class("event_pb2", "Event")(wall_time=time.time(), step=step)
         getattr(event, field).MergeFromString(serialized(message))
         self.add_event(event)
 
@@ -203,36 +161,32 @@ class EventFile:
                     logger.warning(
                         "%s does not take events as fast as they come: %d MB wait in memory, and "
                         "events are dropped until there is room; see whether that disk is stuck",
-                        self._directory, self._num_bytes >> 20,
-                    )  # fmt: skip
+                        self._directory,
+                        self._num_bytes >> 20,
+                    )
                 return
             self._ahead.append(data)
             self._num_bytes += len(data)
             self.num_added += 1
         self._thread.ring()
 
-    def is_crowded(self) -> bool:
-        """Whether a thread that may be stuck shall wait by `flush`."""
-        return self._num_bytes > MAX_BYTES // 64
-
     def flush(self) -> None:
-        """Block until all that was added is on the disk."""
-        if os.getpid() != self._process or self._file is None:
-            return  # the file, and the thread that writes it, are of the parent process
+        """Block until the file is there, and all that was added is on the disk."""
+        if os.getpid() != self._process:
+            return  # the thread that writes it is of the parent process
         with self._changed:
-            num_added = self.num_added
-            self._changed.wait_for(lambda: self._num_written >= num_added)
+            self._num_asked += 1
+            number = self._num_asked
+            self._thread.ring()
+            self._changed.wait_for(lambda: self._num_flushed >= number)
             self._raise_failure()
-        self._file.sync()
 
     def close(self) -> None:
         """Write what was added, and end the thread. Blocks on the disk."""
-        if os.getpid() != self._process or self._file is None:
-            return
-        self._thread.end()
-        self._thread.join()
-        self._file.close()
-        self._raise_failure()
+        if os.getpid() == self._process:
+            self._thread.end()
+            self._thread.join()
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -240,43 +194,51 @@ class EventFile:
             raise failure
 
     def _serve(self) -> None:
-        assert self._file is not None
         is_last = False
         while not is_last:
             is_last = self._thread.pause()
             with self._changed:
                 batch, self._ahead = self._ahead, []
+                num_asked = self._num_asked
             failure: Exception | None = None
             try:
-                if batch:
-                    self._file.append(batch)
+                self._write(batch, syncs=num_asked > self._num_flushed)
             except Exception as error:
                 failure = error
             with self._changed:
                 self._failure = failure or self._failure
                 self._num_bytes -= sum(map(len, batch))
-                self._num_written += len(batch)
+                # nobody waits for a thread that ends
+                self._num_flushed = sys.maxsize if is_last else num_asked
                 self._changed.notify_all()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, batch: list[bytes], *, syncs: bool) -> None:
+        if self._file is None:
+            self._file = _new_file(self._directory)
+        if batch:
+            self._file.append(batch)
+        if syncs:
+            self._file.sync()
 
 
 class _File:
-    """A new event file, which only grows.
-
-    Args:
-        directory: that is there. Of TensorFlow's or TensorBoard's file systems, as "gs://...", it
-            is written as seldom as TensorBoard's own writer does: each time may be an upload.
-        name: FileExistsError: there is such a file.
-    """
+    """A new event file, which only grows. FileExistsError: there is one of this name."""
 
     def __init__(self, directory: str, name: str) -> None:
         self.name, self.size = name, 0
-        self._synced_at = -math.inf
-        self._is_remote = "://" in directory
-        self._file: Any
-        if self._is_remote:
-            self._file = _remote().GFile(_path(directory, name), "wb")
-        else:
-            self._file = open(_path(directory, name), "xb", buffering=0)  # noqa: SIM115
+        self._file = open(os.path.join(directory, name), "xb", buffering=0)  # noqa: SIM115
+        event = message_class("event_pb2", "Event")(
+            wall_time=time.time(), file_version="brain.Event:2"
+        )
+        event.source_metadata.writer = "asynchooks"
+        try:
+            self.append([serialized(event)])
+        except BaseException:
+            self.close()
+            os.remove(os.path.join(directory, name))
+            raise
 
     def append(self, events: Iterable[bytes]) -> None:
         """Write all of them behind what is there, or none."""
@@ -286,36 +248,13 @@ class _File:
         writer = RecordWriter(buffer)
         for each in events:
             writer.write(each)
-        if not self._is_remote:
-            self.size = append_whole(self._file, buffer.getvalue(), self.size)
-            return
-        self._file.write(buffer.getvalue())
-        self.size += buffer.tell()
-        if time.monotonic() - self._synced_at >= _REMOTE_FLUSH_SECS:
-            self.sync()
+        self.size = append_whole(self._file, buffer.getvalue(), self.size)
 
     def sync(self) -> None:
-        if self._is_remote:
-            self._file.flush()
-            self._synced_at = time.monotonic()
-        else:
-            os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
-
-
-def _remote() -> Any:
-    """TensorFlow's file systems or, where it is not installed, those of TensorBoard."""
-    from tensorboard.compat import tf
-
-    return tf.io.gfile
-
-
-def _path(directory: str, name: str) -> str:
-    return (
-        f"{directory.rstrip('/')}/{name}" if "://" in directory else os.path.join(directory, name)
-    )
 
 
 def _new_file(directory: str) -> _File:
@@ -324,19 +263,13 @@ def _new_file(directory: str) -> _File:
     TensorBoard reads files in the order of their names, which begin with a second: this one has to
     be the last, also where processes begin and end within one second.
     """
-    if "://" in directory:
-        _remote().makedirs(directory)
-    else:
-        os.makedirs(directory, exist_ok=True)
+    os.makedirs(directory, exist_ok=True)
     while True:
         last = max(map(_second_of, names_in(directory)), default=0)
         second = max(int(time.time()), last + 1)
         with suppress(FileExistsError):
             name = f"{_PREFIX}{second:010d}.{socket.gethostname()}.{os.getpid()}"
             return _File(directory, name)
-
-
-_PREFIX = "events.out.tfevents."
 
 
 def _second_of(name: str) -> int:
@@ -346,10 +279,7 @@ def _second_of(name: str) -> int:
 
 def names_in(directory: str) -> list[str]:
     """The names of the event files there, in the order in which TensorBoard reads them."""
-    if "://" in directory:
-        found = _remote().listdir(directory) if _remote().isdir(directory) else []
-    else:
-        found = os.listdir(directory) if os.path.isdir(directory) else []
+    found = os.listdir(directory) if os.path.isdir(directory) else []
     return sorted(name for name in found if "tfevents" in name)
 
 
@@ -358,17 +288,12 @@ def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
 
     That is torn, or of another program: lengths in the file are not trusted.
     """
-    path = _path(directory, name)
-    file: Any
-    if "://" in directory:
-        file, end = _remote().GFile(path, "rb"), _remote().stat(path).length
-    else:
-        file, end = open(path, "rb"), os.path.getsize(path)  # noqa: SIM115 - closed below
-    event, checksum = tensorboards("event_pb2", "Event"), _checksum_of()
+    path = os.path.join(directory, name)
+    event, checksum = message_class("event_pb2", "Event"), _checksum_of()
     decode_error = importlib.import_module("google.protobuf.message").DecodeError
-    with file:
-        if start:  # TensorBoard's own remote files have no other place than the next one
-            file.seek(start)
+    end = os.path.getsize(path)
+    with open(path, "rb") as file:
+        file.seek(start)
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack_from("<Q", head)
             start += 16 + length
@@ -392,8 +317,8 @@ def _checksum_of() -> Any:
 class Events:
     """What one hook, or one sink, writes into a directory; it opens and closes it.
 
-    TensorFlow's cached writer takes it where there is one, or where the session runs a graph; else
-    the file that all of the directory in this process share.
+    TensorFlow's cached writer takes it where the session runs a graph, else the file that all of
+    the directory in this process share.
     """
 
     def __init__(self, directory: str) -> None:
@@ -418,37 +343,28 @@ class Events:
         return self.writer is not None and not self.is_dropped
 
     def open(self, in_graph_as: str = "") -> None:
-        """Have a writer; another call does nothing. Blocks on the disk.
+        """Have a writer; another call does nothing. It waits for no disk.
 
         Args:
             in_graph_as: how TensorFlow knows the directory, in a session of the default graph.
 
         Raises:
             ImportError: TensorBoard is not installed (says what to install).
+            ValueError: the directory is on no local disk, and no graph's.
         """
         if self.writer is not None:
             return
-        writer: Any = (
-            tensorflows_writer(in_graph_as)
-            if in_graph_as
-            else cached_by_tensorflow(self.directory, only_absolute=True)
-        )
-        if writer is None:
-            check_installed(self.directory)
+        if not in_graph_as:
+            check(self.directory)
         with suppress(*errors_of_writing()):  # of files of others, whom nobody can tell any more
             EVENT_FILES.close_unused()
+        writer = tensorflows_writer(in_graph_as) if in_graph_as else None
         with EVENT_FILES.lock:
             self._shared = EVENT_FILES.of(self.directory)
             self._shared.users.add(self)
             if writer is None:
                 self._shared.file = writer = self._shared.file or EventFile(self.directory)
             self.writer = writer
-        try:
-            if self.file is not None:
-                self.file.open()
-        except BaseException:
-            self.close()
-            raise
 
     def begin(self, hide_after: int | None, since: float = math.inf) -> None:
         """A session's events begin.
@@ -482,33 +398,7 @@ class Events:
         Twice: to some of its readers the first start in a directory hides nothing.
         """
         for _ in range(2):
-            self.writer.add_session_log(session_start(self.message), step + 1)
-
-    def message(self, module: str, name: str) -> Any:
-        """A message class of the library that the writer is of."""
-        return (message_class if self.file is None else tensorboards)(module, name)
-
-    def claim(self, tags: Iterable[str]) -> None:
-        """Have these tags in the directory for this output alone, as long as it is open.
-
-        RuntimeError: another one, which is open, writes one of them there.
-        """
-        with EVENT_FILES.lock:
-            for tag in tags:
-                other = self._shared.tags.get(tag)
-                if other is not None and other is not self and other.is_open:
-                    raise RuntimeError(
-                        f"two hooks write {tag!r} into the event files of {self.directory!r}: "
-                        "their values would mix. Give one of them another name or another "
-                        "directory; of workers that share a model, give the directory to the hook "
-                        "of one"
-                    )
-                self._shared.tags[tag] = self
-
-    def are_claimed(self, tags: Iterable[str]) -> bool:
-        """Whether a hook has, or has had, one of the tags for itself there."""
-        with EVENT_FILES.lock:
-            return not self._shared.tags.keys().isdisjoint(tags)
+            self.writer.add_session_log(session_start(), step + 1)
 
     def close(self) -> None:
         """Flush what was written; the last one of a file closes it. Blocks on the disk."""
@@ -525,7 +415,6 @@ class _Shared:
 
     def __init__(self) -> None:
         self.users: WeakSet[Events] = WeakSet()
-        self.tags: dict[str, Events] = {}  # who writes it, or has written it
         self.file: EventFile | None = None
 
     @property
@@ -568,10 +457,15 @@ class EventFiles:
                 each.file.close()
 
 
-def check_installed(directory: str) -> None:
-    """ImportError, which says what to install, where TensorBoard is missing."""
+def check(directory: str) -> None:
+    """Raise ImportError, ValueError where no event file can be written; see `Events.open`."""
+    if "://" in directory:
+        raise ValueError(
+            f"the directory of event files is {directory!r}; give one on a local disk, or a "
+            "summary_writer of your own"
+        )
     try:
-        tensorboards("event_pb2", "Event"), _checksum_of()
+        importlib.import_module("tensorboard.compat.proto.event_pb2"), _checksum_of()
     except ImportError as error:
         raise ImportError(
             f"writing events to {directory!r} needs TensorBoard: pip install "

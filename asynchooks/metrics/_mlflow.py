@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
@@ -26,15 +26,6 @@ _REFUSED = re.compile(r"[^\w\-. :/]")
 
 def _name_of(name: str) -> str:
     return _REFUSED.sub("_", name)
-
-
-def _known_names(saved: Any) -> Mapping[str, Sequence[str]]:
-    """What `Names.changed` has returned; {} for anything else."""
-    is_own = isinstance(saved, Mapping) and all(
-        isinstance(metric, list) and list(map(type, metric)) == [str, str]
-        for metric in saved.values()
-    )
-    return saved if is_own else {}
 
 
 class MlflowSink(Sink):
@@ -107,10 +98,8 @@ class MlflowSink(Sink):
 
         self._waiting.clear()
         self._client = MlflowClient(self._store)
-        position = position_of(resume.position, "run_id")
-        continued = self._given_id or position.get("run_id")
-        known = _known_names(position.get("names"))
-        self._names = Names(repr(self), _name_of, known, longest=_LONGEST)
+        continued = self._given_id or position_of(resume.position, "run_id").get("run_id")
+        self._names = Names(repr(self), _name_of, longest=_LONGEST)
         if continued is None:
             self._run_id = self._create_run(self._client)
             self._steps = StoredSteps(lambda name: ())
@@ -154,7 +143,7 @@ class MlflowSink(Sink):
             self._send()
         finally:
             self._waiting.clear()  # what could not be sent counts as dropped
-        return {"run_id": self._run_id, "names": self._names.changed()}
+        return {"run_id": self._run_id}
 
     def _send(self) -> None:
         assert self._client is not None

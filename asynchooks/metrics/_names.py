@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from ._sink import Histogram
 
@@ -27,7 +27,6 @@ class Names:
     Args:
         store: what the warning calls it.
         change: returns a name that the store takes.
-        known: names of the store, and what they are of, from an earlier process: `changed`.
         joined_by: what stands between a metric's name and that of a part of it.
         longest: characters of a name, at most.
     """
@@ -36,15 +35,14 @@ class Names:
         self,
         store: str,
         change: Callable[[str], str],
-        known: Mapping[str, Sequence[str]] | None = None,
         *,
         joined_by: str = "/",
         longest: int = sys.maxsize,
     ) -> None:
         self._store, self._change = store, change
         self._joined_by, self._longest = joined_by, longest
-        self._taken = {found: (name, part) for found, (name, part) in (known or {}).items()}
-        self._found = {metric: found for found, metric in self._taken.items()}
+        self._taken: dict[str, tuple[str, str]] = {}  # of what a name is
+        self._found: dict[tuple[str, str], str] = {}
 
     def of(self, name: str, part: str = "") -> str:
         """What this metric, or a part of it, is called in the store, from now on."""
@@ -83,7 +81,3 @@ class Names:
                 self._store, whole, found, wanted, self._taken[wanted][0],
             )  # fmt: skip
         return found
-
-    def changed(self) -> dict[str, list[str]]:
-        """Those that are not the metric's own, for `known`."""
-        return {found: [name, part] for found, (name, part) in self._taken.items() if found != name}

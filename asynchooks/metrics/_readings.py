@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import _check
@@ -56,54 +54,24 @@ def histogram(fetches: Any) -> object:
     return Spread(fetches)
 
 
-class Look(NamedTuple):
-    """When a hook reads its statistics. The hook makes it, for `Reading.read`.
+class StepsPerSec:
+    """What `steps_per_sec` returns."""
 
-    Example:
-        assert steps_per_sec().read(Look(secs=2.0, steps=100)) == 50
-    """
-
-    secs: float
-    """Seconds since the last point, or since the session was opened or recovered."""
-    steps: int
-    """Global steps since then."""
-
-
-class Reading(ABC):
-    """A statistic that a hook reads when it is due; `steps_per_sec()` and the like make it.
-
-    Example:
-        class FreeMemory(Reading):
-            name = "free_memory"
-
-            def read(self, look):
-                return 1.5e9
-
-        hooks = [MetricsHook(CsvSink("metrics.csv"), FreeMemory())]
-    """
-
-    name: str
+    name = "steps_per_sec"
     """What it is called unless its user says otherwise."""
 
-    @abstractmethod
-    def read(self, look: Look) -> float | None:
-        """Its value now; None if there is none yet. It must not wait."""
+    def read(self, secs: float, steps: int) -> float | None:
+        """Its value, so many seconds and steps after the last point; None if there is none."""
+        return steps / secs if secs > 0 else None
 
 
-class _StepsPerSec(Reading):
-    name = "steps_per_sec"
-
-    def read(self, look: Look) -> float | None:
-        return look.steps / look.secs if look.secs > 0 else None
-
-
-def steps_per_sec() -> Reading:
+def steps_per_sec() -> object:
     """Global steps per second since the last point, or since the session was opened.
 
     Example:
         hooks = [MetricsHook(CsvSink("metrics.csv"), ["loss", steps_per_sec()])]
     """
-    return _StepsPerSec()
+    return StepsPerSec()
 
 
 class DataWait(NamedTuple):
@@ -130,43 +98,8 @@ def data_wait(stage: Any) -> object:
         source = prefetch(batch(records, 32), 2)
         hooks = [FeedHook(source, "images"), MetricsHook(CsvSink("m.csv"), data_wait(source))]
     """
-    return DataWait(_stage("data_wait", stage))
-
-
-class _Staleness(Reading):
-    name = "staleness"
-
-    def __init__(self, stage: Any) -> None:
-        self._stage = stage
-        self._last: Mapping[int, int] = {}
-
-    def read(self, look: Look) -> float | None:
-        ages = dict(self._stage.statistics().staleness)
-        last, self._last = self._last, ages
-        new = {age: max(0, num - last.get(age, 0)) for age, num in ages.items()}
-        num = sum(new.values())
-        return sum(age * each for age, each in new.items()) / num if num else None
-
-
-def staleness(stage: Any) -> Reading:
-    """The mean staleness, in steps, of the results that `rollouts` gave out since the last point.
-
-    Args:
-        stage: what `rollouts` returned.
-
-    Example:
-        groups = rollouts(answer, prompts, 8, concurrency=16, max_staleness=2)
-        hooks = [FeedHook(groups, "images"), MetricsHook(CsvSink("m.csv"), staleness(groups))]
-    """
-    stage = _stage("staleness", stage)
-    if not hasattr(stage.statistics(), "staleness"):
-        raise TypeError(f"staleness is of {stage!r}; give the stage that rollouts(...) returned")
-    return _Staleness(stage)
-
-
-def _stage(name: str, stage: Any) -> Any:
     statistics = getattr(stage, "statistics", None)
     if statistics is None:
-        raise TypeError(f"{name} is of {stage!r}; give a stage, such as prefetch(...) returns")
+        raise TypeError(f"data_wait is of {stage!r}; give a stage, such as prefetch(...) returns")
     _check.function("statistics", statistics)
-    return stage
+    return DataWait(stage)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
 from .. import _check
-from ._event_files import Events, events_in, names_in
+from ._event_files import Events, check, events_in, message_class, names_in
 from ._sink import Histogram, Point, Resume, Sink
 from ._tracking import need, position_of
-
-logger = logging.getLogger("asynchooks")
 
 _MAX_KNOWN = 100_000
 """Points before a restore that are looked at, at most: more than an outlet writes again."""
@@ -62,6 +58,8 @@ class TensorBoardSink(Sink):
         is_graph = tensorflow is not None and not tensorflow.executing_eagerly()
         self._graph = tensorflow.compat.v1.get_default_graph() if tensorflow and is_graph else None
         need(repr(self), "tensorboard", "tensorboard")
+        if self._graph is None:
+            check(self.directory)
 
     def open(self, resume: Resume) -> None:
         self._forget(resume.step)
@@ -74,6 +72,7 @@ class TensorBoardSink(Sink):
         events = self._events = self._events or Events(self.directory)
         with nullcontext() if self._graph is None else self._graph.as_default():
             events.open("" if self._graph is None else self.directory)
+        events.writer.flush()  # makes the file, and raises what is in the way of that
         if not events.has_begun:
             events.begin(resume.step if has_later else None, self._checked_at)
         events.writer.flush()  # before a checkpoint counts on it
@@ -83,33 +82,25 @@ class TensorBoardSink(Sink):
         if tags <= self._known.get((point.step, point.time), set()):
             return  # it was written before the process was killed
         assert events is not None
-        if not tags <= self._tags:
-            self._warn_of_tags_written_twice(events, tags - self._tags)
-        file = events.file
-        if file is not None and file.is_crowded():
-            file.flush()
-        summary = events.message("summary_pb2", "Summary")()
+        summary = message_class("summary_pb2", "Summary")()
         for name, value in point.values.items():
             if isinstance(value, Histogram):
                 _fill(summary.value.add(tag=name).histo, value)
             else:
                 summary.value.add(tag=name, simple_value=value)
-        event = events.message("event_pb2", "Event")
+        event = message_class("event_pb2", "Event")
         events.writer.add_event(event(step=point.step, wall_time=point.time, summary=summary))
-        if file is not None:
-            self._num_added = file.num_added
+        if events.file is not None:
+            self._num_added = events.file.num_added
 
     def flush(self) -> Any:
         assert self._events is not None
         self._events.writer.flush()
         file = self._events.file
-        name = names_in(self.directory)[-1] if file is None else file.name
-        if "://" in self.directory:
-            size = 0  # all of a file is fetched in any case
-        elif file is not None:
-            size = file.size
-        else:
-            size = os.path.getsize(os.path.join(self.directory, name))
+        if file is not None:
+            return {"file": file.name, "bytes": file.size}
+        *_, name = names_in(self.directory) or [""]  # none on another file system of TensorFlow's
+        size = os.path.getsize(os.path.join(self.directory, name)) if name else 0
         return {"file": name, "bytes": size}
 
     def rewind(self, step: int) -> None:
@@ -127,7 +118,6 @@ class TensorBoardSink(Sink):
 
     def _forget(self, step: int) -> None:
         self._restored_step = step
-        self._tags: set[str] = set()  # written by this session
         self._known: dict[tuple[int, float], set[str]] = {}  # metrics by step and time
         self._num_added = 0  # events in the writer, up to the last one of this sink
 
@@ -156,17 +146,6 @@ class TensorBoardSink(Sink):
         """What was of later steps is hidden."""
         for key in [key for key in self._known if key[0] > step]:
             del self._known[key]
-
-    def _warn_of_tags_written_twice(self, events: Events, tags: Iterable[str]) -> None:
-        """A hook with `output_dir` writes them, too: itself, or all that begin as they do."""
-        self._tags.update(tags)
-        twice = [tag for tag in tags if events.are_claimed((tag, f"{tag.partition('/')[0]}/..."))]
-        if twice:
-            logger.warning(
-                "A hook with output_dir and %r write the same tags, so that their points are there "
-                "twice: %s. Leave out one of the two, or give it another directory",
-                self, ", ".join(sorted(twice)),
-            )  # fmt: skip
 
 
 def _fill(message: Any, value: Histogram) -> None:

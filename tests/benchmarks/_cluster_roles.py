@@ -11,7 +11,8 @@ import stat
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,7 +23,7 @@ import anyio.to_thread
 import tensorflow as tf
 
 from asynchooks import ClusterTask, MonitoredSession
-from asynchooks.tf.cluster._membership_table import NEVER, MembershipTable, Place
+from asynchooks.tf.cluster._table import Place, StepTable
 
 from ._cluster_model import creator, model, until_asked
 from ._cluster_training import final_step, train
@@ -135,33 +136,49 @@ def bytes_to(task: ClusterTask) -> tuple[int, int]:
 
 
 def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_runs: int) -> None:
-    """Answer the median ms of a run by the subscribers it notifies: none or some, due or not."""
-    graph, step, train_op = model(task, "notifications", is_dense=False)
-    table = MembershipTable(graph, Place.of(step))
-    with graph.as_default():
-        request, initialize = v1.placeholder(tf.int64, (None,)), v1.global_variables_initializer()
-    prepare, arm = table.prepare(), table.arm(request)
-    fetched = {"a bare step": train_op, "a step, and its value": [train_op, step]}
-    fetched |= {f"{size} subscribers": table.notification_after(train_op, size) for size in sizes}
-    with v1.Session(task.target, graph=graph, config=task.config) as session:
-        session.run([initialize, prepare])
-        runs = {name: session.make_callable(each) for name, each in fetched.items()}
-        found: dict[str, list[float]] = {}
+    """Answer the median ms of a run by the tasks it may notify: none or some, due or not."""
+    found: dict[str, list[float]] = {}
+    runs: dict[str, Callable[[], Any]] = {}
+    arm: list[Callable[[int], Any]] = []
+    with ExitStack() as stack:
+        for size in [0, *sizes]:
+            graph, step, train_op = model(task, f"notifications{size}", is_dense=False)
+            table = StepTable(graph, Place.of(step), size)
+            news = table.news_after(train_op)
+            with graph.as_default():
+                request = v1.placeholder(tf.int64, (None,))
+                init = v1.global_variables_initializer()
+                begin = table.begin_epoch(tf.constant(0, tf.int64))
+            exchange = table.exchange(request) if size else None
+            session = v1.Session(task.target, graph=graph, config=task.config)
+            stack.enter_context(session)
+            session.run(init)
+            session.run(begin)
+            if size:
+                runs[f"{size} tasks"] = session.make_callable(news)
+                arm.append(partial(_arm, session, exchange, request))
+            else:
+                runs["a bare step"] = session.make_callable(train_op)
+                runs["a step, and its value"] = session.make_callable([train_op, step])
 
-        def measure(suffix: str, before: Callable[[str], None]) -> None:
+        def measure(suffix: str) -> None:
             for turn in range(num_runs + WARM_UP):  # in turns, so that all meet the same machine
                 for name, run in runs.items():
-                    before(name)
                     begun = time.perf_counter()
                     run()
                     if turn >= WARM_UP:
                         found.setdefault(name + suffix, []).append(time.perf_counter() - begun)
 
-        measure("", lambda name: None)
-        session.run(arm, {request: [0, 0]})
-        measure(", one due", lambda name: None)
-        session.run(arm, {request: [0, NEVER]})
+        measure("")
+        for each in arm:
+            each(0)
+        measure(", one due")
     pipe.send({name: statistics.median(each) * 1e3 for name, each in found.items()})
+
+
+def _arm(session: Any, exchange: Any, request: Any, threshold: int) -> None:
+    """Have the first task wait for a step."""
+    session.run(exchange, {request: [0, -1, 1, 0, threshold, 0, 1, 0]})
 
 
 ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notifications)}

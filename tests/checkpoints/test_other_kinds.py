@@ -159,19 +159,6 @@ def test_other_groups_of_parameters_are_refused(
     assert is_unchanged(before, net)
 
 
-def test_averages_of_parameters_of_another_shape_are_refused(tmp_path: Path) -> None:
-    net, path = module(), str(tmp_path / "a")
-    optimizer = optim.Adam(net.parameters())
-    stepped(net, optimizer)
-    StateDictSaver(optimizer=optimizer).save(path)
-    net = module()
-    optimizer = optim.Adam([net.bias, net.weight])
-    match = r"optimizer\.state\[0\]\.exp_avg: the checkpoint holds float32 of shape \(2, 3\), here"
-    with pytest.raises(CheckpointError, match=match):
-        StateDictSaver(optimizer=optimizer).restore(path)
-    assert not optimizer.state
-
-
 @pytest.mark.parametrize(("there", "here"), list(pairwise([*SCHEDULERS, "StepLR"])))
 def test_a_scheduler_of_another_class_is_refused(tmp_path: Path, there: str, here: str) -> None:
     path = str(tmp_path / "a")
@@ -184,13 +171,12 @@ def test_a_scheduler_of_another_class_is_refused(tmp_path: Path, there: str, her
     assert str(scheduler.state_dict()) == str(before)
 
 
-def test_a_gradient_scaler_that_is_off_neither_takes_nor_gives_a_state(tmp_path: Path) -> None:
+def test_a_gradient_scaler_that_is_off_gives_no_state_to_one_that_is_on(tmp_path: Path) -> None:
     on, off = (torch.amp.GradScaler("cpu", enabled=each) for each in (True, False))
-    for there, here in ((on, off), (off, on)):
-        StateDictSaver(scaler=there).save(str(tmp_path / "a"))
-        with pytest.raises(CheckpointError, match="nothing was changed.*\n.*a disabled GradScaler"):
-            StateDictSaver(scaler=here).restore(str(tmp_path / "a"))
-        StateDictSaver(scaler=there).restore(str(tmp_path / "a"))
+    StateDictSaver(scaler=off).save(str(tmp_path / "a"))
+    StateDictSaver(scaler=off).restore(str(tmp_path / "a"))
+    with pytest.raises(CheckpointError, match="refused its state .*disabled"):
+        StateDictSaver(scaler=on).restore(str(tmp_path / "a"))
     StateDictSaver(scaler=optim.SGD(module().parameters(), 0.1)).save(str(tmp_path / "a"))
     with pytest.raises(CheckpointError, match="state of SGD, here is GradScaler"):
         StateDictSaver(scaler=on).restore(str(tmp_path / "a"))

@@ -375,10 +375,11 @@ class Hanging:
 
     def __init__(self) -> None:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
+        self.is_let_go: bool | None = None  # False: it hung until it gave up
 
     def __call__(self, item: int = 0) -> int:
         self.has_begun.set()
-        self.may_end.wait(20)
+        self.is_let_go = self.may_end.wait(20)
         return item
 
     def __iter__(self) -> Iterator[int]:
@@ -447,6 +448,7 @@ async def test_a_second_cancellation_leaves_at_once(kind: str) -> None:
             task.cancel()
             await settle()
         assert task.cancelled()
+        assert hanging.is_let_go is None  # it hangs still
 
 
 @on_asyncio

@@ -36,6 +36,13 @@ async def test_items_and_their_bytes_are_counted_in_every_stage() -> None:
     assert batches.sources[0].sources == ()
 
 
+@pytest.mark.parametrize("source", [[1, 2, 3], np.zeros((3, 2)), lambda: [1, 2, 3]])
+async def test_items_that_become_batches_are_counted_in_their_source(source: Any) -> None:
+    stage = batch(source, 2)
+    assert len(await read_all(stage)) == 2
+    assert [each.num_items for each in (stage.statistics(), *stage.statistics().sources)] == [2, 3]
+
+
 async def test_a_full_buffer_is_counted() -> None:
     async with prefetch(range(9), 3) as stage:
         await settle()

@@ -15,7 +15,7 @@ import anyio.to_thread
 import distributed
 
 from asynchooks import StopTraining
-from asynchooks.distributed import HostStatistics, RemoteParameterServer
+from asynchooks.distributed import RemoteParameterServer
 
 from .processes import ROOT
 
@@ -66,12 +66,12 @@ async def comes(fact: Callable[[], bool]) -> None:
             await anyio.sleep(0.005)
 
 
-async def until(server: RemoteParameterServer, **counts: int) -> HostStatistics:
+async def until(server: RemoteParameterServer, **counts: int) -> dict[str, int]:
     """Wait until the statistics say so."""
     with anyio.fail_after(20):
         while True:
             statistics = await server.statistics()
-            if all(getattr(statistics, name) == count for name, count in counts.items()):
+            if all(statistics[name] == count for name, count in counts.items()):
                 return statistics
             await anyio.sleep(0.005)
 

@@ -71,4 +71,4 @@ def cut(cluster: DaskCluster) -> None:
     stream = cluster._stream
     assert stream is not None
     assert stream.comm is not None
-    cluster._loop._loop.call_soon_threadsafe(stream.comm.abort)
+    stream._loop.soon(stream.comm.abort)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks.distributed._dask_plugin import Counter
-from asynchooks.distributed._membership import Member
-from asynchooks.distributed._messages import Message
+from asynchooks._version import __version__
+from asynchooks.distributed._counter import Counter
+from asynchooks.distributed._dask_plugin import hosts_of
+from asynchooks.distributed._membership import Line, Member
+from asynchooks.distributed._messages import FOLLOW, Message
+
+from ..support.helpers import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
@@ -32,17 +37,18 @@ class Process:
         self.granted = self.spare = self.runs = self.queued = 0
         self.limit: int | None = None
         self.is_known = False
-        self.member = self.join()
+        self.num_hung_up = 0
+        self.join()
 
-    def join(self) -> Member:
+    def join(self) -> None:
         self.spare = self.granted = 0
         how = Message(
             epoch=self.host.epoch if self.is_known else "", limit=self.limit, num_held=self.held
         )
         self.is_known = True
-        self.member = self.host.join(self.uid, self.wake, 1e9, how)
+        self.line = Line(self.wake, self.hang_up)
+        self.member: Member = self.host.join(self.uid, self.line, 1e9, how)
         self.receive()
-        return self.member
 
     @property
     def held(self) -> int:
@@ -51,13 +57,16 @@ class Process:
     def wake(self) -> None:
         self.num_woken += 1
 
+    def hang_up(self) -> None:
+        self.num_hung_up += 1
+
     def receive(self) -> list[Any]:
         """The answers, as (call, value)."""
         news = self.host.news(self.member)
         self.limit = news["limit"]
         self.spare += news["num_granted"] - self.granted
         self.granted = news["num_granted"]
-        return [(call, value) for _, call, value, _ in news["answers"]]
+        return [(call, value) for call, value, _ in news["answers"]]
 
     def send(self, *calls: tuple[Any, ...], **changes: Any) -> None:
         """Calls as (function, *arguments), and the runs that have ended."""
@@ -73,13 +82,13 @@ class Process:
             calls=numbered, epoch=self.host.epoch, limit=self.limit, num_held=self.held,
             num_granted=self.granted,
         )  # fmt: skip
-        self.host.take(self.member, self.wake, state._replace(**changes))
+        self.host.take(self.member, self.line, state._replace(**changes))
 
     def count(self, num_runs: int) -> None:
         self.send(("count", self.host.epoch, num_runs))
 
     def publish(self, step: int) -> None:
-        self.send(("publish", self.host.epoch, step))
+        self.send(("count", self.host.epoch, 0, step))
 
     def run(self) -> None:
         if self.limit is None or self.spare:
@@ -88,12 +97,35 @@ class Process:
 
 
 def step_of(host: Counter) -> int:
-    return host.table.state.step
+    return host.state.step
+
+
+def counts(host: Counter) -> dict[str, Any]:
+    return host.do_statistics(Member("nobody", 1.0))
+
+
+def a_pair(limit: int) -> tuple[Counter, Process, Process]:
+    """Two processes that know the limit."""
+    host = Counter()
+    pair = Process(host, "a"), Process(host, "b")
+    for _ in range(2):
+        for each in pair:
+            each.send(limit=limit)
+            each.receive()
+    return host, *pair
+
+
+def ask(process: Process, num_wanted: int) -> int:
+    """How many credits that request, and it alone, brings."""
+    before = process.member.granted
+    process.receive()
+    process.send(num_wanted=num_wanted)
+    return process.member.granted - before
 
 
 async def test_a_second_process_takes_up_the_step_and_the_limit_of_the_first() -> None:
     host = Counter()
-    Process(host, "first").send(("publish", host.epoch, 5), limit=9)
+    Process(host, "first").send(("count", host.epoch, 0, 5), limit=9)
     assert Process(host, "second").limit == 9
     assert step_of(host) == 5
 
@@ -134,12 +166,12 @@ async def test_a_call_that_comes_again_after_a_cut_counts_once_and_is_answered_a
     host = Counter()
     process = Process(host, "p")
     process.count(3)
-    host.ended(process.member, process.wake)
+    host.ended(process.member, process.line)
     process.join()
     process.num_calls = 0
     process.count(3)
     assert step_of(host) == 3
-    process.send(received=1)
+    process.send(received=(1,))
     assert not process.member.answers
 
 
@@ -149,26 +181,29 @@ async def test_answers_are_sent_again_over_a_new_connection_until_they_are_recei
     process.count(3)
     assert process.receive() == [(1, 3)]
     assert process.receive() == []
-    process.member = host.join("p", process.wake, 1e9, Message(epoch=host.epoch))
-    assert process.receive() == [(1, 3)]
-    process.send(received=1)
-    process.member = host.join("p", process.wake, 1e9, Message(epoch=host.epoch))
-    assert process.receive() == []
+    for received, answers in (((), [(1, 3)]), ((1,), [])):
+        process.line = Line(process.wake, process.hang_up)
+        hello = Message(epoch=host.epoch, received=received)
+        process.member = host.join("p", process.line, 1e9, hello)
+        assert process.receive() == answers
 
 
 async def test_a_message_on_a_connection_that_was_replaced_counts_on_the_new_one_alone() -> None:
     host = Counter()
     process = Process(host, "p")
-    old = process.member
-    new = process.join()
+    old = process.line
+    process.join()
+    assert process.num_hung_up == 1
     message = Message(
         calls=[(1, "count", (host.epoch, 3))], epoch=host.epoch, limit=9, num_wanted=1
     )
-    host.take(old, process.wake, message)
-    assert (step_of(host), host.table.num_wanting) == (0, 0)
-    host.take(new, process.wake, message)
+    host.take(process.member, old, message)
+    assert (step_of(host), counts(host)["num_wanting"]) == (0, 0)
+    host.take(process.member, process.line, message)
     assert step_of(host) == 3
-    assert new.granted == 1
+    assert process.member.granted == 1
+    host.ended(process.member, old)
+    assert counts(host)["num_processes"] == 1
 
 
 async def test_runs_of_an_earlier_epoch_do_not_count() -> None:
@@ -176,7 +211,7 @@ async def test_runs_of_an_earlier_epoch_do_not_count() -> None:
     process = Process(host, "p")
     old = host.epoch
     process.send(("restart", 7, ""))
-    process.send(("count", old, 1), ("publish", old, 90))
+    process.send(("count", old, 1), ("count", old, 0, 90))
     assert step_of(host) == 7
 
 
@@ -186,10 +221,10 @@ async def test_a_restart_of_an_epoch_that_has_ended_already_changes_nothing() ->
     first = host.epoch
     one.send(("restart", 7, first))
     other.send(("restart", 3, first))
-    assert (step_of(host), host.table.state.epoch) == (7, 1)
+    assert (step_of(host), host.state.epoch) == (7, 1)
     assert other.receive() == [(1, 7)]
     other.send(("restart", 3, ""))
-    assert (step_of(host), host.table.state.epoch) == (3, 2)
+    assert (step_of(host), host.state.epoch) == (3, 2)
 
 
 async def test_no_credit_is_granted_before_all_have_reported_runs_without_one() -> None:
@@ -217,13 +252,13 @@ async def test_late_runs_of_a_process_that_was_given_up_count_only_where_there_i
     late.receive()
     late.run()
     late.run()
-    host.ended(late.member, late.wake)
+    host.ended(late.member, late.line)
     other.receive()
     other.send(num_wanted=1)
     other.receive()
     other.run()
     late.join()
-    assert host.table.num_held == 2
+    assert counts(host)["num_held"] == 2
     late.runs, late.queued = 0, 2
     late.send()
     other.runs, other.queued = 0, 1
@@ -231,12 +266,220 @@ async def test_late_runs_of_a_process_that_was_given_up_count_only_where_there_i
     assert step_of(host) == 2
 
 
-def test_messages_leave_out_what_is_plain_and_ignore_what_is_unknown() -> None:
+async def test_a_process_that_connects_again_keeps_the_credits_of_its_runs() -> None:
+    host, again, other = a_pair(limit=1)
+    assert ask(again, 1) == 1
+    again.receive()
+    again.run()
+    assert ask(other, 1) == 0
+    again.join()  # before the end of its last connection was noticed
+    assert other.member.granted == 0
+    again.runs, again.queued = 0, 1
+    again.send()
+    assert (step_of(host), counts(host)["num_held"]) == (1, 0)
+
+
+async def test_a_run_counts_although_the_answer_about_another_one_was_lost() -> None:
+    host, process, _ = a_pair(limit=2)
+    for _ in range(2):
+        assert ask(process, 1) == 1
+        process.receive()
+        process.run()
+    process.runs, process.queued = 1, 1
+    process.send()
+    host.ended(process.member, process.line)  # the answer was under way
+    process.queued = 1  # so that the process has to say it again
+    process.num_calls -= 1
+    process.join()
+    process.send()
+    assert step_of(host) == 1
+    process.runs, process.queued = 0, 1
+    process.send()
+    assert step_of(host) == 2
+
+
+async def test_runs_of_a_process_that_was_away_when_the_limit_was_set_count_below_it() -> None:
+    host = Counter()
+    away, other = Process(host, "away"), Process(host, "other")
+    away.run()
+    away.send()
+    host.ended(away.member, away.line)
+    other.send(limit=1)
+    assert ask(other, 1) == 1
+    other.receive()
+    other.run()
+    other.runs, other.queued = 0, 1
+    other.send()
+    assert step_of(host) == 1
+    away.join()
+    away.runs, away.queued = 0, 1
+    away.send()
+    assert step_of(host) == 1
+
+
+@pytest.mark.parametrize(("step", "num"), [(0, 3), (7, 3), (8, 2), (10, 0), (12, 0)])
+async def test_late_runs_count_where_there_is_room(step: int, num: int) -> None:
+    host, late, other = a_pair(limit=10)
+    host.ended(late.member, late.line)
+    other.publish(step)
+    late.runs = 3
+    late.join()
+    assert counts(host)["num_held"] == num
+    late.runs, late.queued = 0, 3
+    late.send()
+    assert step_of(host) == step + num
+
+
+async def test_a_change_other_than_of_the_step_wakes_all() -> None:
+    host, one, other = a_pair(limit=9)
+    for call in (("restart", 3, ""), ("count", host.epoch, 0, 4)):
+        one.num_woken = other.num_woken = 0
+        one.send(call)
+        assert other.num_woken == (call[0] == "restart")
+        one.receive()
+        other.receive()
+    other.num_woken = 0
+    one.send(limit=10)
+    assert other.num_woken == 1
+
+
+async def test_a_process_is_silent_after_a_longer_time_than_its_lease() -> None:
+    host = Counter()
+    silent, other = Process(host, "silent"), Process(host, "other")
+    silent.member.lease_secs = 3.0
+    for _ in range(8):
+        host.tick(0.375)
+    assert silent.num_hung_up == 0
+    host.tick(0.375)
+    assert (silent.num_hung_up, other.num_hung_up) == (1, 0)
+    assert list(host.members) == ["other"]
+
+
+async def test_a_process_that_joins_during_a_long_pause_is_not_silent_for_all_of_it() -> None:
+    host = Counter()
+    process = Process(host, "p")
+    process.member.lease_secs = 1.0
+    host.tick(10.0)
+    assert process.num_hung_up == 0
+
+
+async def test_of_processes_that_have_left_the_last_thousand_are_remembered() -> None:
+    host = Counter()
+    for number in range(1001):
+        process = Process(host, str(number))
+        process.count(1)
+        host.ended(process.member, process.line)
+    assert Process(host, "0").member.taken == 0
+    assert Process(host, "1").member.taken == 1
+
+
+async def test_a_process_gets_half_of_its_share_and_the_first_one_to_ask_comes_first() -> None:
+    _, a, b = a_pair(limit=9)
+    assert ask(a, 64) == 2  # of 9 free ones a quarter
+    assert ask(b, 64) == 1  # of 7
+    assert [ask(a, 64) for _ in range(6)] == [1] * 6
+    assert ask(b, 5) == ask(a, 5) == 0
+    a.receive()
+    a.spare -= 1
+    a.send(num_wanted=5)  # the other one has asked before
+    assert (a.member.granted, b.member.granted) == (8, 2)
+
+
+async def test_credits_of_a_process_that_leaves_are_granted_to_others_that_want_some() -> None:
+    host, a, b = a_pair(limit=1)
+    c = Process(host, "c")
+    assert ask(a, 1) == 1
+    assert ask(b, 1) == ask(c, 1) == 0
+    b.send(num_wanted=0)
+    host.ended(a.member, a.line)
+    assert (b.member.granted, c.member.granted) == (0, 1)
+
+
+async def test_credits_end_with_their_epoch() -> None:
+    host, a, _ = a_pair(limit=4)
+    assert ask(a, 1) == 1
+    a.send(("restart", 2, ""))
+    assert (a.member.granted, counts(host)["num_held"]) == (0, 0)
+
+
+def test_messages_leave_out_what_is_plain() -> None:
     assert Message(epoch="a", limit=0).packed() == {"epoch": "a", "limit": 0}
-    assert Message.unpacked({"epoch": "a", "mood": "fine"}) == Message(epoch="a")
 
 
-ACTS = ["run", "end", "fail", "send", "receive", "ask", "give back", "die", "limit"]
+class Comm:
+    """A connection of Dask that says nothing more, until it is cut."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.written: list[Any] = []
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+
+    async def read(self) -> Any:
+        await self.ended.wait()
+        raise ConnectionAbortedError
+
+    def abort(self) -> None:
+        self.ended.set()
+
+
+class Server:
+    """A Dask server, with what asynchooks needs of it."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+        self.hosts = hosts_of(self)
+
+    async def follow(self, comm: Comm, uid: str, *calls: tuple[int, str, Any]) -> None:
+        message = Message(calls=calls).packed()
+        about = {"training": "it", "counts": True, "version": __version__, "lease_secs": 1e9}
+        await self.handlers[FOLLOW](comm, **about, uid=uid, message=message)
+
+
+async def test_a_training_is_forgotten_before_the_connections_of_its_processes_have_ended() -> None:
+    server = Server()
+    old, new = Comm(), Comm()
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.follow, old, "a", (1, "forget", ()), (2, "bye", ()))
+        await settle()
+        forgotten = server.hosts["it"]
+        group.start_soon(server.follow, new, "b")
+        await settle()
+        training = server.hosts["it"]
+        assert training is not forgotten
+        old.abort()
+        await settle()
+        assert server.hosts == {"it": training}
+        new.abort()
+    for each in (forgotten, training):
+        each._watch.cancel()  # type: ignore[union-attr]
+
+
+async def test_an_old_connection_of_a_forgotten_training_leaves_another_one_of_its_name() -> None:
+    server = Server()
+    hosts, follow = server.hosts, server.follow
+    old, new, last = Comm(), Comm(), Comm()
+    old.abort = lambda: None  # type: ignore[method-assign]  # its end is noticed late
+    async with anyio.create_task_group() as group:
+        group.start_soon(follow, old, "a", (1, "forget", ()))
+        await settle()
+        group.start_soon(follow, new, "a")
+        await settle()
+        new.abort()
+        await settle()
+        assert hosts == {}
+        group.start_soon(follow, last, "b")
+        await settle()
+        training = hosts["it"]
+        old.ended.set()
+        await settle()
+        assert hosts == {"it": training}
+        last.abort()
+    training._watch.cancel()  # type: ignore[union-attr]
+
+
+ACTS = ["run", "end", "fail", "send", "receive", "ask", "give back", "die", "cut", "limit"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -258,20 +501,22 @@ async def test_step_and_credits_never_exceed_the_limit_and_all_of_it_is_run(
         elif act == "give back":
             process.spare = 0
         elif act == "die":
-            host.ended(process.member, process.wake)
+            host.ended(process.member, process.line)
             processes[place] = Process(host, f"{process.uid}+")
+        elif act == "cut":
+            process.join()
         elif act == "receive":
             process.receive()
-        elif act == "limit" and host.table.state.limit is None:
+        elif act == "limit" and host.state.limit is None:
             # with what is under way already it may be passed, and then nothing else runs
-            lowest = max(20, host.table.state.step + sum(each.held for each in processes))
+            lowest = max(20, host.state.step + sum(each.held for each in processes))
             process.limit = lowest
             process.send()
         elif act in ("send", "ask"):
             process.send(num_wanted=3 * (act == "ask"))
-        if host.table.state.limit is not None:
-            assert host.table.state.step + sum(each.held for each in processes) <= lowest
-    if host.table.state.limit is None:
+        if host.state.limit is not None:
+            assert host.state.step + sum(each.held for each in processes) <= lowest
+    if host.state.limit is None:
         return
     for _ in range(200):
         for process in processes:
@@ -280,4 +525,4 @@ async def test_step_and_credits_never_exceed_the_limit_and_all_of_it_is_run(
             process.runs = 0
             process.run()
             process.send(num_wanted=1 if not process.spare else 0)
-    assert host.table.state.step == host.table.state.limit
+    assert host.state.step == host.state.limit

@@ -229,6 +229,27 @@ async def test_a_step_function_may_return_the_step_itself(join: Join) -> None:
         assert await there.advance(0) == 70
 
 
+async def test_a_run_that_says_that_the_step_has_not_moved_counts_as_none(join: Join) -> None:
+    async with join() as here:
+        creator = here.session_creator(lambda: {"global_step": 0})
+        async with MonitoredSession([], creator) as session:
+            await session.run("global_step")
+        assert await here.advance(0) == 0
+
+
+async def test_a_run_whose_fetch_is_wrong_does_not_count_in_a_later_epoch(join: Join) -> None:
+    async def restarting() -> dict[str, float]:
+        await there.restart(5)
+        await here.advance(0)  # and with it the news
+        return {"loss": 0.0}
+
+    async with join() as here, join() as there:
+        with pytest.raises(FetchError, match="'lost'"):
+            async with MonitoredSession([], here.session_creator(restarting)) as session:
+                await session.run("lost")
+        assert await there.advance(0) == 5
+
+
 async def test_a_run_whose_fetch_is_wrong_counts_and_leaves_no_ticket(join: Join) -> None:
     async with join() as cluster:
         hooks = [StopAtStepHook(last_step=9)]

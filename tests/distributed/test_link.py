@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine
 from typing import Any
 
 import anyio
@@ -43,29 +42,31 @@ def sent_by(source: Link) -> Message:
     return message
 
 
-async def settled(source: Link, ticket: Any, counted: Coroutine[Any, Any, int]) -> None:
-    source.step.gate.settle(ticket, await counted)
+async def counted(source: Link) -> int:
+    return await source.step_after(source.count_run(source.epoch))
+
+
+async def settled(source: Link, ticket: Any) -> None:
+    source.step.gate.settle(ticket, await counted(source))
 
 
 async def test_runs_that_were_not_sent_are_held_after_a_reconnection() -> None:
     source = a_source(num_granted=4)
     async with anyio.create_task_group() as group:
         tickets = [source.step.gate.take_ticket_nowait() for _ in range(2)]
-        begun = source.begin_run()
-        group.start_soon(settled, source, tickets[0], source.count_run(begun))
+        group.start_soon(settled, source, tickets[0])
         await settle()
         sent = sent_by(source)
         assert (sent.calls, sent.num_held) == (((1, "count", ("a.0", 1)),), 3)
-        group.start_soon(settled, source, tickets[1], source.count_run(begun))
+        group.start_soon(settled, source, tickets[1])
         await settle()
         assert source.next_message() is None  # the first is under way
-        assert source.hello().num_held == 2  # what was not used is void
-        again = sent_by(source)
+        again = source.hello()  # what was not used is void
         assert [number for number, _, _ in again.calls] == [1, 2]
         assert again.num_held == 0
-        news(source, step=2, answers=[(1, 1, 1, None), (2, 2, 2, None)])
+        news(source, step=2, answers=[(1, 1, None), (2, 2, None)])
         await settle()
-        assert source.next_message() is None
+        assert sent_by(source).calls == ()
     assert source.step.value == 2
 
 
@@ -74,14 +75,14 @@ async def test_an_answer_that_comes_with_the_next_connection_ends_its_call() -> 
     found: list[int] = []
 
     async def count() -> None:
-        found.append(await source.count_run(source.begin_run()))
+        found.append(await counted(source))
 
     async with anyio.create_task_group() as group:
         group.start_soon(count)
         await settle()
         sent_by(source)
         source.hello()  # the connection was cut, and the host has taken the call
-        news(source, step=1, limit=None, answers=[(1, 1, 1, None)])
+        news(source, step=1, limit=None, answers=[(1, 1, None)])
     assert found == [1]
     assert source.next_message() is None
 
@@ -91,14 +92,14 @@ async def test_runs_that_end_together_share_a_message_and_get_a_step_each() -> N
     found: list[int] = []
 
     async def count() -> None:
-        found.append(await source.count_run(source.begin_run()))
+        found.append(await counted(source))
 
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(count)
         await settle()
         assert len(sent_by(source).calls) == 3
-        news(source, step=20, limit=None, answers=[(i, i, 9 + i, None) for i in (1, 2, 3)])
+        news(source, step=20, limit=None, answers=[(i, 9 + i, None) for i in (1, 2, 3)])
     assert sorted(found) == [10, 11, 12]
     assert source.step.value == 20
 
@@ -108,7 +109,7 @@ async def test_a_cancelled_run_counts_all_the_same() -> None:
     ticket = source.step.gate.take_ticket_nowait()
     assert ticket is not None
     with anyio.move_on_after(0.01):
-        await source.count_run(source.begin_run())
+        await counted(source)
     source.step.gate.settle(ticket)
     message = sent_by(source)
     assert (len(message.calls), message.num_held) == (1, 0)

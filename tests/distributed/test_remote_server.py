@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -44,7 +45,16 @@ from asynchooks.protocols import (
 )
 
 from ..protocols.worlds import ALL, make_server
-from .clusters import addresses, comes, is_stopped, native, other_process, results, until
+from .clusters import (
+    addresses,
+    comes,
+    is_stopped,
+    local_cluster,
+    native,
+    other_process,
+    results,
+    until,
+)
 from .programs import NUM_WORKERS, train, train_bare
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
@@ -126,22 +136,22 @@ async def test_twelve_sessions_in_three_processes_stop_exactly_under(
     async with host_parameter_server(
         client, np.ones(2), protocol, num_workers=NUM_WORKERS
     ) as server:
-        places = zip(PROCESSES, addresses(client), strict=True)
-        futures = [
-            # a limit of one process binds them all
-            client.submit(
-                train, server.address, each, last_step if each == 1 else None, 0.001 * each, 0,
-                workers=[place], pure=False,
+        futures = []
+        for each, place in sorted(enumerate(addresses(client)), key=lambda pair: pair[0] != 1):
+            # a limit of one process binds them all, once it is known
+            limit = last_step if each == 1 else None
+            options = {"workers": [place], "pure": False}
+            futures.append(
+                client.submit(train, server.address, each, limit, 0.001 * each, 0, **options)
             )
-            for each, place in places
-        ]  # fmt: skip
+            await comes(lambda: server.global_step.limit == last_step)
         rows = sorted(chain(*await results(futures)))
         statistics = await until(server, workers_present=0)
         assert [row[0] for row in rows] == list(range(NUM_WORKERS))
-        assert statistics.version == server.version == last_step
-        assert statistics.waits == 0
+        assert statistics["version"] == server.version == last_step
+        assert statistics["waits"] == 0
         counts = await server.staleness_counts()
-        assert sum(counts.values()) == statistics.applied
+        assert sum(counts.values()) == statistics["applied"]
         if protocol == Synchronous():
             assert counts == {0: NUM_WORKERS * last_step}
             assert {row[2] for row in rows} == {last_step}
@@ -162,8 +172,9 @@ async def test_workers_begin_when_the_updates_of_other_processes_have_come_far_e
             for each, place in zip(PROCESSES, addresses(client), strict=True)
         ]
         rows = sorted(chain(*await results(futures)))
-        assert all(start >= 10 * worker for worker, start, _ in rows), rows
-        assert (await server.statistics()).version == 200
+        # a process that comes late on a busy machine may find that training is over
+        assert all(start >= 10 * worker for worker, start, num_runs in rows if num_runs), rows
+        assert (await server.statistics())["version"] == 200
 
 
 @pytest.mark.parametrize("bound", [0, 2])
@@ -185,7 +196,7 @@ async def test_no_clock_is_further_ahead_than_the_bound(bound: int, client: Any)
         await results(futures)
         # a step that was begun at the bound has been counted
         assert 1 <= max(ahead) <= bound + 1
-        assert (await server.statistics()).version == 20 * NUM_WORKERS
+        assert (await server.statistics())["version"] == 20 * NUM_WORKERS
         counts = await server.staleness_counts()
         assert max(counts) <= (2 * bound + 1) * (NUM_WORKERS - 1)
 
@@ -272,6 +283,42 @@ async def test_wrong_uses_are_refused(client: Any) -> None:
                 pass
 
 
+class OddError(Exception):
+    """One that is pickled, and cannot be unpickled."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__("it does not fit")
+
+
+def fail(parameters: Any, gradient: Any, rate: float) -> Any:
+    raise OddError(1, 2)
+
+
+async def test_what_cannot_be_sent_is_an_error_of_that_call_alone(client: Any) -> None:
+    async with hosted(client, Asynchronous(), 1) as server:
+        with pytest.raises(TypeError, match=r"lock.* cannot be sent .*; give arrays and numbers"):
+            await server.push(0, threading.Lock(), 0)
+        await server.push(0, np.ones(2), 0)
+        assert server.version == 1
+    async with hosted(client, Asynchronous(), 1, update=fail) as server:
+        with pytest.raises(RuntimeError, match="OddError: it does not fit"):
+            await server.push(0, np.ones(2), 0)
+        assert (await server.pull(0)).version == 0
+
+
+async def test_news_come_after_a_session_here_has_restored_an_earlier_step(client: Any) -> None:
+    async with native(client) as own:
+        async with (
+            host_parameter_server(own, np.ones(2), Asynchronous(), num_workers=1) as server,
+            RemoteParameterServer(server.address, own) as other,
+        ):
+            for version in range(3):
+                await server.push(0, np.ones(2), version)
+            other.global_step.restart(1)
+            await server.push(0, np.ones(2), 3)
+            assert await other.global_step.wait_for(4) == 4
+
+
 async def test_a_saver_says_that_the_state_of_a_remote_server_has_to_be_awaited(
     client: Any,
 ) -> None:
@@ -313,7 +360,7 @@ async def test_no_warning_when_all_workers_here_wait_for_other_processes(
                 anyio.create_task_group() as group,
             ):
                 group.start_soon(session.run, "none")
-                await until(server, blocked_requests=2)
+                await until(server, processes_connected=2)
                 await other.push(0, np.ones(2), 0)
     assert not [each for each in caplog.messages if "open workers wait" in each]
 
@@ -336,8 +383,8 @@ async def test_many_waits_are_one_blocked_request_and_none_leaves_meanwhile(clie
         before = await until(server, waits=num_workers - 1)
         await anyio.sleep(0.3)
         after = await server.statistics()
-        assert after.blocked_requests == 1
-        assert after.requests == before.requests + 1
+        assert after["processes_connected"] == 1
+        assert after["requests"] == before["requests"] + 1
         await work(num_workers - 1)
     assert server.version == 1
 
@@ -356,7 +403,9 @@ async def test_a_cancelled_wait_leaves_at_once_and_leaves_nothing_behind(client:
             await server.begin_step(0)
         before = await until(server, waits=0, collected=1)
         await anyio.sleep(0.1)
-        assert (await server.statistics()).requests <= before.requests + 5  # it is not repeated
+        assert (await server.statistics())["requests"] <= before[
+            "requests"
+        ] + 5  # it is not repeated
         async with anyio.create_task_group() as group:
             group.start_soon(server.begin_step, 0)
             await server.push(1, np.ones(2), 0)
@@ -485,12 +534,12 @@ async def test_others_do_not_wait_for_a_process_that_was_killed(client: Any) -> 
     async with hosted(client, Synchronous(), lease_secs=1.0) as server:
         with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
             assert await line_of(other) == "pushed"
-            await until(server, waits=1, blocked_requests=2, processes=2)
+            await until(server, waits=1, processes_connected=2, processes=2)
             other.kill()
             with anyio.fail_after(10):  # its gradient counts, but others do not wait for the next
                 assert await push_and_end(server, 0) == 1
                 assert await push_and_end(server, 0) == 2
-        await until(server, workers_present=1, blocked_requests=1)
+        await until(server, workers_present=1, processes_connected=1)
 
 
 async def hold_a_step(address: ServerAddress) -> None:
@@ -522,7 +571,7 @@ async def test_a_process_that_was_silent_for_long_is_back_at_its_next_request(
         with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
             assert await line_of(other) == "pushed"
             other.send_signal(signal.SIGSTOP)
-            await until(server, processes_away=1, workers_present=1, blocked_requests=1)
+            await until(server, processes_away=1, workers_present=1, processes_connected=1)
             assert await push_and_end(server, 0) == 1
             other.send_signal(signal.SIGCONT)
             assert await line_of(other) == "went on at 1"
@@ -539,7 +588,7 @@ async def test_a_process_that_fails_may_be_restarted_within_the_lease(client: An
             assert await line_of(one) == "begun"
             assert await line_of(again) == "here"
             send_line(one)
-            await until(server, processes=3, blocked_requests=2, workers_present=2)
+            await until(server, processes=3, processes_connected=2, workers_present=2)
             send_line(again)
             assert await line_of(again) == "pushed"
             assert await push_and_end(server, 0) == 1
@@ -608,3 +657,21 @@ async def test_all_waits_end_when_the_server_has_died(client: Any) -> None:
         assert sorted(ended) == ["end", "step"]
         with pytest.raises((StepSourceLostError, StopTraining)):
             await server.begin_step(1)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_all_waits_end_when_the_worker_of_the_server_is_retired() -> None:
+    with local_cluster(2) as client:
+        place = addresses(client)[0]
+        async with hosted(client, Synchronous(), worker=place) as server:
+
+            async def end() -> None:
+                with pytest.raises(StepSourceLostError, match="parameter server at tcp://"):
+                    await push_and_end(server, 0)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(end)
+                await until(server, waits=1)
+                await anyio.to_thread.run_sync(client.retire_workers, [place])
+            left_at = anyio.current_time()
+        assert anyio.current_time() < left_at + 20, "it tries to reach the worker no more"

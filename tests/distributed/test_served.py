@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import distributed
 import numpy as np
 import pytest
 
 from asynchooks import StepSourceLostError, StopTraining
+from asynchooks.distributed._membership import Line
 from asynchooks.distributed._messages import Message
 from asynchooks.distributed._served import ServedParameters
 from asynchooks.protocols import Synchronous
@@ -30,15 +30,22 @@ def anyio_backend() -> str:
 class Process:
     """One process of a server, whose messages a test sends by hand."""
 
-    def __init__(self, server: ServedParameters, name: str, place: str | None = None) -> None:
+    def __init__(self, server: ServedParameters, name: str) -> None:
         self.server, self.name = server, name
-        self.num_calls = self.received = 0
+        self.num_calls = self.num_hung_up = 0
+        self.received: tuple[int, ...] = ()
         self.connect()
-        self.member.place = place
 
     def connect(self) -> None:
-        self.wake = anyio.Event().set  # another one for each connection
-        self.member = self.server.join(self.name, self.wake, 1e9, Message())
+        self.line = Line(anyio.Event().set, self.hang_up)
+        hello = Message(received=self.received)
+        self.member = self.server.join(self.name, self.line, 1e9, hello)
+
+    def hang_up(self) -> None:
+        self.num_hung_up += 1
+
+    def end(self) -> None:
+        self.server.ended(self.member, self.line)
 
     def send(self, *calls: tuple[Any, ...], **changes: Any) -> int:
         """Returns the number of the last call."""
@@ -47,30 +54,33 @@ class Process:
             self.num_calls += 1
             numbered.append((self.num_calls, function, args))
         message = Message(calls=numbered, received=self.received)
-        self.server.take(self.member, self.wake, message._replace(**changes))
+        self.server.take(self.member, self.line, message._replace(**changes))
         return self.num_calls
 
     async def answers(self) -> dict[int, Any]:
         """Value or error, by call."""
         await settle()
-        return {each.call: each.error or each.value for each in self.member.unsent()}
+        answers, self.member.unsent = self.member.unsent, []
+        self.received = tuple(call for call, _, _ in answers)
+        return {call: error or value for call, value, error in answers}
 
     async def ask(self, function: str, *args: Any) -> Any:
         number = self.send((function, *args))
         found = (await self.answers())[number]
-        self.received = self.member.num_answers
         if isinstance(found, Exception):
             raise found
         return found
 
 
 @asynccontextmanager
-async def a_server(lease_secs: float = float("inf")) -> AsyncIterator[ServedParameters]:
-    server = ServedParameters(None, np.ones(2), Synchronous(), 2, lease_secs, {}, None)
+async def a_server(
+    lease_secs: float = float("inf"), **options: Any
+) -> AsyncIterator[ServedParameters]:
+    server = ServedParameters(np.ones(2), Synchronous(), 2, lease_secs, options)
     try:
         yield server
     finally:
-        server.table.members.clear()  # ends its watch
+        server.members.clear()  # ends its watch
         if server._watch is not None:
             server._watch.cancel()
 
@@ -87,93 +97,99 @@ async def test_an_end_is_sent_again_until_it_was_received() -> None:
         other.send(push(1), ("end_step", 1))
         assert waiting in await one.answers()
         assert waiting not in await one.answers()
+        one.received = ()  # they were lost
         one.connect()
         assert waiting in await one.answers()
-        one.received = one.member.num_answers
-        one.send()
         one.connect()
-        assert await one.answers() == {}
+        assert waiting not in await one.answers()
 
 
 async def test_a_wait_goes_on_over_a_new_connection() -> None:
     async with a_server() as server:
         one, other = Process(server, "a"), Process(server, "b")
         waiting = one.send(push(0), ("end_step", 0))
-        server.ended(one.member, one.wake)
+        one.end()
         one.connect()
-        assert (await other.ask("statistics")).waits == 1
+        assert (await other.ask("statistics"))["waits"] == 1
         other.send(push(1))
         assert waiting in await one.answers()
 
 
-async def test_a_released_wait_ends_at_once() -> None:
+async def test_a_released_wait_ends_at_once_and_is_answered_so_that_it_is_forgotten() -> None:
     async with a_server() as server:
         one = Process(server, "a")
         waiting = one.send(push(0), ("end_step", 0))
-        assert (await one.ask("statistics")).waits == 1
+        assert (await one.ask("statistics"))["waits"] == 1
         one.send(("release", waiting))
-        assert (await one.ask("statistics")).waits == 0
+        assert waiting in await one.answers()
+        assert (await one.ask("statistics"))["waits"] == 0
 
 
 async def test_workers_of_a_process_that_leaves_stay_until_others_claim_them() -> None:
     async with a_server() as server:
         one, other = Process(server, "a"), Process(server, "b")
         one.send(push(0), ("end_step", 0), ("bye",))
-        server.ended(one.member, one.wake)
-        assert (await other.ask("statistics")).processes == 2
+        one.end()
+        assert (await other.ask("statistics"))["processes"] == 2
         other.send(("join", 0))
-        assert (await other.ask("statistics")).processes == 1
+        assert (await other.ask("statistics"))["processes"] == 1
 
 
 async def test_workers_of_a_silent_process_leave_and_its_waits_go_on_when_it_is_back() -> None:
     async with a_server(lease_secs=8.0) as server:
         one, other = Process(server, "a"), Process(server, "b")
         waiting = one.send(push(0), ("end_step", 0))
-        one.member.tick(9.0)
-        server._is_silent(one.member)
+        for _ in range(9):
+            other.send()
+            server.tick(1.0)
+        assert one.num_hung_up == 1
         statistics = await other.ask("statistics")
-        assert (statistics.workers_present, statistics.processes_away) == (1, 1)
+        assert (statistics["workers_present"], statistics["processes_away"]) == (1, 1)
         assert waiting not in await one.answers()
-        one.send()
+        one.connect()
         statistics = await other.ask("statistics")
-        assert (statistics.workers_present, statistics.processes_away) == (2, 0)
+        assert (statistics["workers_present"], statistics["processes_away"]) == (2, 0)
         other.send(push(1))
         assert waiting in await one.answers()
 
 
-async def test_workers_of_a_dask_worker_that_is_gone_leave_if_it_is_silent_too() -> None:
-    class Scheduler:
-        async def ncores(self, workers: list[str]) -> dict[str, int]:
-            return {"tcp://127.0.0.1:2": 1}
-
-    async with a_server() as server:
-        server._worker = type("Worker", (), {"scheduler": Scheduler()})
-        one = Process(server, "a", "tcp://127.0.0.1:1")
-        other = Process(server, "b", "tcp://127.0.0.1:2")
-        one.send(push(0))
-        await server._look_for_gone(1.0)
-        assert (await other.ask("statistics")).workers_present == 2  # a message came since
-        for each in (one, other):
-            each.member.tick(2.0)
-        await server._look_for_gone(1.0)
-        statistics = await other.ask("statistics")
-        assert (statistics.workers_present, statistics.processes_away) == (1, 1)
+async def test_a_silent_process_whose_workers_others_have_claimed_may_come_back() -> None:
+    async with a_server(lease_secs=8.0) as server:
+        one, other = Process(server, "a"), Process(server, "b")
+        waiting = one.send(push(0), ("end_step", 0))
+        for _ in range(9):
+            other.send()
+            server.tick(1.0)
+        other.send(("join", 0), ("join", 1))
+        assert (await other.ask("statistics"))["workers_present"] == 2
+        one.connect()
+        other.send(push(1))
+        assert waiting in await one.answers()
 
 
-async def test_the_scheduler_knows_which_workers_are_gone(client: Any) -> None:
-    nowhere, address = "tcp://127.0.0.1:1", client.scheduler.address
-    async with (
-        a_server() as server,
-        distributed.Client(address, asynchronous=True, set_as_default=False) as own,
-    ):
-        server._worker = own
-        here = Process(server, "here", min(client.nthreads()))
-        gone = Process(server, "gone", nowhere)
-        for worker, process in enumerate((here, gone)):
-            process.send(push(worker))
-            process.member.tick(30.0)
-        await server._look_for_gone(20.0)
-        assert (here.member.is_away, gone.member.is_away) == (False, True)
+async def test_workers_of_a_process_whose_connection_has_ended_leave_before_its_lease() -> None:
+    async with a_server(lease_secs=80.0) as server:
+        one, other = Process(server, "a"), Process(server, "b")
+        for worker, each in enumerate((one, other)):
+            each.send(push(worker))
+        one.end()
+        for num_present in (2, 2, 2, 2, 2, 1):
+            server.tick(1.0)
+            assert (await other.ask("statistics"))["workers_present"] == num_present
+
+
+async def test_an_update_that_fails_when_a_process_is_gone_does_not_end_the_watch() -> None:
+    def fail(*_: Any) -> Any:
+        raise ArithmeticError
+
+    async with a_server(lease_secs=8.0, update=fail) as server:
+        one, other = Process(server, "a"), Process(server, "b")
+        one.send(("join", 0))
+        other.send(push(1))
+        for _ in range(9):
+            other.send()
+            server.tick(1.0)
+        assert (await other.ask("statistics"))["workers_present"] == 1
 
 
 async def test_a_closed_server_ends_waits_and_refuses_calls() -> None:

@@ -198,11 +198,12 @@ async def test_a_concurrent_evaluation_begins_before_the_next_step() -> None:
         await anyio.lowlevel.checkpoint()
         return {"step": float(step)}
 
-    evaluation = EvaluationHook(evaluate, every_n_steps=2, max_at_once=3)
+    evaluation = EvaluationHook(evaluate, every_n_steps=2)
     hooks = [evaluation, StopAtStepHook(last_step=6)]
     async with MonitoredSession(hooks, FunctionSessionCreator(dict)) as session:
         while not session.should_stop():
             await session.run([])
+            await anyio.sleep(0.01)  # it ends meanwhile
     assert steps == [(2, 2), (4, 4), (6, 6)]
     assert evaluation.latest == {"step": 6.0}
 

@@ -81,8 +81,6 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
     (EarlyStoppingHook, {**STOPPING, "min_delta": math.nan}, ValueError, "min_delta is nan"),
     (EarlyStoppingHook, {**STOPPING, "mode": 1}, TypeError, "mode is 1; give Mode.MIN or Mode.MAX"),
     (EarlyStoppingHook, {**STOPPING, "mode": "auto"}, ValueError, "mode is 'auto'; give Mode.MIN"),
-    (EvaluationHook, {**EVALUATE, "max_at_once": 0}, ValueError, "max_at_once is 0"),
-    (EvaluationHook, {**EVALUATE, "max_at_once": 1.5}, TypeError, "max_at_once is 1.5"),
     (EvaluationHook, {**EVALUATE, "mode": "x"}, TypeError, "give Evaluate.CONCURRENT or Eval"),
     (EvaluationHook, {**EVALUATE, "on_failure": "log"}, TypeError, "give OnFailure.STOP, "),
     (EvaluationHook, {**EVALUATE, "evaluate": 3}, TypeError, "evaluate is 3"),

@@ -57,7 +57,7 @@ HOOKS: dict[str, Callable[[Path], SessionRunHook]] = {
     "early stopping": lambda at: EarlyStoppingHook("loss", patience=100),
     "logging": lambda at: LoggingTensorHook(["loss"], every_n_iter=2),
     "step counter": lambda at: StepCounterHook(every_n_steps=2),
-    "summaries": lambda at: SummarySaverHook(save_steps=2, summary_op="loss", output_dir=str(at)),
+    "summaries": lambda at: SummarySaverHook(save_steps=2, summary_op="loss"),
 }  # fmt: skip
 
 VALUES: list[Any] = [
@@ -158,7 +158,7 @@ DAMAGES: dict[str, Any] = {
         HistoryHook, {"secs": 1.0, "rows": {"l": [None, np.zeros(1)]}},
     ),
     "rows without secs": (
-        HistoryHook, {"secs": 1.0, "rows": {"step": [None, np.arange(3)]}},
+        HistoryHook, {"secs": 1.0, "rows": {"l": [np.arange(3), np.zeros(3)]}},
     ),
     "results that are none": (EvaluationHook, {"timer": {}, "latest": [1], "latest_step": 1}),
 }  # fmt: skip

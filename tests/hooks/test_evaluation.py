@@ -70,29 +70,24 @@ async def test_training_goes_on_during_that_of_a_coroutine_function_by_default()
         assert (hook.latest, hook.latest_step) == ({"step": 2.0}, 2)
 
 
-@pytest.mark.parametrize("max_at_once", [1, 2])
-async def test_an_evaluation_beyond_max_at_once_is_put_off_and_not_dropped(
-    max_at_once: int,
-) -> None:
+async def test_an_evaluation_that_is_due_while_one_runs_is_put_off_and_not_dropped() -> None:
     gated = Gated()
-    hook = EvaluationHook(gated, every_n_steps=2, max_at_once=max_at_once, at_end=False)
+    hook = EvaluationHook(gated, every_n_steps=2, at_end=False)
     async with MonitoredSession([hook], counting_creator()) as session:
         await run_to(session, 9)
-        first = [2, 4][:max_at_once]
-        assert gated.begun == first
+        assert gated.begun == [2]
         gated.let(2)
         await settle()
-        assert gated.begun == first, "it is begun by a run"
+        assert gated.begun == [2], "it is begun by a run"
         await run_to(session, 10)
-        assert gated.begun == [*first, 10]
+        assert gated.begun == [2, 10]
         await run_to(session, 13)
-        for step in (4, 10):
-            gated.let(step)
+        gated.let(10)
         await settle()
         await run_to(session, 14)
-        assert gated.begun == [*first, 10, 14]
+        assert gated.begun == [2, 10, 14]
         gated.let(14)
-    assert gated.most_at_once == max_at_once
+    assert gated.most_at_once == 1
 
 
 async def test_a_coroutine_comes_to_its_first_wait_before_the_next_step() -> None:

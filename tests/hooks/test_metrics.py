@@ -26,7 +26,7 @@ from asynchooks._engine.base import Engine
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, counting_step, settle
-from .evaluations import Gated, Notes
+from .evaluations import Notes
 from .training import run_session, run_to
 from .virtual_time import on_trampoline, quarter_step
 
@@ -97,19 +97,6 @@ def test_what_is_no_number_is_an_error_that_describes_it_in_a_line(value: Any, s
     for fetches, name in (("loss", "loss"), (SimpleNamespace(name="loss:0"), "loss:0")):
         with pytest.raises(MetricError, match=f"the metric {name!r} {said}"):
             Metric(fetches).read(value, 3)
-
-
-async def test_an_evaluation_that_is_overtaken_is_not_the_newest() -> None:
-    gated = Gated()
-    hook = EvaluationHook(gated, every_n_steps=2, max_at_once=2, at_end=False)
-    async with MonitoredSession([hook], counting_creator()) as session:
-        await run_to(session, 4)
-        gated.let(4)
-        await settle()
-        gated.let(2)
-        await settle()
-        assert gated.ended == [4, 2]
-        assert (hook.latest, hook.latest_step) == ({"step": 4.0}, 4)
 
 
 async def test_a_metric_is_the_newest_value_with_its_step() -> None:

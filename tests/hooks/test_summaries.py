@@ -322,19 +322,6 @@ async def test_a_disk_of_logs_that_is_full_does_not_end_training(
     assert "Training goes on: OSError(27, 'File too large')" in warnings[0]
 
 
-@pytest.mark.parametrize("kind", TAGS)
-async def test_two_hooks_that_would_write_one_tag_are_refused(kind: str, tmp_path: Path) -> None:
-    source = prefetch(range(100), 2)
-    hooks = [FeedHook(source, "item"), *(hook_of(kind, tmp_path, source) for _ in range(2))]
-    with pytest.raises(RuntimeError, match="two hooks write .* Give one of them another name"):
-        async with MonitoredSession(hooks, FunctionSessionCreator(Model().step)):
-            pass
-
-    hooks = [FeedHook(prefetch(range(5), 2), "item"), hook_of("rate", tmp_path, source)]
-    async with MonitoredSession(hooks, FunctionSessionCreator(Model().step)) as session:
-        await session.run("loss")  # what was refused keeps nothing
-
-
 async def test_an_error_of_a_writer_of_the_users_own_leaves_the_run(tmp_path: Path) -> None:
     class Full:
         def add_summary(self, summary: Any, global_step: int) -> None:

@@ -38,21 +38,6 @@ def mlflow_runs() -> Iterator[dict[str, Any]]:
             }
 
 
-def trackio_runs() -> Iterator[dict[str, Any]]:
-    from trackio.sqlite_storage import SQLiteStorage
-
-    for project in SQLiteStorage.get_projects():
-        for run in SQLiteStorage.get_run_records(project):
-            rows = SQLiteStorage.get_logs(project, run["name"], run_id=run["id"])
-            points = [
-                (row["step"], name, value)
-                for row in rows
-                for name, value in row.items()
-                if name not in ("step", "timestamp")
-            ]
-            yield {"run": run["name"], "status": "", "points": points}
-
-
 def wandb_runs() -> Iterator[dict[str, Any]]:
     """W&B's library reads no file of an offline run back: this reads its messages."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -91,7 +76,7 @@ def _leveldb_records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
-READERS = {"mlflow": mlflow_runs, "trackio": trackio_runs, "wandb": wandb_runs}
+READERS = {"mlflow": mlflow_runs, "wandb": wandb_runs}
 
 if __name__ == "__main__":
     print("\n" + json.dumps(list(READERS[sys.argv[1]]())))

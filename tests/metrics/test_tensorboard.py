@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
-from tensorboard.compat import tensorflow_stub
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
@@ -242,7 +241,7 @@ def test_only_what_is_behind_the_position_is_read(tmp_path: Path) -> None:
     earlier.write_bytes(b"nothing of TensorBoard's")
     with (tmp_path / name).open("ab") as file:
         late = EventFile(str(tmp_path / "other"))
-        late.open()
+        late.flush()
         begin = late.size
         late.add_summary(scalar_summary("loss", 1.0), 9)
         late.close()
@@ -464,50 +463,3 @@ async def test_a_crafted_record_costs_no_memory_and_no_point(tmp_path: Path, len
     assert hook.num_dropped == 0
     crafted.unlink()
     assert steps_shown(tmp_path) == [1, 2, 3]
-
-
-def test_a_remote_directory_is_continued_without_tensorflow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """TensorBoard's own files, which it has then, cannot go to a place."""
-    pytest.importorskip("fsspec")
-    monkeypatch.setattr("tensorboard.compat.tf", tensorflow_stub, raising=False)
-    directory = "memory://logs/continued"
-    sink = opened(directory)
-    write(sink, 1, 3)
-    sink.flush()
-    sink.close()
-    sink = opened(directory, Resume(3, None))
-    write(sink, 2, 5)
-    sink.flush()
-    sink.close()
-    steps = [
-        event.step
-        for name in names_in(directory)
-        for event in events_in(directory, name)
-        if event.HasField("summary")
-    ]
-    assert steps == [1, 2, 3, 4, 5]
-
-
-async def test_a_tag_that_a_hook_writes_there_too_is_warned_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    evaluation = EvaluationHook(
-        lambda session, step: {"score": 1.0}, every_n_steps=1, output_dir=str(tmp_path)
-    )
-    values = ["loss", "own", evaluation.metric("score")]
-    hooks = [
-        evaluation,
-        SummarySaverHook(save_steps=1, output_dir=str(tmp_path), summary_op="own"),
-        MetricsHook(TensorBoardSink(tmp_path), values, every_n_steps=1),
-    ]
-    async with MonitoredSession(hooks, FunctionSessionCreator(Model().step)) as session:
-        for _ in range(3):
-            await session.run([])
-
-    warnings = [each for each in caplog.messages if "write the same tags" in each]
-    num_named = {
-        tag: sum(tag in each for each in warnings) for tag in ("eval/score", "own", "loss")
-    }
-    assert num_named == {"eval/score": 1, "own": 1, "loss": 0}

@@ -17,14 +17,12 @@ from asynchooks.metrics import (
     Point,
     Resume,
     Sink,
-    TrackioSink,
     WandbSink,
 )
 from asynchooks.metrics._tracking import summary
 
 SINKS: dict[str, tuple[Sink, str]] = {
     "wandb": (WandbSink(project="p"), "wandb"),
-    "trackio": (TrackioSink("p"), "trackio"),
     "mlflow": (MlflowSink("e"), "mlflow"),
     "opentelemetry": (OpenTelemetrySink(), "opentelemetry.metrics"),
 }
@@ -47,8 +45,6 @@ async def test_a_missing_library_is_an_error_of_the_opening_that_names_the_extra
     ("make", "error", "message"),
     [
         (lambda: WandbSink(run=object(), project="p"), TypeError, "run is given, and.*: project"),
-        (lambda: TrackioSink(), TypeError, r'project is None; .*TrackioSink\("digits"\)'),
-        (lambda: TrackioSink("p", run=object()), TypeError, r"give TrackioSink\(run=run\)"),
         (lambda: MlflowSink(3), TypeError, "experiment_name is 3"),  # type: ignore[arg-type]
         (lambda: MlflowSink(run_id="r", tags={"a": "b"}), ValueError, "run_id is 'r'"),
         (lambda: OpenTelemetrySink(prefix=None), TypeError, "prefix is None"),  # type: ignore[arg-type]
@@ -61,7 +57,6 @@ def test_wrong_arguments_are_refused(make: Any, error: type[Exception], message:
 
 def test_sinks_say_where_they_write() -> None:
     assert repr(SINKS["wandb"][0]) == "WandbSink(project='p')"
-    assert repr(SINKS["trackio"][0]) == "TrackioSink('p')"
     assert repr(SINKS["mlflow"][0]) == "MlflowSink('e', tracking_uri=None)"
     assert repr(SINKS["opentelemetry"][0]) == "OpenTelemetrySink(prefix='')"
 

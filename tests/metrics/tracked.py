@@ -1,6 +1,6 @@
 """A training program with the sink of a tracker, for a process of its own.
 
-    python -m tests.metrics.tracked trio trackio '[{"options": {"project": "p"}, "last_step": 40}]'
+    python -m tests.metrics.tracked trio mlflow '[{"options": {}, "last_step": 40}]'
 
 It prints JSON at its end: see `main`.
 """
@@ -31,9 +31,9 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks.metrics import MlflowSink, Sink, TrackioSink, WandbSink
+from asynchooks.metrics import MlflowSink, Sink, WandbSink
 
-SINKS: dict[str, type[Sink]] = {"wandb": WandbSink, "trackio": TrackioSink, "mlflow": MlflowSink}
+SINKS: dict[str, type[Sink]] = {"wandb": WandbSink, "mlflow": MlflowSink}
 SAVE_STEPS = 10
 
 

@@ -35,7 +35,7 @@ def test_a_protocol_given_several_times_compares(capsys: pytest.CaptureFixture[s
 def test_seeds_of_a_training_that_diverges_have_a_row(
     capsys: pytest.CaptureFixture[str], rate: float
 ) -> None:
-    line = f"--workers 4 --updates 300 --seeds 3 --learning-rate {rate}"
+    line = f"--workers 4 --updates 300 --seeds 3 --learning-rates {rate}"
     *_, row = run(capsys, line).splitlines()
     assert re.search(r"e\+\d+ \(.* to .*\)|nan|inf", row)
     (found,) = reports(capsys, line)

@@ -628,6 +628,9 @@ class Worker:
             return True
         if isinstance(error, CheckpointError) and "newest is not known" in str(error):
             return self.world.program.saves_apart
+        if isinstance(error, CheckpointError) and "to one session" in str(error):
+            saving = [each for each in self.world.life.workers if each.savers]
+            return len(saving) > 1 and any(each.extras for each in saving)
         if any(fault.error is not None and _is_of(error, fault.error) for fault in played):
             return True
         is_cancelled = any(fault.plan.kind in CANCELLED for fault in played)

@@ -596,6 +596,11 @@ def foreign(*, sparse: bool = False) -> Any:
         return tf.SparseTensor([[0, 1]], [7], [2, 2]) if sparse else tf.constant(1.0, name="theirs")
 
 
+def eager() -> Any:
+    with tf.init_scope():
+        return tf.constant(1.0)
+
+
 def kept(pool: Pool) -> Any:
     """A tensor that may neither be fed nor fetched."""
     with pool.graph.as_default():
@@ -668,6 +673,7 @@ BAD_VALUES: dict[str, tuple[str, Case]] = {
     "generator": ("any", lambda p: (each for each in [1])),
     "tensor": ("one", lambda p: p.scalar),
     "tensor of another graph": ("one", lambda p: foreign()),
+    "eager tensor": ("one", lambda p: eager()),
     "list of tensors": ("any", lambda p: [p.scalar]),
     "variable": ("any", lambda p: p.variable),
     "old variable": ("any", lambda p: p.old_variable),

@@ -129,7 +129,6 @@ def test_a_worker_that_dies_with_credits_leaves_them_to_the_others(cluster: Runn
     victim.kill()
     again = cluster.trains("worker:0", 1000, workers=8)
     assert again.expect_step(1) > 100, "it has joined again"
-    assert "are given to others" in again.expect("log worker:0 has restarted")
     again.expect_step(800)
     again.kill()
     begun = time.monotonic()
@@ -145,7 +144,7 @@ def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cluster: Runni
     victim = cluster.trains("worker:0", 1000, workers=8)
     victim.expect_step(100)
     victim.stop()
-    assert "it keeps the" in chief.expect("log worker:0 has sent no heartbeat")
+    chief.expect("log worker:0 is silent, and keeps the")
     victim.go_on()
     check_end(cluster, [chief, victim], 1000)
 
@@ -188,7 +187,7 @@ def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_on_request(
     assert time.monotonic() - begun < NOTICED_SECS
     assert float(chief.expect("left after").split()[-1]) < 0.1
     assert chief.expect("cancelled") == "cancelled True"
-    assert "no answer for" in chief.expect("log The source of global_step is lost")
+    assert "has not answered for" in chief.expect("log The source of global_step is lost")
     chief.expect("source LOST")
     num_before = len(chief.lines)
     ps.go_on()

@@ -12,23 +12,22 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
 
 PROGRAM = """
 import threading
-from asynchooks.tf._threads import TensorFlowThread
+from asynchooks.tf._threads import TensorFlowThreads
 
 class Owner:
     def __init__(self):
         self.closed = threading.Event()
-        TensorFlowThread.close_at_exit(self)
-        TensorFlowThread(self.serve, "a thread")
+        TensorFlowThreads.start(self.serve, "a thread", self)
 
     def close(self):
         self.closed.set()
 
     def serve(self):
         self.closed.wait()
-        TensorFlowThread(lambda: print("ended", flush=True), "the next")
+        TensorFlowThreads.start(lambda: print("ended", flush=True), "the next")
 
 owner = Owner()
-TensorFlowThread(threading.Event().wait, "one that never ends")
+TensorFlowThreads.start(threading.Event().wait, "one that never ends")
 """
 
 

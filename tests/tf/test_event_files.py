@@ -12,9 +12,7 @@ from asynchooks import (
     CheckpointSaverHook,
     Evaluate,
     EvaluationHook,
-    FunctionSessionCreator,
     MetricsHook,
-    MonitoredSession,
     ProfilerHook,
     StepCounterHook,
     SummarySaverHook,
@@ -150,41 +148,6 @@ async def test_a_cached_writer_that_was_closed_is_opened_again(tmp_path: Path) -
         v1.summary.FileWriterCache.get(str(tmp_path)).close()
     await train(model, [evaluation(str(tmp_path))], 12)
     assert steps_of(read(tmp_path)) == {"eval/score": [4, 8, 12]}
-
-
-async def test_a_step_function_joins_the_file_that_tensorflow_has_open(tmp_path: Path) -> None:
-    model = counting_model()
-    async with monitored(model.graph, [evaluation(str(tmp_path))]) as session:
-        message = Summary(value=[Summary.Value(tag="message", simple_value=1.0)])
-        creator = FunctionSessionCreator(lambda: {"loss": 0.5, "message": message})
-        hooks = [
-            evaluation(str(tmp_path), "other"),
-            SummarySaverHook(2, output_dir=str(tmp_path), summary_op="message"),
-        ]
-        async with MonitoredSession(hooks, creator) as other:
-            for _ in range(4):
-                await session.run(model.train_op)
-                await other.run("loss")
-    assert len(event_files(tmp_path)) == 1
-    assert steps_of(read(tmp_path)) == {"eval/score": [4], "other/score": [4], "message": [1, 3]}
-
-
-async def test_a_step_function_does_not_join_a_relative_name_of_another_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    v1.summary.FileWriterCache.clear()
-    monkeypatch.chdir(tmp_path / "first")
-    with counting_model().graph.as_default():
-        v1.summary.FileWriterCache.get("logs")
-    monkeypatch.chdir(tmp_path / "second")
-    creator = FunctionSessionCreator(lambda: {"loss": 0.5})
-    async with MonitoredSession([evaluation("logs")], creator) as session:
-        for _ in range(4):
-            await session.run("loss")
-    v1.summary.FileWriterCache.clear()
-    assert steps_of(read(tmp_path / "second" / "logs")) == {"eval/score": [4]}
 
 
 async def test_a_later_session_writes_on_in_the_same_file(tmp_path: Path) -> None:

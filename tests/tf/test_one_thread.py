@@ -1,4 +1,4 @@
-"""PooledOrAlone: which steps are tried in the calling thread alone, and which way is kept."""
+"""PooledOrAlone: which steps leave TensorFlow's pool of threads for the calling one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 
 from asynchooks._engine.current import use_engine
-from asynchooks.tf.graph._callables import TRIED_SECS, PooledOrAlone
+from asynchooks.tf.graph._callables import NUM_TIMED, TRIED_SECS, PooledOrAlone, compiled
 from asynchooks.tf.graph._session import GraphSession
 
 from ..support.virtual_kernel import Trampoline
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-config_pb2 = pytest.importorskip("tensorflow.core.protobuf.config_pb2")
 data_flow_ops = pytest.importorskip("tensorflow.python.ops.data_flow_ops")
 pytestmark = pytest.mark.tensorflow
 
 POOL, ALONE = 0, -1
-MAX_TRIALS = 10
-"""Calls until it has settled, if each comes after the one before and none fails."""
 
 
 class Fakes:
@@ -52,7 +49,7 @@ class Fakes:
 
         return call
 
-    def settled(self, num_calls: int = MAX_TRIALS) -> PooledOrAlone:
+    def settled(self, num_calls: int = NUM_TIMED) -> PooledOrAlone:
         """One that has been called so often, and gave the right outputs."""
         step = PooledOrAlone(self.make, [])
         with use_engine(self.clock):
@@ -73,49 +70,25 @@ class Fakes:
 
 
 @pytest.mark.parametrize(
-    ("in_pool", "alone", "kept"),
-    [
-        (5e-5, 1e-5, ALONE),
-        (1e-5, 5e-5, POOL),
-        (1e-5, 1e-5, POOL),
-        (0.9 * TRIED_SECS, 0.8 * TRIED_SECS, ALONE),
-    ],
+    ("in_pool", "kept"), [(1e-5, ALONE), (TRIED_SECS, ALONE), (1.1 * TRIED_SECS, POOL)]
 )
-def test_a_small_step_is_tried_both_ways_and_stays_with_the_faster(
-    in_pool: float, alone: float, kept: int
-) -> None:
-    fakes = Fakes(lambda pool, number: alone if pool == ALONE else in_pool)
+def test_a_small_step_leaves_the_pool_and_a_large_one_stays(in_pool: float, kept: int) -> None:
+    fakes = Fakes(lambda pool, number: in_pool)
     step = fakes.settled()
-    assert fakes.made == [POOL, ALONE]
-    assert fakes.calls == [POOL] * 5 + [ALONE] * 5
+    assert fakes.calls == [POOL] * NUM_TIMED
     assert fakes.kept(step) == kept
+    assert fakes.made == [POOL, ALONE][: 1 - kept]
 
 
-def test_a_large_step_stays_in_the_pool_and_is_not_tried_alone() -> None:
-    fakes = Fakes(lambda pool, number: 1.1 * TRIED_SECS)
-    step = fakes.settled(5)
-    assert (fakes.kept(step), fakes.made) == (POOL, [POOL])
-
-
-@pytest.mark.parametrize("slow_pool", [POOL, ALONE])
-@pytest.mark.parametrize("held_up", [(1, 2, 4), (1, 3, 5)])
-def test_calls_that_were_held_up_do_not_decide(slow_pool: int, held_up: tuple[int, ...]) -> None:
-    def secs(pool: int, number: int) -> float:
-        is_held_up = pool == slow_pool and number in held_up
-        return 1.0 if is_held_up else {POOL: 5e-5, ALONE: 1e-5}[pool]
-
-    fakes = Fakes(secs)
+@pytest.mark.parametrize("held_up", [(1, 2, 4), (1, 3, 5), (2, 3, 4, 5)])
+def test_calls_that_were_held_up_do_not_decide(held_up: tuple[int, ...]) -> None:
+    fakes = Fakes(lambda pool, number: 1.0 if number in held_up else 5e-5)
     assert fakes.kept(fakes.settled()) == ALONE
 
 
-def test_the_first_call_of_each_way_does_not_decide() -> None:
-    fakes = Fakes(lambda pool, number: {POOL: 5e-5, ALONE: 9e-5 if number > 1 else 0.0}[pool])
-    assert fakes.kept(fakes.settled()) == POOL
-
-
-@pytest.mark.parametrize("number", range(1, MAX_TRIALS + 1))
+@pytest.mark.parametrize("number", range(1, NUM_TIMED + 2))
 def test_an_error_out_of_a_trial_leaves_it_usable(number: int) -> None:
-    fakes = Fakes(lambda pool, number: {POOL: 5e-5, ALONE: 1e-5}[pool])
+    fakes = Fakes(lambda pool, number: 5e-5)
     error = fakes.errors[number] = ValueError("of the step")
     step = fakes.settled(number - 1)
     with use_engine(fakes.clock), pytest.raises(ValueError, match="of the step") as raised:
@@ -124,7 +97,7 @@ def test_an_error_out_of_a_trial_leaves_it_usable(number: int) -> None:
     fakes.errors.clear()
     with use_engine(fakes.clock):
         assert [step.call(n) for n in range(20)] == [(n,) for n in range(20)]
-    assert set(fakes.made) == {POOL, ALONE}
+    assert fakes.made == [POOL, ALONE]
     fakes.kept(step)
 
 
@@ -218,19 +191,16 @@ class Recorded:
 
     def make(self, pool: int) -> Callable[..., Any]:
         self.made.append(pool)
-        options = config_pb2.CallableOptions(fetch=[self.fetch.name])
-        options.run_options.inter_op_thread_pool = pool
-        compiled: Callable[..., Any] = self.session._make_callable_from_options(options)
-        return compiled
+        return compiled(self.session, [self.fetch], pool=pool)
 
 
 @pytest.mark.parametrize("kind", MAY_WAIT)
-def test_what_may_wait_for_another_op_is_never_tried_alone(kind: str) -> None:
+def test_what_may_wait_for_another_op_is_never_run_alone(kind: str) -> None:
     recorded = Recorded(MAY_WAIT[kind])
     outputs: list[int] = []
 
     def run() -> None:
-        with use_engine(Trampoline()):  # no time passes: everything is worth a try
+        with use_engine(Trampoline()):  # no time passes: every step is small
             outputs.extend(recorded.step.call()[0] for _ in range(50))
 
     thread = threading.Thread(target=run, daemon=True)
@@ -242,10 +212,10 @@ def test_what_may_wait_for_another_op_is_never_tried_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NEVER_WAIT)
-def test_what_never_waits_is_tried_alone(kind: str) -> None:
+def test_what_never_waits_is_run_alone(kind: str) -> None:
     recorded = Recorded(NEVER_WAIT[kind])
     with use_engine(Trampoline()):
-        outputs = [recorded.step.call()[0] for _ in range(MAX_TRIALS)]
+        outputs = [recorded.step.call()[0] for _ in range(NUM_TIMED)]
     assert recorded.made == [POOL, ALONE]
     assert np.all(np.isfinite(outputs))
 

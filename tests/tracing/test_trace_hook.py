@@ -242,8 +242,6 @@ async def test_calls_of_rollouts_have_arrows_to_the_runs_that_use_them(tmp_path:
     assert len(uses) == 6
     assert all(begun[each.flows[0]] <= each.begun for each in uses)
     assert found.counters["staleness"]
-    assert max(value for _, value in found.counters["answer under way"]) == 3
-    assert found.counters["answer under way"][-1][1] == 0
 
 
 async def test_a_call_that_takes_longer_than_a_flush_has_one_arrow(tmp_path: Path) -> None:

@@ -233,8 +233,11 @@ class Checkpointer:
             logger.warning(
                 "%s was saved by %s, and there are %d: each rank has the states of its hooks that "
                 "the rank of its number had, and a further one those of rank 0",
-                restored.path, saved, ranks.num_here, extra=_fields(restored.facts.step),
-            )  # fmt: skip
+                restored.path,
+                saved,
+                ranks.num_here,
+                extra=_fields(restored.facts.step),
+            )
 
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""

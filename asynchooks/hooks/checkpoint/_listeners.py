@@ -100,9 +100,12 @@ class Listeners:
             is_stopping = stop is not None and (stop.is_set or stop.run_stop.is_set)
             if is_stopping and is_stop(error):
                 logger.info(
-                    "The listener's %s at step %d was not finished: %s", name, step, error,
+                    "The listener's %s at step %d was not finished: %s",
+                    name,
+                    step,
+                    error,
                     extra=fields("CheckpointSaverHook", step=step, reason=error),
-                )  # fmt: skip
+                )
                 return None
             if current_engine().failure_in(error) is not None:
                 add_note(error, f"in the listener's {name}")

@@ -236,12 +236,15 @@ class CheckpointSaverHook(SessionRunHook):
         if self._metric is not None:
             shared.checks.append(partial(self._check_metric, self._metric, shared))
         self._open = Checkpointer(
-            form=self._choose_format(), listeners=self._listeners, hooks=shared.hooks,
-            timer=self._timer, metric=self._metric,
+            form=self._choose_format(),
+            listeners=self._listeners,
+            hooks=shared.hooks,
+            timer=self._timer,
+            metric=self._metric,
             path=f"{self._directory}/{self._basename}",
             is_background=self._is_background,
             savers=_savers_of(shared),
-        )  # fmt: skip
+        )
         self._is_by_hand = shared.is_by_hand
         await self._open.open()
         await self._listeners.begin(shared.stop)
@@ -262,8 +265,10 @@ class CheckpointSaverHook(SessionRunHook):
             "which is better: it was not saved, or its checkpoint was deleted. Save the steps that "
             "are evaluated, and keep them until then (save_steps, Retention(max_to_keep=...)), or "
             "give EvaluationHook mode=Evaluate.EXCLUSIVE",
-            step, value, extra=fields(self, step=step),
-        )  # fmt: skip
+            step,
+            value,
+            extra=fields(self, step=step),
+        )
 
     def _choose_format(self) -> CheckpointFormat:
         if begin_graph.get() is not None:
@@ -276,9 +281,13 @@ class CheckpointSaverHook(SessionRunHook):
             return _format.make_graph_format(
                 # TensorFlow knows files and writers by the name that it was given
                 _check.same_place(self._given, self._directory),
-                self._basename, self._saver, self._scaffold, self._save_graph_def,
-                self._retention, background=self._is_background,
-            )  # fmt: skip
+                self._basename,
+                self._saver,
+                self._scaffold,
+                self._save_graph_def,
+                self._retention,
+                background=self._is_background,
+            )
         if self._saver is None:
             raise RuntimeError(
                 "CheckpointSaverHook on a step function has nothing to save; give it "

@@ -31,6 +31,12 @@ def warn_of_unsaved(directory: str, saved: int, step: int, error: BaseException 
         advice = "To keep such steps, open sessions by `async with`, or `await session.close()`"
     logger.warning(
         "%s at step %d. The newest checkpoint in %s is of step %d: %d step%s not saved. %s",
-        cause, step, directory, saved, step - saved, " is" if step - saved == 1 else "s are",
-        advice, extra=fields("CheckpointSaverHook", step=step, reason=error),
-    )  # fmt: skip
+        cause,
+        step,
+        directory,
+        saved,
+        step - saved,
+        " is" if step - saved == 1 else "s are",
+        advice,
+        extra=fields("CheckpointSaverHook", step=step, reason=error),
+    )

@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A training, or the total of several trainings, at a moment."""
+    """A training at a moment."""
 
     name: str
     step: int
@@ -191,33 +191,15 @@ _VERBS = ("done", "stopped", "dropped, not closed,", "cancelled", "failed")
 """By outcome."""
 
 
-def total_of(lines: Sequence[Line]) -> Line:
-    """Several trainings as one."""
-    limits = [each.limit for each in lines if each.limit is not None]
-    rates = [each.rate for each in lines if each.rate is not None]
-    return Line(
-        f"{len(lines)} models",
-        sum(each.step for each in lines),
-        sum(limits) if len(limits) == len(lines) else None,
-        sum(rates) if rates else None,
-        next((each.values for each in lines if each.values), {}),
-        [phase for each in lines for phase in each.phases],
-        [name for each in lines for name in each.beside],
-        any(each.is_open for each in lines),
-    )
-
-
-def rows_of(lines: Sequence[Line]) -> list[Line]:
-    """The rows of a table: the trainings, below their total if there are several."""
-    return [total_of(lines), *lines] if len(lines) > 1 else list(lines)
+def folded_text(lines: Sequence[Line]) -> str:
+    """What stands for trainings for which there is no room."""
+    phases = counted(phase for each in lines for phase in each.phases)
+    return f"and {len(lines)} more: {', '.join(phases)}"
 
 
 def below_of(lines: Sequence[Line], folded: Sequence[Line]) -> list[str]:
     """What stands below a table: the rows for which there is no room, and what runs beside."""
-    texts = []
-    if folded:
-        phases = ", ".join(counted(phase for each in folded for phase in each.phases))
-        texts.append(f"and {len(folded)} more: {phases}")
+    texts = [folded_text(folded)] if folded else []
     if beside := counted(name for each in lines for name in each.beside):
         texts.append("beside: " + ", ".join(beside))
     return texts

@@ -12,10 +12,10 @@ from contextlib import suppress
 from html import escape
 from typing import Any, TextIO
 
-from ._rows import DOT, Line, below_of, rows_of, total_of
+from ._rows import DOT, Line, below_of, folded_text
 
 _MOST_LINES = 3
-"""Of more trainings at once only the total is written as a line."""
+"""Of trainings at once that are written as a line each."""
 _MOST_ROWS, _MOST_ROWS_IN_NOTEBOOK = 10, 32
 _TABLE_WIDTH = 60
 """Columns of a terminal, at least, for a table; a narrower one gets a line."""
@@ -67,8 +67,9 @@ class PlainSurface(Surface):
         lines = [each for each in lines if each.is_open]
         if lines and now >= self._due_at:
             self._due_at = now + self._every_secs
-            shown = lines if len(lines) <= _MOST_LINES else [total_of(lines)]
-            texts += [each.text() for each in shown]
+            texts += [each.text() for each in lines[:_MOST_LINES]]
+            if folded := lines[_MOST_LINES:]:
+                texts.append(folded_text(folded))
         stream = self._stream or sys.stderr
         if texts and stream is not None:  # a program without a console has none
             hint, self._hint = self._hint, ""
@@ -183,10 +184,9 @@ class NotebookSurface(Surface):
         """The same by type: HTML, and text for what shows no HTML."""
         most = _MOST_ROWS_IN_NOTEBOOK
         texts = [*self._last_lines, *(each.text() for each in lines[:most])]
-        rows = rows_of(lines) if lines else []
-        table = f"<table>{''.join(map(_html_of, rows[:most]))}</table>" if rows else ""
+        table = f"<table>{''.join(map(_html_of, lines[:most]))}</table>" if lines else ""
         html = [f"<div>{escape(each)}</div>" for each in self._last_lines]
-        html += [table, *(f"<div>{escape(each)}</div>" for each in below_of(lines, rows[most:]))]
+        html += [table, *(f"<div>{escape(each)}</div>" for each in below_of(lines, lines[most:]))]
         return {"text/html": "".join(html), "text/plain": "\n".join(texts)}
 
     def forget(self) -> None:
@@ -243,17 +243,16 @@ def _terminal_of(stream: Any) -> int | None:
 
 
 def _table(lines: Sequence[Line], console: Any) -> Any:
-    """One row, or a table with a total and a row for each session."""
+    """A row for each training."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    rows = rows_of(lines)
     if console.width < _TABLE_WIDTH:
-        return Text(rows[0].text(), no_wrap=True, overflow="ellipsis")
+        return Text(lines[0].text(), no_wrap=True, overflow="ellipsis")
     num_shown = max(1, min(_MOST_ROWS, console.height - 4))
-    folded, rows = rows[num_shown:], rows[:num_shown]
+    folded, rows = lines[num_shown:], lines[:num_shown]
     has_bar = any(each.limit for each in rows)
     table = Table.grid(padding=(0, 1), expand=True)
     for _ in range(2 if any(each.name for each in rows) else 1):

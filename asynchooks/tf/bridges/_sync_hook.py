@@ -78,7 +78,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
     """The hook as TensorFlow's session calls it."""
 
     def __init__(self, hook: SessionRunHook, portal: HookPortal) -> None:
-        self._hook = hook
+        self._hook, self._name = hook, type(hook).__name__
         self._portal = portal
         self._stop = Stop()
         self._raw: RawSession | None = None
@@ -90,7 +90,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._graph = v1.get_default_graph()
         if self._hook.needs_global_step and v1.train.get_global_step() is None:
             raise RuntimeError(
-                f"Global step should be created to use {self._name()}. Create one "
+                f"Global step should be created to use {self._name}. Create one "
                 "(tf.compat.v1.train.get_or_create_global_step()) before the session."
             )
         self._call("begin")
@@ -106,15 +106,14 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
             raw.attach(last or GlobalStep(value, name=name, multi_process=True))
             if last is not None:
                 last.restart(value)
-        else:
-            raw.global_step.gate.reread()  # an earlier hook may have moved it
         self._raw = raw
+        raw.global_step.gate.reread()  # an earlier hook may have moved it
         self._stop.clear()
         self._step = raw.global_step.bound(self._stop)
         self._their_coord = coord
         self._coord = GraphCoordinator(clean_stop_exception_types=())
         self._coord.on_stop = self._coord_stopped
-        self._coord.tasks.in_context = self._in_graph
+        self._coord.tasks.in_context = lambda coroutine, _: Driven(coroutine, self._graph)
         self._call("after_create_session", session, self._coord)
 
     def before_run(self, run_context: Any) -> Any:
@@ -129,7 +128,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         return None if request is None else v1.train.SessionRunArgs(*request)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._reread_step()
+        self._step.gate.reread()  # another process may have moved it
         self._context.say_made(None)
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
@@ -158,7 +157,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
             result = method(*args)
             return self._await(_awaited, result) if isinstance(result, Awaitable) else result
         except Exception as error:
-            add_note(error, f"in {moment} of {self._name()}")
+            add_note(error, f"in {moment} of {self._name}")
             raise
 
     def _await(self, fn: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
@@ -166,49 +165,35 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
         async def run() -> Any:
             begin_graph.set(self._graph)
-            return await Driven(fn(*args), self._graph, self._name)
+            return await Driven(fn(*args), self._graph)
 
         return self._portal.call(run, meanwhile=self._poll)
 
     def _poll(self) -> None:
         """Update step and stop while the hook waits."""
         if self._raw is not None and self._step.statistics().tasks_waiting_for_step:
-            self._reread_step()
+            self._step.gate.reread()
         if self._their_coord is not None and self._their_coord.should_stop():
             self._stop.set()
             if self._coord is not None:
                 self._coord.request_stop()
 
-    def _reread_step(self) -> None:
-        if self._raw is not None:  # another process may have moved it
-            self._step.gate.reread()
-
     def _stop_at_limit(self, run_context: Any) -> None:
         if self._step.is_at_limit:  # TensorFlow's session has none
             run_context.request_stop()
 
-    def _in_graph(
-        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
-    ) -> Awaitable[Any]:
-        return Driven(coroutine, self._graph, self._name)
-
     def _coord_stopped(
         self, error: BaseException | None, reason: StopReason, all_workers: bool
     ) -> None:
-        if self._their_coord is not None:
-            # TensorFlow takes a bare error for the one that is being handled
-            info = None if error is None else (type(error), error, error.__traceback__)
-            self._their_coord.request_stop(info)
+        # TensorFlow takes a bare error for the one that is being handled
+        info = None if error is None else (type(error), error, error.__traceback__)
+        self._their_coord.request_stop(info)
 
     def _end_side_tasks(self) -> None:
         coord, self._coord = self._coord, None
-        if coord is None:
-            return
-        self._portal.call(end_side_tasks, coord)
-        coord.raise_requested_exception()
-
-    def _name(self) -> str:
-        return type(self._hook).__name__
+        if coord is not None:
+            self._portal.call(end_side_tasks, coord)
+            coord.raise_requested_exception()
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

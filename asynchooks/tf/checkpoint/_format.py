@@ -5,11 +5,9 @@ All of it blocks, and runs in threads, with the graph as the default one.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import re
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ from ..._errors import CheckpointError, DamagedCheckpointError, add_note
 from ..._hook import begin_graph
 from ...backends._raw_session import RawSession
 from ...checkpoints import Checkpoint, CheckpointDirectory, Retention
-from ...checkpoints._files import NotAFileError, open_file
 from ...hooks.checkpoint._format import HOOKS, CheckpointFormat, Facts, Restored, restored_from
 from ...metrics._event_files import tensorflows_writer
 from ._variables_copy import VariablesCopier
@@ -41,43 +38,35 @@ def graph_format(
     background: bool,
 ) -> CheckpointFormat:
     """The format that a `CheckpointSaverHook` with these arguments saves in."""
-    kind: type[_GraphFiles] = CopiedGraphFormat
-    if not background:
-        kind = GraphFormat
-        if retention is not None:
-            raise ValueError(
-                f"got {retention!r} for checkpoints that TensorFlow's saver writes and deletes; "
-                "give it to the saver (max_to_keep, keep_checkpoint_every_n_hours), or give "
-                "background=True"
-            )
-    checkpoints: CheckpointDirectory | None = None
+    args = directory, basename, saver, scaffold, save_graph_def
     if background:
-        checkpoints = CheckpointDirectory(directory, basename, retention)
-    return kind(checkpoints, directory, basename, saver, scaffold, save_graph_def)
+        return CopiedGraphFormat(retention, *args)
+    if retention is not None:
+        raise ValueError(
+            f"got {retention!r} for checkpoints that TensorFlow's saver writes and deletes; give "
+            "it to the saver (max_to_keep, keep_checkpoint_every_n_hours), or give background=True"
+        )
+    return GraphFormat(*args)
 
 
 class _GraphFiles(CheckpointFormat):
-    """What both formats of a graph share: its saver, and the files next to checkpoints."""
+    """What both formats of a graph share: its saver, and the files next to checkpoints.
+
+    The writer of events stays in TensorFlow's cache: the next session continues the same event
+    file, as there.
+    """
 
     def __init__(
-        self,
-        checkpoints: CheckpointDirectory | None,
-        directory: str,
-        basename: str,
-        saver: Any,
-        scaffold: Any,
-        save_graph_def: bool,
+        self, directory: str, basename: str, saver: Any, scaffold: Any, save_graph_def: bool
     ) -> None:
-        if checkpoints is not None:  # else TensorFlow's saver names its files and deletes old ones
-            super().__init__(checkpoints)
         self._graph = begin_graph.get()
         self._path, self._prefix = directory, os.path.join(directory, basename)
-        self._saver = saver
-        self._scaffold = scaffold
+        self._saver, self._scaffold = saver, scaffold
         self._save_graph_def = save_graph_def
         self._writer: Any = None
 
-    def _open_writer(self) -> None:
+    def open(self) -> None:
+        """Open the writer of events, in a directory that is made if need be."""
         try:
             tf.io.gfile.makedirs(self._path)
             with self._graph.as_default():  # it refuses to work where eager execution is on
@@ -126,29 +115,6 @@ class _GraphFiles(CheckpointFormat):
         if self._writer is not None:
             self._writer.flush()
 
-    def _close_writer(self) -> None:
-        """Close TensorFlow's cached writer, unless others have it, too: a thread and a file.
-
-        The cache keeps it for the life of the process. One that was closed would lose what it is
-        given, so it is removed: the next request for this directory gets a new one.
-        """
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
-        seen, file = weakref.ref(writer), writer.event_writer
-        cache = v1.summary.FileWriterCache
-        writers: dict[str, Any] = getattr(cache, "_cache", {})
-        with getattr(cache, "_lock", contextlib.nullcontext()):
-            if writers.get(self._path) is not writer:
-                return
-            # TensorFlow's own hooks do not register their use: see whether it lives without ours
-            del writers[self._path], writer
-            in_use = seen()
-            if in_use is not None:
-                writers[self._path] = in_use
-                return
-        file.close()
-
     def _log(self, path: str, step: int) -> None:
         log = v1.SessionLog(status=v1.SessionLog.CHECKPOINT, checkpoint_path=path)
         self._writer.add_session_log(log, step)
@@ -170,14 +136,10 @@ class _GraphFiles(CheckpointFormat):
 class GraphFormat(_GraphFiles):
     """TensorFlow's own: its saver writes at once, names the newest and deletes the old ones.
 
-    It releases nothing at its close: in TensorFlow directories have no owner, and the writer stays
-    in its cache: the next session continues the same event file, as there.
+    It releases nothing at its close: in TensorFlow directories have no owner.
     """
 
     is_immediate = True
-
-    def open(self) -> None:
-        self._open_writer()
 
     def close(self) -> None:
         pass
@@ -224,32 +186,30 @@ class CopiedGraphFormat(_GraphFiles):
     """The graph's version, and its MetaGraphDef."""
     _copier: VariablesCopier | None = None
 
+    def __init__(self, retention: Retention | None, directory: str, basename: str, *args: Any):
+        super().__init__(directory, basename, *args)
+        self.directory = CheckpointDirectory(directory, basename, retention)
+
     def open(self) -> None:
+        self.directory.open()
         super().open()
-        self._open_writer()
 
     def close(self) -> None:
-        self._close_copier()
+        self._copier = None
         try:
-            self._close_writer()
+            self.flush()
         finally:
             super().close()
 
-    def _close_copier(self) -> None:
-        copier, self._copier = self._copier, None
-        if copier is not None:
-            copier.close()
-
     def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
-        saver = self._find_saver()
-        if self._copier is None or (self._copier.session, self._copier.saver) != (session, saver):
-            self._close_copier()
-            self._copier = VariablesCopier(session, saver)
-        copier, copy = self._copier, self._copier.copy()
+        saver, copier = self._find_saver(), self._copier
+        if copier is None or (copier.session, copier.saver) != (session, saver):
+            self._copier = copier = VariablesCopier(session, saver)
+        write_copy = copier.copy()
         meta = self._meta_graph(session.graph, saver) if self._save_graph_def else None
 
         def write(prefix: str) -> None:
-            copier.write(copy, prefix)
+            write_copy(prefix)
             if meta is not None:
                 with open(f"{prefix}.meta", "wb") as file:
                     file.write(meta)
@@ -283,21 +243,15 @@ class CopiedGraphFormat(_GraphFiles):
 
 def _read_hooks(path: str) -> bytes:
     """The state of the hooks, for which there is no manifest."""
-    if not os.path.lexists(path):  # on another file system, such as gs://
-        with tf.io.gfile.GFile(path, "rb") as file:
-            content: bytes = file.read()
-            return content
-    try:
-        with open_file(path, follows_link=True) as local:
-            num_bytes = os.fstat(local.fileno()).st_size
-            if num_bytes <= _MAX_HOOKS_BYTES:
-                return local.readall()
-    except NotAFileError as error:
-        raise DamagedCheckpointError(f"{path!r} holds no state of hooks: {error}") from error
-    raise DamagedCheckpointError(
-        f"{path!r} holds no state of hooks: it has {num_bytes:,} bytes, and none has more than "
-        f"{_MAX_HOOKS_BYTES:,}; restore another checkpoint"
-    )
+    num_bytes = tf.io.gfile.stat(path).length
+    if not 0 < num_bytes <= _MAX_HOOKS_BYTES:  # a pipe or a device, which may never end, has 0
+        raise DamagedCheckpointError(
+            f"{path!r} holds no state of hooks: it has {num_bytes:,} bytes, expected 1 to "
+            f"{_MAX_HOOKS_BYTES:,}; restore another checkpoint"
+        )
+    with tf.io.gfile.GFile(path, "rb") as file:
+        content: bytes = file.read(num_bytes)
+        return content
 
 
 def is_durable(prefix: str) -> bool:

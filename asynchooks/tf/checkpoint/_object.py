@@ -18,6 +18,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from ..._check import instance
 from ..._errors import CheckpointError, DamagedCheckpointError
+from ._variables_copy import write_tensors
 
 _DAMAGE = (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError, IndexError)
 """What TensorFlow raises for files that are missing, damaged or cut off."""
@@ -152,14 +153,9 @@ def _copied(tensor: Any) -> Any:
 
 
 def _write(tensors: dict[tuple[str, str], Any], path: str) -> None:
-    _check_eager()
-    with _disk_errors(path), tf.device("CPU"):
-        tf.raw_ops.SaveV2(
-            prefix=path,
-            tensor_names=[key for key, _ in tensors],
-            shape_and_slices=[spec for _, spec in tensors],
-            tensors=list(tensors.values()),
-        )
+    with _disk_errors(path):
+        names, slices = zip(*tensors, strict=True)
+        write_tensors(path, list(names), list(slices), list(tensors.values()))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -32,6 +32,8 @@ class Heartbeat:
 
     def __init__(self, master: str, secs: float, others: Mapping[str, str] | None = None) -> None:
         self.lost_peer = LostPeer()
+        self.on_lost: Callable[[str], object] = self.report
+        """What is called, in the thread, when a server does not answer."""
         self._servers = {"the server": master}
         for name, target in (others or {}).items():
             self._servers[f"the server of {name}"] = target
@@ -40,7 +42,7 @@ class Heartbeat:
 
     def check(self) -> None:
         """Check once, blocking; UnavailableError, with the reason, if a server does not answer."""
-        if problem := self._problem():
+        if problem := self.problem():
             raise _unavailable(problem)
 
     def report(self, problem: str) -> None:
@@ -55,14 +57,14 @@ class Heartbeat:
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._timeout):
-            problem = self._problem()
+            problem = self.problem()
             if problem and not self._stopped.is_set():
                 logger.warning("%s", problem)
-                self.report(problem)
+                self.on_lost(problem)
                 return
 
-    def _problem(self) -> str:
-        """What is wrong with a server; "" if all answer."""
+    def problem(self) -> str:
+        """What is wrong with a server, "" if all answer; blocks."""
         problems = (self._problem_of(*each) for each in self._servers.items())
         return next(filter(None, problems), "")
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import tensorflow as tf
 
 from ..._engine.base import Slot
 from ..._engine.current import current_engine
-from ..._engine.threads import Outcome, run_blocking
+from ..._engine.threads import LastingJob, Outcome, WorkThread, run_blocking
 from ..._errors import ClusterError
 from ..._version import __version__
 from ..graph._default_graph import run_in_graph
@@ -44,7 +43,7 @@ _GRACE_SECS = 1.0
 
 
 class ServerSession:
-    """A session on one server alone, which reads and writes its messages; `with` closes it.
+    """A session on one server alone, which reads and writes its messages; its maker closes it.
 
     The queue is that of `ps`, if given. With `may_wait` operations may take any time.
     """
@@ -71,6 +70,11 @@ class ServerSession:
         self._session = v1.Session(target, graph=graph, config=config)
         self.close = self._session.close
 
+    def receive(self) -> str:
+        """Block until there is a name in the queue, and take it."""
+        name: str = self.run(self.dequeue).decode()
+        return name
+
     def run(self, op: Any, text: str | None = None) -> Any:
         try:
             return run_in_graph(self._session, op, None if text is None else {self.text: text})
@@ -78,16 +82,10 @@ class ServerSession:
             silence = f"the server at {self._target} has not answered for {_OPERATION_SECS:g} s"
             raise tf.errors.DeadlineExceededError(None, None, silence) from error
 
-    def __enter__(self) -> ServerSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def write_task(target: str, text: str) -> None:
     """Write the description of the task to a server of this process."""
-    with ServerSession(target) as session:
+    with closing(ServerSession(target)) as session:
         session.run(session.write_task, text)
 
 
@@ -96,7 +94,7 @@ def read_task(target: str) -> str:
     try:
         # without a listening server a session has no timeout
         Heartbeat(target, _PROBE_SECS).check()
-        with ServerSession(target) as session:
+        with closing(ServerSession(target)) as session:
             text: str = session.run(session.read_task).decode()
             return text
     except tf.errors.FailedPreconditionError as error:
@@ -117,10 +115,9 @@ async def check_ps(
     """
     engine = current_engine()
     target = f"grpc://{addresses[ps]}"
-    pause = _FIRST_PAUSE_SECS
-    begun = engine.now()
-    warn_at = begun + _PATIENCE_SECS
+    pause, patience, begun = _FIRST_PAUSE_SECS, _PATIENCE_SECS, engine.now()
     while True:
+        problem: object = f"the server at {target} does not answer"
         cause: ClusterError | None = None
         latest = max(until, engine.now() + _CHECK_SECS)
         try:
@@ -128,41 +125,40 @@ async def check_ps(
                 engine, lambda: read_task(target), 0, "asynchooks-check", until=latest
             )
         except ClusterError as error:
-            found, cause = None, error
+            found, problem, cause = None, error, error
         if found is not None:
             _compare(name, ps, addresses, json.loads(found))
             return
-        problem = cause or f"the server at {target} does not answer"
-        if engine.now() >= until:
+        now = engine.now()
+        if now >= until:
             raise ClusterError(
                 f"{name} waited for {ps} for max_wait_secs={max_wait_secs:g} s: {problem}; is it "
                 "running?"
             ) from cause
-        is_late = engine.now() >= warn_at
+        is_late = now >= begun + patience
+        text = "%s waits for %s, for %.0f s more at most: %s"
         logger.log(
-            logging.WARNING if is_late else logging.INFO,
-            "%s waits for %s, for %.0f s more at most: %s",
-            name, ps, until - engine.now(), problem,
-        )  # fmt: skip
+            logging.WARNING if is_late else logging.INFO, text, name, ps, until - now, problem
+        )
         if is_late:
-            warn_at = engine.now() + 2 * (warn_at - begun)
-        await engine.park(Slot(engine, ps), min(until, engine.now() + pause))
+            patience += 2 * (now - begun)
+        await engine.park(Slot(engine, ps), min(until, now + pause))
         pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
 
 def _compare(name: str, ps: str, addresses: dict[str, str], found: dict[str, Any]) -> None:
-    there = found["task"]
+    at, there, version = addresses[ps], found["task"], found.get("version")
     if found["cluster"] != addresses:
         raise ClusterError(
-            f"{name} and the process at {addresses[ps]}, which is {there}, were given different "
-            f"clusters: {differences(addresses, found['cluster'])}; give all processes the same"
+            f"{name} and the process at {at}, which is {there}, were given different clusters: "
+            f"{differences(addresses, found['cluster'])}; give all processes the same"
         )
     if there != ps:
-        raise ClusterError(f"{name} found {there} at {addresses[ps]}; start {ps} there")
-    if found.get("version") != __version__:
+        raise ClusterError(f"{name} found {there} at {at}; start {ps} there")
+    if version != __version__:
         raise ClusterError(
-            f"{ps} at {addresses[ps]} runs asynchooks {found.get('version')}, {name} "
-            f"{__version__}; install the same version for both"
+            f"{ps} at {at} runs asynchooks {version}, {name} {__version__}; install the same "
+            "version for both"
         )
 
 
@@ -172,30 +168,27 @@ async def report_end(name: str, targets: dict[str, str]) -> set[str]:
     until = engine.now() + _REPORT_SECS
     reported: set[str] = set()
 
-    def send(ps: str) -> bool:
-        Heartbeat(targets[ps], _PROBE_SECS).check()
-        with ServerSession(targets[ps], ps) as session:
-            session.run(session.enqueue, name)
-        return True  # None means out of time
+    async def report(ps: str, target: str) -> None:
+        def send() -> bool:
+            Heartbeat(target, _PROBE_SECS).check()
+            with closing(ServerSession(target, ps)) as session:
+                session.run(session.enqueue, name)
+            return True  # None means out of time
 
-    async def report(ps: str) -> None:
-        problem = "it does not answer"
+        problem: object = "it does not answer"
         try:
-            is_reported = await run_blocking(
-                engine, lambda: send(ps), 0, "asynchooks-end", until=until
-            )
+            if await run_blocking(engine, send, 0, "asynchooks-end", until=until):
+                reported.add(ps)
+                return
         except Exception as error:  # TensorFlow's mostly; it would end in a task of its own
-            # a ps that has the message may end before its answer is here
-            is_reported, problem = False, str(error)
-        if is_reported:
-            reported.add(ps)
-        else:
-            logger.info("%s could not report its end to %s: %s", name, ps, problem)
+            problem = error  # a ps that has the message may end before its answer is here
+        logger.info("%s could not report its end to %s: %s", name, ps, problem)
 
-    tasks = [engine.start(report, ps) for ps in targets]
+    # concurrently: a silent server does not use up the others' time
+    tasks = [engine.start(report, *each) for each in targets.items()]
     try:
-        for each in tasks:  # concurrently: a silent server does not use up the others' time
-            await each.wait(until + _GRACE_SECS)
+        for each in tasks:
+            await each.wait()
     finally:
         for each in tasks:
             each.cancel()
@@ -206,9 +199,7 @@ class EndOfTraining:
     """At a ps: the tasks that have reported their end, of those that train. Needs no close."""
 
     def __init__(self, name: str, trainers: set[str], chief: str) -> None:
-        self._name = name
-        self._trainers = trainers
-        self._chief = chief
+        self._name, self._trainers, self._chief = name, trainers, chief
         self._ended: set[str] = set()
         self._chief_ended_at = math.inf
         self._is_awaited = False
@@ -219,30 +210,23 @@ class EndOfTraining:
             raise RuntimeError(f"{self._name} is being served already; call serve() once")
         self._is_awaited = True
         engine = current_engine()
-        receiver: _Receiver | None = None
+        thread = WorkThread(engine, "asynchooks-serve")
+        session: ServerSession | None = None
+
+        def open_session() -> ServerSession:
+            return ServerSession(start(), self._name, may_wait=True)
+
         try:
-            receiver = await run_blocking(
-                engine,
-                lambda: _Receiver(start(), self._name, self._ended),
-                _GRACE_SECS,
-                "asynchooks-start",
-                _close_late,
-            )
-            while True:
-                # the slot before the names are read: none is missed
-                slot = receiver.slot = Slot(engine, "the end of training")
-                if receiver.error is not None:
-                    raise receiver.error
-                now = engine.now()
-                until = self._ends_at(now, linger_secs)
-                if now >= until:
-                    return
-                await engine.park(slot, until)
+            opened = session = await thread.run(open_session, _GRACE_SECS, _close_late)
+            job: LastingJob | None = None
+            while (until := self._ends_at(engine.now(), linger_secs)) > engine.now():
+                job = job or thread.begin(lambda: self._ended.add(opened.receive()))
+                if await job.wait(until):
+                    job = None
         finally:
             self._is_awaited = False
-            if receiver is not None:
-                with engine.shielded(_GRACE_SECS):
-                    await run_blocking(engine, receiver.close, 0, "asynchooks-serve-end")
+            with engine.shielded(_GRACE_SECS):
+                await run_blocking(engine, lambda: _end(thread, session), 0, "asynchooks-serve-end")
 
     def _ends_at(self, now: float, linger_secs: float) -> float:
         """When this ps ends, if no other end is reported before."""
@@ -254,45 +238,24 @@ class EndOfTraining:
             return now
         until = self._chief_ended_at + linger_secs
         if now >= until:
-            logger.warning(
-                "The chief ended %g s ago, and the end of %s was not reported; %s ends",
-                linger_secs, ", ".join(missing), self._name,
-            )  # fmt: skip
+            text = "The chief ended %g s ago, and the end of %s was not reported; %s ends"
+            logger.warning(text, linger_secs, ", ".join(missing), self._name)
         return until
 
 
-class _Receiver:
-    """Adds the reported ends to `ended`, in a thread. Making and closing it block for some ms."""
-
-    def __init__(self, target: str, ps: str, ended: set[str]) -> None:
-        self.error: BaseException | None = None
-        self.slot: Slot | None = None  # is woken at the next name
-        self._ended = ended
-        self._is_closing = False
-        self._session = ServerSession(target, ps, may_wait=True)
-        self._thread = threading.Thread(target=self._receive, name="asynchooks-serve", daemon=True)
-        self._thread.start()
-
-    def _receive(self) -> None:
-        while self.error is None and not self._is_closing:
-            try:
-                # "" is sent by `close`
-                self._ended.add(self._session.run(self._session.dequeue).decode())
-            except BaseException as error:
-                self.error = error
-            if self.slot is not None:
-                self.slot.wake()
-
-    def close(self) -> None:
-        """End the thread: one within TensorFlow when the process exits may abort the process."""
-        self._is_closing = True
+def _end(thread: WorkThread, session: ServerSession | None) -> None:
+    """End the thread: one within TensorFlow when the process exits may abort the process."""
+    left = thread.drop()
+    if session is not None:
         with suppress(tf.errors.OpError):
-            self._session.run(self._session.enqueue, "")
-        self._thread.join(_GRACE_SECS)
-        self._session.close()
+            session.run(session.enqueue, "")  # no one's name
+    if left is not None:
+        left.join(_GRACE_SECS)
+    if session is not None:
+        session.close()
 
 
 def _close_late(outcome: Outcome) -> None:
-    """Close a receiver that was created after its task had been cancelled."""
+    """Close a session that was made after its task had been cancelled."""
     if outcome.error is None:
         outcome.value.close()

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -26,21 +27,14 @@ class Servers:
 
     # A server ends with its process, so a second object for the task, in a notebook perhaps, finds
     # the first one's. With the process's id: a fork inherits this dict, but no server.
-    _running: ClassVar[dict[tuple[int, str], str]] = {}
+    _running: ClassVar[dict[tuple[int, str], dict[str, Any]]] = {}
     _guard = threading.Lock()
-
-    @classmethod
-    def ps_of(cls, target: str) -> dict[str, str]:
-        """The targets of the ps, by name, that sessions on this server need."""
-        _, tasks = cls.cluster_of(target)
-        return {name: f"grpc://{at}" for name, at in tasks.items() if name.startswith("ps:")}
 
     @classmethod
     def cluster_of(cls, target: str) -> tuple[str, dict[str, str]]:
         """The task of a server of this process, and name -> "host:port" of all; else "", {}."""
-        key = os.getpid(), target.removeprefix("grpc://")
-        task = json.loads(cls._running.get(key, '{"task": "", "cluster": {}}'))
-        return task["task"], task["cluster"]
+        task = cls._running.get((os.getpid(), target.removeprefix("grpc://")))
+        return ("", {}) if task is None else (task["task"], task["cluster"])
 
     @classmethod
     def start(cls, name: str, addresses: dict[str, str], cluster: tf.train.ClusterSpec) -> None:
@@ -50,11 +44,10 @@ class Servers:
         """
         address = addresses[name]
         task = {"task": name, "cluster": addresses, "version": __version__}
-        text = json.dumps(task, sort_keys=True)
         key = (os.getpid(), address)
         with cls._guard:
             running = cls._running.get(key)
-            if running == text:
+            if running == task:
                 return
             if running is not None:
                 raise ClusterError(
@@ -63,10 +56,9 @@ class Servers:
                 )
             _check_port(name, address)
             if _is_loopback(address):
-                logger.warning(
-                    "The server of %s is given %s, but TensorFlow's listens on all interfaces and "
-                    "authenticates no one; use it on trusted networks only", name, address,
-                )  # fmt: skip
+                warning = "The server of %s is given %s, but TensorFlow's listens on all interfaces"
+                warning += " and authenticates no one; use it on trusted networks only"
+                logger.warning(warning, name, address)
             job, index = name.split(":")
             try:
                 server = tf.distribute.Server(cluster, job_name=job, task_index=int(index))
@@ -75,8 +67,8 @@ class Servers:
                     f"the server of {name} at {address} did not start: {error.message}; has "
                     "another program just taken the port?"
                 ) from error
-            cls._running[key] = text
-            write_task(server.target, text)
+            cls._running[key] = task
+            write_task(server.target, json.dumps(task))
 
 
 def _check_port(name: str, address: str) -> None:
@@ -93,47 +85,37 @@ def _check_port(name: str, address: str) -> None:
         raise ClusterError(
             f"{start}, whose host is not known here: {error}; correct the name"
         ) from error
-    problems = [_problem(family, address) for family, _, _, _, address in found]
-    if all(problem is not None and problem.errno == errno.EADDRNOTAVAIL for problem in problems):
+    if all(_problem(family, at) == errno.EADDRNOTAVAIL for family, _, _, _, at in found):
         raise ClusterError(
             f"{start}, an address of another machine; start {name} there, or give the cluster this "
             "machine's address for it"
         )
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         problem = _problem(family, (everywhere, port))
-        if problem is None or problem.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            continue  # the machine lacks this family
-        if problem.errno == errno.EADDRINUSE:
+        if problem == errno.EADDRINUSE:
             raise ClusterError(
                 f"{start}, where port {port} is taken: by another {name} that still runs, or by "
                 "another program; end that, or give this task another port in every process"
             )
-        raise ClusterError(f"{start}, which is not allowed: {problem}; give another port")
+        if problem == errno.EACCES:
+            raise ClusterError(
+                f"{start}, which is not allowed: {os.strerror(problem)}; give another port"
+            )
 
 
-def _problem(family: int, address: Any) -> OSError | None:
+def _problem(family: int, address: Any) -> int | None:
+    """Why it cannot be bound, if so: a number of `errno`."""
     try:
-        probe = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        return error
-    with probe:
         # as TensorFlow's server does: connections of one that was killed do not keep the port
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            return error
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        return error.errno
     return None
 
 
 def _is_loopback(address: str) -> bool:
     """Whether the address is one that only this machine reaches; no name is resolved."""
     host, _ = split_address(address)
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"

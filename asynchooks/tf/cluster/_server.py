@@ -1,42 +1,51 @@
-"""One TensorFlow server: what sessions of this process share on it, and their membership there.
+"""One TensorFlow server: what sessions of this process share on it, and the members of its cluster.
 
-`Server` is that state. `Membership` makes this process a member of the server's membership table:
-one thread sends requests, another holds the one blocked wait of the process. The operations are
-those of `_membership_table`; the `GlobalStep` knows which tasks wait or run steps.
+`Server` is that state. `Members` exchanges steps and credits with the other tasks of the cluster's
+spec; `_table` has the operations, and the `GlobalStep` knows which tasks of this process wait or
+run steps. Nothing polls: one thread holds the one blocked wait of the process, and another one
+sends what changes. Only where no cluster is known, that is without a `ClusterTask`, the step is
+read four times a second while a task waits for it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet, WeakValueDictionary
 
 import tensorflow as tf
 
-from ..._engine.base import Engine, Slot
+from ..._engine.base import Slot
 from ..._engine.current import system_now
-from ..._errors import is_preemption
 from ..._step.global_step import GlobalStep
 from ..._step.remote import Demand, SourceState, StepSource
 from ...distributed._credits import CreditPolicy
 from ...distributed._old_objects import OldObjects
-from .._threads import GivenUp, PatientThread, TensorFlowThread
-from ._failure_detector import HEARTBEATS_LEASED, FailureDetector, ProcessIds
+from .._threads import TensorFlowThreads
+from ..graph._default_graph import run_in_graph
 from ._heartbeat import Heartbeat
-from ._membership_client import MembershipClient, Notification, SlotLostError
-from ._membership_table import HELD, NEVER, PROCESS_ID
-from ._notifications import Notifications
+from ._own_server import Servers
+from ._publishing import Publishing
+from ._table import ANY, NEVER, REFUSED, StepTable
 
 logger = logging.getLogger("asynchooks")
 
+v1 = tf.compat.v1
+
+_POLL_SECS = 0.25
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 """Between two attempts to reach the table again."""
-_LEAST_PATIENCE_SECS = 3.0
-"""Before silence is reported: the first run of each kind is compiled, on a busy machine perhaps."""
+_LEASED_BEATS, _SILENT_BEATS = 10, 12
+"""For so many heartbeats a process that is stopped, or cut off, keeps its credits, and after so
+many others may be given them. Its lease ends before that, by its own clock."""
+_LOST_BEATS = 4
+"""After so many, runs that were abandoned with a lost session count as ended."""
 
 
 class Server:
@@ -51,17 +60,20 @@ class Server:
 
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
+        name, tasks = Servers.cluster_of(master)
+        self.targets = {each: f"grpc://{tasks[each]}" for each in sorted(tasks)}
+        self.ps = {each: at for each, at in self.targets.items() if each.startswith("ps:")}
+        # the tasks that may train, and which one this process is; None if no cluster is known
+        self.names = [each for each in self.targets if each not in self.ps]
+        self.number = self.names.index(name) if name in self.names else None
         self.global_step = GlobalStep(name=step_name, multi_process=True)
+        self._lock = threading.Lock()  # guards what follows
+        self.epoch = 0  # of the table; 0: none is known
         self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
-        self._epoch_lock = threading.Lock()
-        self.epoch = 0  # of the table; 0: none has begun, or its chief does not use asynchooks
-        self.num_taken = 0  # slots of the table, as of the newest notification
-        self._membership: Membership | None = None
-        self._num_sessions = 0
-        self._lock = threading.Lock()  # guards all fields but the step and the epoch's
-        self._slots: list[Slot] = []
-        self._chiefs_to_come: WeakSet[object] = WeakSet()
-        self.num_chiefs_come = 0
+        self._members: Members | None = None
+        self._join: Callable[[str], Members]  # makes one, given why the last one was lost
+        self._users: set[object] = set()  # what has joined and not left
+        self.waiting: set[Slot] = set()  # of workers that wait for a chief
 
     @classmethod
     def at(cls, master: str, step_name: str) -> Server | None:
@@ -74,141 +86,123 @@ class Server:
                 server = cls._known[master, step_name] = cls(master, step_name)
             return server
 
-    def join_membership(
+    def join(
         self,
-        notifications: Notifications,
-        config: Any,
-        process_ids: ProcessIds,
+        user: object,
+        heartbeat: Heartbeat,
+        publishing: Publishing | None,
+        config: object,
         heartbeat_secs: float,
     ) -> None:
-        """A session opens here: notifications of other processes are needed until it has left."""
-        with self._lock:
-            self._num_sessions += 1
-            if self._membership is None:
-                OldObjects.leave_out()
-                self._membership = Membership(
-                    self, notifications, config, process_ids, heartbeat_secs
-                )
+        """A session was made: when the server is lost, its runs must fail.
 
-    def leave_membership(self) -> None:
-        """A session that has joined closes."""
-        with self._lock:
-            self._num_sessions -= 1
-            if self._num_sessions:
-                return
-            membership, self._membership = self._membership, None
-        if membership is not None:
-            OldObjects.take_back()
-            membership.close()
-
-    def note(self, notification: Notification, *, begins: bool = False) -> bool:
-        """Apply a notification, from any thread; returns whether it is of the newest known epoch.
-
-        An older one comes from a server that has just started, before its chief has initialised the
-        model, or it is late. `begins`: a session begins with it, which has made no run yet.
+        The steps of other processes are needed until its user has left, if it has a step.
         """
-        with self._epoch_lock:
-            self.num_taken = max(self.num_taken, notification.num_taken)
-            if notification.epoch < self.epoch:
-                return False
-            # the first known epoch is the one in which training began, unless the step is behind
-            is_known = self.epoch > 0 or (begins and notification.step < self.global_step.value)
-            is_new, self.epoch = is_known and notification.epoch > self.epoch, notification.epoch
-            before = self.global_step.value
-            if is_new:
-                self.global_step.restart(notification.step)
-            else:
-                self.global_step.publish(notification.step)
-        if is_new and notification.step < before:
-            logger.warning(
-                "%s has gone back from %d to %d: its chief on %s has initialised the model again, "
-                "or restored a checkpoint",
-                self.global_step.name, before, notification.step, self.master,
-            )  # fmt: skip
-        return True
-
-    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """A session opens whose runs must fail when the server does not answer."""
+        heartbeat.on_lost = partial(self.lose, by=heartbeat)
         with self._lock:
             self._heartbeats.add(heartbeat)
+            if publishing is None:
+                return
+            if not self._users:
+                OldObjects.leave_out()
+            self._users.add(user)
+            self._join = partial(Members, self, publishing, config, heartbeat_secs)
+            if self._members is None:
+                self._members = self._join("")
 
-    def report_silence(self, problem: str) -> None:
-        """Have runs on this server raise an error, as it does not answer."""
+    def leave(self, user: object) -> None:
+        """Its last session closes."""
         with self._lock:
-            heartbeats = list(self._heartbeats)
+            if user not in self._users:
+                return
+            self._users.remove(user)
+            if self._users:
+                return
+            members, self._members = self._members, None
+        OldObjects.take_back()
+        if members is not None:
+            members.close()
+
+    def lose(self, problem: str, by: object) -> None:
+        """Have runs on this server raise an error; sessions are recreated then. From any thread.
+
+        Args:
+            by: the heartbeat or the members that noticed it, which may be those of a loss before.
+        """
+        with self._lock:
+            if by is not self._members and by not in self._heartbeats:
+                return
+            heartbeats, self._heartbeats = list(self._heartbeats), WeakSet()
+            members = self._members
+            # one that has not joined yet waits for the server already
+            if members is not None and members.has_joined:
+                members.give_up()
+                self._members = self._join(problem)
         for each in heartbeats:
             each.report(problem)
 
-    def expect_chief(self, chief: object) -> None:
-        """A chief's session was created in this process and will be opened, or dropped."""
-        with self._lock:
-            self._chiefs_to_come.add(chief)
+    def note(self, news: Any, *, begins: bool = False) -> bool:
+        """Apply news (step, epoch), from any thread; returns whether they are of the newest epoch.
 
-    def note_chief(self, chief: object, *, has_come: bool) -> None:
-        """The chief has initialised the model, or is gone; wake the workers that wait for it."""
+        Older ones come from a server that has just started, before its chief has initialised the
+        model, or they are late. `begins`: a session begins with them, which has made no run yet.
+        """
+        step, epoch = int(news[0]), int(news[1])
         with self._lock:
-            self._chiefs_to_come.discard(chief)
-            self.num_chiefs_come += has_come
-            slots, self._slots = self._slots, []
-        for slot in slots:
+            if epoch < self.epoch:
+                return False
+            # the first known epoch is the one in which training began, unless the step is behind
+            is_known = self.epoch > 0 or (begins and step < self.global_step.value)
+            is_new, self.epoch = is_known and epoch > self.epoch, epoch
+            before = self.global_step.value
+            change = self.global_step.restart if is_new else self.global_step.publish
+            change(step)
+        if is_new and step < before:
+            logger.warning(
+                "%s has gone back from %d to %d: its chief on %s has initialised the model again, "
+                "or restored a checkpoint",
+                self.global_step.name, before, step, self.master,
+            )  # fmt: skip
+        return True
+
+    def wake_workers(self) -> None:
+        """A chief of this process has initialised the model."""
+        for slot in list(self.waiting):
             slot.wake()
 
-    @property
-    def has_chief_to_come(self) -> bool:
-        """Whether a chief of this process has not opened its session yet."""
-        return len(self._chiefs_to_come) > 0
 
-    async def wait_for_chief(self, engine: Engine, num_seen: int, until: float) -> None:
-        """Suspend until one more chief than those seen has opened, or until the time."""
-        slot = Slot(engine, f"a chief on {self.master}")
-        with self._lock:
-            if self.num_chiefs_come > num_seen:
-                return
-            self._slots.append(slot)
-        try:
-            await engine.park(slot, until)
-        finally:
-            with self._lock:
-                if slot in self._slots:
-                    self._slots.remove(slot)
+class Members(StepSource):
+    """This process among the members, from its first session on a server until the last one closes.
 
+    A server that is lost ends it, and its `Server` begins another one, which waits for the server.
 
-class Membership(StepSource):
-    """Publishes a server's global step to the one of this process, and grants its last steps.
-
-    Its `Server` creates it with the first session there, and closes it with the last. It has
-    threads of its own, to go on while the event loop is busy. Two heartbeats are sent in
-    `heartbeat_secs`, and a server that does not answer for so long is reported.
+    Args:
+        lost: why the server is lost, "" if it is not.
     """
 
-    grants_credits = True
-
     def __init__(
-        self,
-        server: Server,
-        notifications: Notifications,
-        config: Any,
-        process_ids: ProcessIds,
-        heartbeat_secs: float,
+        self, server: Server, publishing: Publishing, config: Any, heartbeat_secs: float, lost: str
     ) -> None:
-        place = notifications.place
-        self._server, self._step, self._stride = server, server.global_step, notifications.stride
-        self._heartbeat_secs = heartbeat_secs
-        self._process_ids = process_ids
-        self._new_client = partial(
-            MembershipClient, place, server.master, config, process_ids.new()
-        )
-        self._where = f"the membership table of {place.name} at {place.device or server.master}"
+        self._server, self._step, self._number = server, server.global_step, server.number
+        self._place, self._stride = publishing.place, publishing.stride
+        self._config = v1.ConfigProto()
+        if config is not None:
+            self._config.CopyFrom(config)
+        self._config.operation_timeout_in_ms = 0  # a wait may take any time
+        self._beat_secs = heartbeat_secs
+        self._where = f"the table of {self._place.name} at {self._place.device or server.master}"
+        self.grants_credits = self._number is not None
+        self.has_joined = False  # this table; so sessions are lost with it
+        self._owner = secrets.randbits(62) + 1
+        self._silent_since: dict[int, float] = {}  # other tasks that do not answer
+        self._lost_since = math.inf  # runs that were abandoned
         self._changed = threading.Condition()
         self._is_due = False  # `look_again` was called
-        self._is_closed = False
-        self._is_silent = False
-        self._has_joined = False  # since the table was lost last: older sessions are lost, too
-        self._epoch = 0  # the newest that the table has sent
-        self._calls = PatientThread("asynchooks-membership-calls")
+        self._is_over = False
         self._step.feed_from(self, self._stride)
-        TensorFlowThread(self._serve, "asynchooks-membership")
-        TensorFlowThread.close_at_exit(self)
+        if lost:
+            self._set_state(SourceState.LOST, lost)
+        TensorFlowThreads.start(self._serve, "asynchooks-membership", self)
 
     def look_again(self) -> None:
         with self._changed:
@@ -217,181 +211,164 @@ class Membership(StepSource):
 
     def close(self) -> None:
         """Leave. Returns at once; a call that is under way is left behind."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        if self._is_silent:  # read after `_is_closed` is set; `impatient` reads in the other order
-            self._calls.give_up()
         self._step.feed_from(None, instead_of=self)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """As `close`, but the step waits for the one that comes next."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+
+    def _rest(self, secs: float | None, *, until_due: bool = True) -> None:
+        """Wait until this is over, until `look_again` is called, or for that time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or (until_due and self._is_due), secs)
+            self._is_due = False
 
     def _serve(self) -> None:
-        pause = 0.0
-        try:
-            while not self._is_closed:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed, pause)
-                try:
-                    self._join_once()
-                    pause = _FIRST_PAUSE_SECS
-                except (tf.errors.OpError, SlotLostError, RuntimeError) as error:
-                    self._set_state(SourceState.LOST, _in_short(error))
-                    # of an older epoch than the server's, sessions have been recreated already
-                    is_newest = self._epoch >= self._server.epoch
-                    if is_preemption(error) and self._has_joined and is_newest:
-                        self._server.report_silence(f"{self._where} is lost: {_in_short(error)}")
-                    self._has_joined = False
-                    pause = min(max(2 * pause, _FIRST_PAUSE_SECS), _LONGEST_PAUSE_SECS)
-        except GivenUp:
-            pass
-        finally:
-            self._calls.give_up()
-
-    def _join_once(self) -> None:
-        """Take a slot and keep it until the slot is lost or `close` is called."""
-        if self._is_closed:
-            return
         # built before the first request: on a busy machine that alone takes seconds
-        client = self._new_client(int(self._heartbeat_secs * 5e5))
-        moment = system_now()
+        graph = tf.Graph()
+        table = StepTable(graph, self._place, len(self._server.names))
+        self._news = table.news()
+        if self._number is not None:
+            with graph.as_default():
+                self._request = v1.placeholder(tf.int64, (None,), "request")
+            self._exchange = table.exchange(self._request)
+            self._wait = table.wait(self._number)
+        pause = _FIRST_PAUSE_SECS
+        while not self._is_over:
+            with self._reporting():
+                # a session on a server that does not answer would block
+                Heartbeat(self._server.master, self._beat_secs, self._server.ps).check()
+                with v1.Session(self._server.master, graph=graph, config=self._config) as session:
+                    self._session = session
+                    self._take_part()
+            self._rest(pause, until_due=False)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """An error within, unless this has ended, is the loss of the server."""
         try:
-            self._call(client.take_slot)
-            held = self._restore_held(client)
-            self._lease_from(moment)
-            self._has_joined = True
-            if not self._note(client.first):
-                raise SlotLostError("no chief has initialised the model since the server started")
-            client.listen(self._note, self.look_again)
-            self._set_state(SourceState.LIVE)
-            self._keep_slot(client, held)
-        except GivenUp:  # once the server answers, other processes must not wait for this slot
-            client.close(leaves=True)
-            raise
-        finally:
-            client.close()
+            yield
+        except Exception as error:
+            if not self._is_over:
+                text = str(getattr(error, "message", error)).strip() or "no reason is known"
+                problem = f"{type(error).__name__}: {text.splitlines()[0]}"
+                self._set_state(SourceState.LOST, problem)
+                if self.has_joined:
+                    self._server.lose(f"{self._where} is lost: {problem}", self)
 
-    def _note(self, notification: Notification) -> bool:
-        self._epoch = max(self._epoch, notification.epoch)
-        return self._server.note(notification)
+    def _set_state(self, state: SourceState, problem: str = "") -> None:
+        reason = problem and f"{self._where}: {problem}"
+        self._step.set_source_state(state, reason, source=self)
 
-    def _restore_held(self, client: MembershipClient) -> int:
-        """Return the credits of an earlier slot; report, and return, the steps still under way."""
-        demand = self._step.demand()
-        while demand.num_spare and not self._is_closed:
-            self._grant(-demand.num_spare, demand)
-            demand = self._step.demand()
-        held = self._stride * demand.num_out
-        if held:
-            self._call(client.take, 0, held, self._stride, 0)
-        return held
+    def _take_part(self) -> None:
+        self._server.note(run_in_graph(self._session, self._news))
+        self.has_joined = True
+        self._set_state(SourceState.LIVE)
+        if self._number is None:
+            self._poll()
+            return
+        TensorFlowThreads.start(self._listen, "asynchooks-membership-wait")
+        self._keep_row(self._number)
+        self._free(self._number, self._owner)
 
-    def _lease_from(self, moment: float) -> None:
-        with self._changed:
-            if not self._is_closed:
-                self._step.lease(moment + HEARTBEATS_LEASED * self._heartbeat_secs / 2)
+    def _listen(self) -> None:
+        """The one blocked wait of this process; the end of the session ends it."""
+        with self._reporting():
+            receive = self._session.make_callable(self._wait)
+            while not self._is_over:
+                self._server.note(receive())
+                self.look_again()
 
-    def _keep_slot(self, client: MembershipClient, held: int) -> None:
-        policy, detector = CreditPolicy(), FailureDetector(self._heartbeat_secs / 2)
-        armed, heartbeat_at = NEVER, system_now()
-        while True:
-            with self._changed:
-                if self._is_closed:
-                    break
-                self._is_due = False
-            if client.error is not None:
-                raise client.error
+    def _poll(self) -> None:
+        while not self._is_over:
+            is_awaited = not math.isinf(self._step.demand().next_step)
+            if is_awaited:
+                self._server.note(run_in_graph(self._session, self._news))
+            self._rest(_POLL_SECS if is_awaited else None, until_due=not is_awaited)
+
+    def _keep_row(self, index: int) -> None:
+        """Keep this task's row of the table up to date, and ask for credits, until the end."""
+        policy = CreditPolicy()
+        armed, held, leased_until, look_for_dead_at = 0, 0, -math.inf, 0.0
+        while not self._is_over:
             demand, moment = self._step.demand(), system_now()
-            wanted = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
-            if wanted != armed:
-                self._note(self._call(client.arm, wanted))
-                armed = wanted
+            takes_row = moment > leased_until  # others may have freed it meanwhile
+            while takes_row and demand.num_spare and not self._is_over:
+                self._grant(-demand.num_spare, demand)
+                demand = self._step.demand()
+            self._forget_lost(demand, moment)
+            threshold = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
             move = policy.next_move(demand, moment)
             if move.give_back and self._grant(-move.give_back, demand):
                 demand = demand._replace(num_spare=0)
             reserved = self._stride * (demand.num_out + demand.num_spare)
-            if move.ask:
-                granted = self._ask(client, demand, move.ask, reserved)
-                policy.take_note(granted, demand, system_now())
-                held = reserved + self._stride * granted
-            elif move.is_idle and held != reserved:
-                self._call(client.take, 0, reserved, self._stride, 0)
-                held = reserved
-            if moment >= heartbeat_at:
-                self._send_heartbeat(client, detector)
-                if detector.have_lasted(demand.num_lost):
-                    self._step.forget_lost(demand.epoch)
-                heartbeat_at = moment + detector.every_secs
-            with self._changed:
-                until = 0.0 if move.ask else min(heartbeat_at, move.look_at) - system_now()
-                self._changed.wait_for(lambda: self._is_due or self._is_closed, max(0.0, until))
-        self._call(client.leave)
-
-    def _ask(self, client: MembershipClient, demand: Demand, runs: int, reserved: int) -> int:
-        """Ask for credits for so many runs; returns how many are granted."""
-        assert demand.limit is not None
-        notification, granted = self._call(client.take, runs, reserved, self._stride, demand.limit)
-        self._note(notification)
-        if granted:
-            self._grant(granted, demand)
-        return int(granted)
+            is_inexact = move.is_idle and held != reserved
+            is_stale = moment > leased_until - _LEASED_BEATS / 2 * self._beat_secs
+            if is_stale or move.ask or threshold != armed or is_inexact:
+                before = ANY if takes_row else self._owner
+                held_and_wanted = reserved, threshold, move.ask, self._stride, demand.limit or 0
+                reply = self._ask(index, before, self._owner, *held_and_wanted)
+                granted = int(reply[0][2])
+                if granted == REFUSED:
+                    leased_until = -math.inf
+                    continue
+                armed, held = threshold, reserved + self._stride * granted
+                leased_until = moment + _LEASED_BEATS * self._beat_secs
+                self._step.lease(leased_until)
+                self._server.note(reply[0])
+                if granted:
+                    self._grant(granted, demand)
+                if move.ask:
+                    policy.take_note(granted, demand, system_now())
+                    if not granted and moment >= look_for_dead_at:
+                        self._free_dead(index, reply[2:])
+                        look_for_dead_at = system_now() + self._beat_secs / 2
+            look_at = min(move.look_at, moment + self._beat_secs)
+            self._rest(0.0 if move.ask else max(0.0, look_at - system_now()))
 
     def _grant(self, runs: int, demand: Demand) -> bool:
-        return self._step.grant(runs, epoch=demand.epoch, limit=demand.limit, source=self)
+        step, limit = self._step, demand.limit
+        return step.grant(runs, epoch=demand.epoch, limit=limit, source=self)
 
-    def _send_heartbeat(self, client: MembershipClient, detector: FailureDetector) -> None:
-        moment = system_now()
-        notification, rows = self._call(client.heartbeat)
-        self._lease_from(moment)
-        self._note(notification)
-        in_slots = rows[:, PROCESS_ID]
-        own = int(in_slots[client.slot])
-        for slot in self._process_ids.others_of_task(own, in_slots):  # their port is this one's
-            if self._call(client.evict, slot, int(in_slots[slot]), -1):
-                logger.info(
-                    "%s has restarted on %s; the %d steps that its predecessor had reserved are "
-                    "given to others",
-                    self._process_ids.name(own), self._where, int(rows[slot, HELD]),
-                )  # fmt: skip
-        for each in detector.silent(rows, client.slot):
-            name, process_id = self._process_ids.name(each.process_id), each.process_id
-            if not each.is_for_long and self._process_ids.may_resume(process_id, in_slots):
-                if each.is_new:
-                    logger.info(
-                        "%s has sent no heartbeat on %s for a while, but has not ended; it keeps "
-                        "the %d steps that it has reserved",
-                        name, self._where, each.held,
-                    )  # fmt: skip
-            elif self._call(client.evict, each.slot, process_id, each.heartbeats):
-                logger.warning(
-                    "%s has sent no heartbeat on %s for a while; the %d steps that it had reserved "
-                    "are given to others",
-                    name, self._where, each.held,
-                )  # fmt: skip
+    def _forget_lost(self, demand: Demand, moment: float) -> None:
+        self._lost_since = min(self._lost_since, moment) if demand.num_lost else math.inf
+        if moment >= self._lost_since + _LOST_BEATS * self._beat_secs:
+            self._step.forget_lost(demand.epoch)
 
-    def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        def impatient() -> None:
-            self._is_silent = True
-            problem = f"no answer for {secs:g} s"
-            self._set_state(SourceState.LOST, problem)
-            if self._has_joined:  # else the session that opens there finds out by itself
-                self._server.report_silence(problem)
-            if self._is_closed:
-                self._calls.give_up()
+    def _free_dead(self, own: int, rows: Any) -> None:
+        """Give the credits of tasks that have died to others, as this process is short of them.
 
-        secs = max(self._heartbeat_secs, _LEAST_PATIENCE_SECS)
-        try:
-            result = self._calls.call(partial(fn, *args), secs, impatient)
-        finally:
-            was_silent, self._is_silent = self._is_silent, False
-        if was_silent:
-            self._set_state(SourceState.LIVE)
-        return result
+        A process that is stopped, or cut off, may resume at any moment, and the runs that it has
+        under way then exceed what others have been granted. So it keeps its credits for a while.
+        One that was killed never resumes: its port refuses connections.
+        """
+        for index, (owner, held, _) in enumerate(rows.tolist()):
+            if index == own or not owner or not held:
+                continue
+            name = self._server.names[index]
+            problem = Heartbeat(self._server.targets[name], self._beat_secs).problem()
+            if not problem:
+                self._silent_since.pop(index, None)
+                continue
+            is_new = index not in self._silent_since
+            since = self._silent_since.setdefault(index, system_now())
+            is_for_long = system_now() > since + _SILENT_BEATS * self._beat_secs
+            if not (is_for_long or "refused" in problem):
+                if is_new:
+                    text = "%s is silent, and keeps the %d steps that it has reserved in %s: %s"
+                    logger.info(text, name, held, self._where, problem)
+            elif self._free(index, owner):
+                text = "%s has ended, or stays silent, and the %d steps that it had reserved in %s "
+                text += "are given to others: %s"
+                logger.warning(text, name, held, self._where, problem)
 
-    def _set_state(self, state: SourceState, reason: str = "") -> None:
-        if not self._is_closed:
-            why = f"{self._where}: {reason}" if reason else ""
-            self._step.set_source_state(state, why, source=self)
+    def _free(self, index: int, owner: int) -> bool:
+        """Free a task's row, unless it has another owner by now; its credits go to who asks."""
+        return bool(self._ask(index, owner, 0, 0, NEVER, 0, 1, 0)[0][2] != REFUSED)
 
-
-def _in_short(error: Exception) -> str:
-    text = str(getattr(error, "message", error)).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    def _ask(self, *request: int) -> Any:
+        return run_in_graph(self._session, self._exchange, {self._request: request})

@@ -21,6 +21,7 @@ TRAINING_JOBS = (*CHIEF_JOBS, "worker")
 Tasks = dict[str, dict[int, str]]
 """job -> index -> "host:port"."""
 
+
 _EXAMPLE = '{"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}'
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import math
-import os
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_coordinator_context
 
 from ... import _check
 from ..._check import number
 from ..._errors import add_note, call_text
 from ..checkpoint._format import durable_checkpoints, is_durable
 from ._handle import GraphSessionCreator
-
-logger = logging.getLogger("asynchooks")
 
 
 class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCreator):  # type: ignore[misc]
@@ -51,8 +45,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
     """
 
     is_chief = True
-    _checkpoint_dir: str | None  # TensorFlow's own
-    _checkpoint_filename_with_path: str | None
+    _checkpoint_filename_with_path: str | None  # TensorFlow's own
 
     def __init__(
         self,
@@ -74,17 +67,19 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
         )
         self.checkpoint_dir = checkpoint_dir
         super().__init__(
-            self.plain_scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
+            self.scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
         )
 
     def create_session(self) -> Any:
         """An initialised or restored `tf.compat.v1.Session`; blocks."""
         newest = self._newest_checkpoint()
-        given = self._checkpoint_dir, self._checkpoint_filename_with_path
+        source = self.checkpoint_dir, self._checkpoint_filename_with_path
         if newest is not None and is_durable(newest):  # an intact one, if the last one is damaged
-            self._checkpoint_dir, self._checkpoint_filename_with_path = None, newest
+            source = None, newest
+        theirs = tf.compat.v1.train.ChiefSessionCreator
+        creator = theirs(self.scaffold, self.master, self.config, *source)
         try:
-            session = super().create_session()  # type: ignore[safe-super]  # TensorFlow's
+            session = creator.create_session()
         except Exception as error:
             if newest is None:
                 raise
@@ -93,15 +88,13 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
                 "changed: another checkpoint can be restored through "
                 "checkpoint_filename_with_path"
             )
-            if isinstance(error, tf.errors.OutOfRangeError):
-                # raised for a file that is too short; it must not pass for the end of input
-                loss = tf.errors.DataLossError(None, None, error.message)
-                add_note(loss, note)
-                raise loss from error
-            add_note(error, note)
-            raise
-        finally:
-            self._checkpoint_dir, self._checkpoint_filename_with_path = given
+            if not isinstance(error, tf.errors.OutOfRangeError):
+                add_note(error, note)
+                raise
+            # raised for a file that is too short; it must not pass for the end of input
+            loss = tf.errors.DataLossError(None, None, error.message)
+            add_note(loss, note)
+            raise loss from error
         session.asynchooks_restored = newest  # hooks restore their state from there, too
         return session
 
@@ -148,9 +141,8 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
 class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSessionCreator):  # type: ignore[misc]
     """Makes TensorFlow sessions on a model that a chief initialises, and waits until it has.
 
-    It tries at once. Then a chief of this process wakes it; for one elsewhere it tries again after
-    a quarter of a second, then after twice the pause before, at most ten seconds. Waiting can be
-    cancelled at any time.
+    It tries at once, again after a quarter of a second, and then after twice the pause before, at
+    most ten seconds; a chief of this process wakes it. Waiting can be cancelled at any time.
 
     Args:
         scaffold, config, heartbeat_secs: as for `ChiefSessionCreator`.
@@ -186,87 +178,14 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
         expected = "seconds >= 0, or None"
         self.max_wait_secs = number("max_wait_secs", secs, least=0, finite=False, expected=expected)
         # TensorFlow would sleep between its attempts: with no time to wait it makes one
-        super().__init__(self.plain_scaffold, master, config, max_wait_secs=0)
+        super().__init__(self.scaffold, master, config, max_wait_secs=0)
 
     def __repr__(self) -> str:
         return call_text(self, master=self.master or None)
 
 
-def default_creator() -> ChiefSessionCreator | WorkerSessionCreator:
+def default_creator() -> ChiefSessionCreator:
     """The creator of a session that was given none."""
-    context = WorkerContext.current()
-    if context is None:
-        creator = ChiefSessionCreator()
-        creator.is_default = True
-        return creator
-    if context.initialises:
-        return ChiefSessionCreator(None, context.master, context.config_with(None))
-    return WorkerSessionCreator(None, context.master, context.config_with(None), 7200)
-
-
-_COLLECTIVE = (
-    "CollectiveAllReduceStrategy",
-    "CollectiveAllReduceStrategyV1",
-    "MultiWorkerMirroredStrategy",
-)
-_SAVE_STEPS = 1000
-
-
-class WorkerContext:
-    """The task of this thread's `worker_fn` in TensorFlow's distribute coordinator; see `current`.
-
-    Source: TensorFlow's `MonitoredTrainingSession`, whose handling of it is private.
-    """
-
-    def __init__(self, context: Any) -> None:
-        self._context, strategy = context, context._strategy
-        self._is_collective = type(strategy).__name__ in _COLLECTIVE
-        self.is_chief = bool(context.is_chief)  # it has the hooks of the chief
-        # its session initialises the model, or waits until another's has
-        self.initialises = not strategy or bool(context.experimental_should_init)
-        self.master = str(context.master_target or "")
-
-    @classmethod
-    def current(cls) -> WorkerContext | None:
-        """That of this thread; None outside of a coordinator."""
-        context = distribute_coordinator_context.get_current_worker_context()
-        return None if context is None else cls(context)
-
-    def config_with(self, config: Any) -> Any:
-        """The configuration of its session, over the one given."""
-        own = self._context.session_config
-        if config is None or own is None:
-            return own if config is None else config
-        merged = copy.deepcopy(config)
-        merged.MergeFrom(own)
-        return merged
-
-    def directories(
-        self, summary_dir: str | None, checkpoint_dir: str | None
-    ) -> tuple[str | None, str | None]:
-        """Where it writes summaries, and where checkpoints; None where it does not."""
-        return (
-            self._dir(summary_dir, writes=self._context.should_save_summary),
-            self._dir(checkpoint_dir, writes=self._context.should_checkpoint),
-        )
-
-    def _dir(self, directory: str | None, *, writes: bool) -> str | None:
-        # collective ops hang unless every worker runs them: the others write to another directory
-        if writes or not directory:
-            return directory
-        if not self._is_collective:
-            return None
-        task = self._context.task_type
-        elsewhere = f"tmp_{task}_{self._context.task_id}" if task else "tmp"
-        return os.path.join(directory, elsewhere)
-
-    def save_times(self, times: dict[str, Any]) -> dict[str, Any]:
-        """When it saves; by steps where workers must save together."""
-        if not self._is_collective or not times or times["save_secs"] is None:
-            return times
-        logger.warning(
-            "Collective ops hang where workers do not save at the same step: instead of each %g s "
-            "checkpoints are saved each %d steps; give save_checkpoint_steps",
-            times["save_secs"], _SAVE_STEPS,
-        )  # fmt: skip
-        return {"save_steps": _SAVE_STEPS, "save_secs": None}
+    creator = ChiefSessionCreator()
+    creator.is_default = True
+    return creator

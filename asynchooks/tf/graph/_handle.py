@@ -19,15 +19,12 @@ from ..._engine.stop import EndsAtStop, LostPeer
 from ..._engine.sync import Lock
 from ..._engine.threads import Outcome, close_unrun, is_async, run_blocking
 from ..._errors import LateVariableError, is_preemption
-from ..._step.global_step import GlobalStep, GlobalStepStatistics
+from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator
 from ...backends._creator import SessionCreator, SessionHandle, not_alone
 from ...backends._raw_session import RawSession
-from ..cluster._failure_detector import ProcessIds
 from ..cluster._heartbeat import Heartbeat
-from ..cluster._membership_client import ReadyListener
-from ..cluster._notifications import Notifications
-from ..cluster._own_server import Servers
+from ..cluster._publishing import Publishing
 from ..cluster._server import Server
 from ._default_graph import Driven, entered_graph, entering, step_name
 from ._session import GraphCoordinator, GraphSession
@@ -44,45 +41,23 @@ _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.25, 10.0
 """Between a worker's attempts to find its model ready."""
 
 
-class PlainScaffold:
-    """A Scaffold that is completed, with a log line, only once, and whose init_fn is no coroutine.
+def _check_init_fn(scaffold: Any) -> None:
+    """Have it raise TypeError where its `init_fn` is a coroutine, which TensorFlow would drop."""
+    init_fn = scaffold.init_fn
+    if init_fn is None:
+        return
 
-    Otherwise both the session, before it finalizes the graph, and TensorFlow's creator would
-    complete it, and TensorFlow would drop the coroutine of an `init_fn`.
-    """
+    def call(session: Any) -> None:
+        result = init_fn(session)
+        close_unrun(result)
+        if isinstance(result, Awaitable):
+            raise TypeError(
+                f"init_fn of the Scaffold returned {result!r}, and would never be run: TensorFlow "
+                "calls it in a thread, and awaits nothing. Give a plain function, or await it in "
+                "after_create_session of a hook"
+            )
 
-    def __init__(self, scaffold: Any) -> None:
-        self._scaffold = scaffold
-        self._is_complete = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scaffold, name)
-
-    def finalize(self) -> None:
-        """Complete the Scaffold, which adds operations to the default graph, and finalize that."""
-        if not self._is_complete:
-            self._scaffold.finalize()
-            self._is_complete = True
-        v1.get_default_graph().finalize()
-
-    @property
-    def init_fn(self) -> Callable[[Any], None] | None:
-        """The function that initialises a new session; None if there is none."""
-        init_fn = self._scaffold.init_fn
-        if init_fn is None:
-            return None
-
-        def call(session: Any) -> None:
-            result = init_fn(session)
-            close_unrun(result)
-            if isinstance(result, Awaitable):
-                raise TypeError(
-                    f"init_fn of the Scaffold returned {result!r}, and would never be run: "
-                    "TensorFlow calls it in a thread, and awaits nothing. Give a plain function, "
-                    "or await it in after_create_session of a hook"
-                )
-
-        return call
+    scaffold._init_fn = call
 
 
 class GraphSessionCreator(SessionCreator):
@@ -105,7 +80,7 @@ class GraphSessionCreator(SessionCreator):
             raise ValueError(f'master is {master!r}; give the protocol, too: "grpc://{master}"')
         self.config = config
         self.heartbeat_secs = seconds("heartbeat_secs", heartbeat_secs)
-        self.plain_scaffold = PlainScaffold(self.scaffold)
+        _check_init_fn(self.scaffold)
         self._made_in = entered_graph()
 
     def handle(self, num_workers: int | None = None) -> SessionHandle:
@@ -118,10 +93,10 @@ class GraphState:
     """State that all sessions on one graph share; an attribute of the graph."""
 
     def __init__(self) -> None:
-        self.lock = Lock("the graph")  # held while the graph is changed
+        self.lock = Lock("the graph")  # held while a session opens on it
         self.num_users = 0
         self.was_finalized = False
-        self.notifications: Notifications | None = None
+        self.publishing: Publishing | None = None
 
     @classmethod
     def of(cls, graph: tf.Graph) -> GraphState:
@@ -150,12 +125,9 @@ class GraphHandle(SessionHandle):
         self._server = server
         self._state = GraphState.of(graph)
         self._is_complete = False  # the Scaffold has added what it needs
-        self._is_member = False
         self._num_openings = 0  # by the sessions that share this
         self._turn = threading.Lock()
-        self._known: GlobalStepStatistics  # before the raw session was made
-        if server is not None and creator.is_chief:
-            server.expect_chief(self)
+        self._known_epoch = 0  # before the raw session was made
 
     def _check_not_empty(self, cause: KeyError | None = None) -> None:
         """Raise RuntimeError if the session was given no creator, and has nothing to run."""
@@ -180,27 +152,26 @@ class GraphHandle(SessionHandle):
         state.num_users += 1
         self._num_openings += 1
         async with state.lock:
-            if not self.graph.finalized or state.was_finalized:
-                try:
-                    yield
-                except KeyError as error:  # of a name that a hook looks up in the graph
-                    self._check_not_empty(error)
-                    raise
-                self._check_not_empty()
-                await self._finalize()
-                return
-            # The graph is being run. Ops may be added during runs, but one run must not mix old and
-            # new ones, and new variables would not be initialised.
-            release = await self._wait_until_alone()
+            # It is being run already. Ops may be added during runs, but one run must not mix old
+            # and new ones, and new variables would not be initialised.
+            is_in_use = self.graph.finalized and not state.was_finalized
+            release = await self._wait_until_alone() if is_in_use else not_alone
             num_variables = len(self._variables())
-            self.graph._unsafe_unfinalize()
+            if is_in_use:
+                self.graph._unsafe_unfinalize()
             try:
                 yield
+                self._check_not_empty()
                 await self._finalize()
+            except KeyError as error:  # of a name that a hook looks up in the graph
+                self._check_not_empty(error)
+                raise
             finally:
-                self.graph.finalize()
+                if is_in_use:
+                    self.graph.finalize()
                 release()
-            if late := ", ".join(each.name for each in self._variables()[num_variables:]):
+            added = self._variables()[num_variables:] if is_in_use else ()
+            if late := ", ".join(each.name for each in added):
                 raise LateVariableError(
                     f"begin of a hook added {late} to a graph that is being run already, where "
                     "nothing would initialise it; create variables before the first session opens"
@@ -224,13 +195,16 @@ class GraphHandle(SessionHandle):
         self.graph.finalize()
 
     def _complete(self) -> None:
-        self.creator.plain_scaffold.finalize()
-        step = v1.train.get_global_step() if self._server is not None else None
-        if step is None or self._state.notifications is not None:
+        self.creator.scaffold.finalize()
+        if self._server is None or self._state.publishing is not None:
+            return
+        step = v1.train.get_global_step()
+        if step is None:
             return
         if self.graph.finalized:
             self.graph._unsafe_unfinalize()
-        self._state.notifications = Notifications(self.graph, step)
+        num_tasks = len(self._server.names)
+        self._state.publishing = Publishing(self.graph, step, num_tasks)
 
     def _variables(self) -> list[Any]:
         keys = v1.GraphKeys
@@ -238,68 +212,55 @@ class GraphHandle(SessionHandle):
         return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
 
     async def _create(self) -> tuple[RawSession, int]:
-        engine, self._known = current_engine(), self.global_step.statistics()
+        engine, self._known_epoch = current_engine(), self.global_step.epoch
         if self.creator.is_chief:
-            return await self._create_now(engine)
+            created = await self._create_now(engine)
+            if self._server is not None:
+                self._server.wake_workers()
+            return created
         # a worker waits until the chief has initialised the model
-        max_wait_secs = self.creator.max_wait_secs
+        master, max_wait_secs = self.creator.master, self.creator.max_wait_secs
+        waiting = set() if self._server is None else self._server.waiting
         deadline = engine.now() + max_wait_secs
         pause = _FIRST_PAUSE_SECS
-        was_notified = False  # a chief has announced that the model is ready
         while True:
-            seen = 0 if self._server is None else self._server.num_chiefs_come
+            slot = Slot(engine, f"a chief on {master!r}")
+            waiting.add(slot)  # before the attempt: no chief is missed
             try:
-                return await self._create_now(engine)
-            except tf.errors.OpError as error:
-                if not (is_preemption(error) or isinstance(error, tf.errors.DeadlineExceededError)):
-                    raise
-                reason = error.message if is_preemption(error) else "it is not initialised"
-                cause = error
-            if engine.now() >= deadline:
-                raise tf.errors.DeadlineExceededError(
-                    None,
-                    None,
-                    f"the model on {self.creator.master!r} was not ready after waiting for "
-                    f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
-                ) from cause
-            has_chief = self._server is not None and self._server.has_chief_to_come
-            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
-            if self._server is None:
-                logger.warning(
-                    "A worker with master=%r waits for its model, but no chief can initialise a "
-                    "session within this process; give the address of the chief's server",
-                    self.creator.master,
-                )
-            logger.info(
-                "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s",
-                self.creator.master, until - engine.now(), reason,
-            )  # fmt: skip
-            if self._server is None or not (has_chief or was_notified or is_preemption(cause)):
-                was_notified = await self._wait_for_ready(engine, until)
-            else:
-                await self._server.wait_for_chief(engine, seen, until)
+                try:
+                    return await self._create_now(engine)
+                except tf.errors.OpError as error:
+                    is_late = isinstance(error, tf.errors.DeadlineExceededError)
+                    if not (is_late or is_preemption(error)):
+                        raise
+                    reason, cause = "it is not initialised" if is_late else error.message, error
+                if engine.now() >= deadline:
+                    raise tf.errors.DeadlineExceededError(
+                        None,
+                        None,
+                        f"the model on {master!r} was not ready after waiting for "
+                        f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
+                    ) from cause
+                until = min(deadline, engine.now() + pause)
+                if self._server is None:
+                    logger.warning(
+                        "A worker with master=%r waits for its model, but no chief can initialise "
+                        "a session within this process; give the address of the chief's server",
+                        master,
+                    )
+                text = "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s"
+                logger.info(text, master, until - engine.now(), reason)
+                await engine.park(slot, until)
+            finally:
+                waiting.discard(slot)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
-
-    async def _wait_for_ready(self, engine: Engine, until: float) -> bool:
-        """Suspend until a chief of any process announces a ready model; False if none did."""
-        slot = Slot(engine, f"a chief to be ready on {self.creator.master}")
-        place = None if self._state.notifications is None else self._state.notifications.place
-        if self._server is None or place is None:
-            await engine.park(slot, until)
-            return False
-        wake = partial(slot.wake, True)
-        listener = ReadyListener(place, self.creator.master, self.creator.config, wake)
-        try:
-            return await engine.park(slot, until) is True
-        finally:
-            listener.close()
 
     async def _create_now(self, engine: Engine) -> tuple[RawSession, int]:
         heartbeat: Heartbeat | None = None
         lost_peer: LostPeer | None = None
         if self._server is not None:
             master = self._server.master
-            heartbeat = Heartbeat(master, self.creator.heartbeat_secs, Servers.ps_of(master))
+            heartbeat = Heartbeat(master, self.creator.heartbeat_secs, self._server.ps)
             lost_peer = heartbeat.lost_peer
             await run_blocking(engine, heartbeat.check, self.grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
@@ -324,8 +285,13 @@ class GraphHandle(SessionHandle):
             raise
         if self._server is not None and heartbeat is not None:
             # only now: the table that was lost may be that of the server before
-            self._server.add_heartbeat(heartbeat)
-            self._join_members(self._server)
+            self._server.join(
+                self,
+                heartbeat,
+                self._state.publishing,
+                self.creator.config,
+                self.creator.heartbeat_secs,
+            )
         return created
 
     def _wrap(
@@ -341,9 +307,9 @@ class GraphHandle(SessionHandle):
                 raise tf.errors.CancelledError(
                     None, None, "the session that was created is not needed any more"
                 )
-            raw = GraphSession(self.call(make), heartbeat, server, self._state.notifications)
-            if raw.notifier is not None:
-                raw.notifier.announce(is_chief=self.creator.is_chief)
+            raw = GraphSession(self.call(make), heartbeat, server, self._state.publishing)
+            if raw.publisher is not None:
+                raw.publisher.announce(is_chief=self.creator.is_chief)
             step = raw.read_step() or 0
         except BaseException as error:
             if raw is not None:
@@ -357,34 +323,16 @@ class GraphHandle(SessionHandle):
                 self._turn.release()
         return raw, step
 
-    def _join_members(self, server: Server) -> None:
-        notifications = self._state.notifications
-        if notifications is not None and not self._is_member:
-            self._is_member = True
-            process_ids = ProcessIds(*Servers.cluster_of(server.master))
-            server.join_membership(
-                notifications, self.creator.config, process_ids, self.creator.heartbeat_secs
-            )
-        if self.creator.is_chief:
-            server.note_chief(self, has_come=True)
-
     def _start_from(self, value: int, *, is_restart: bool) -> None:
         if self._server is None:
             super()._start_from(value, is_restart=is_restart)
-        elif not self._server.epoch and value < self._known.value:
-            # it has restarted, and its chief, which does not use asynchooks, begins no epoch
-            self.global_step.restart(value)
-        else:  # in a new epoch the step has come with the notification
-            self.global_step.publish(value, epoch=self._known.epoch)
+        else:  # in a new epoch the step has come with the news
+            self.global_step.publish(value, epoch=self._known_epoch)
 
     def close(self) -> None:
         self._num_openings -= 1
         if self._server is not None and self._num_openings == 0:
-            if self._is_member:
-                self._is_member = False
-                self._server.leave_membership()
-            if self.creator.is_chief:
-                self._server.note_chief(self, has_come=False)
+            self._server.leave(self)
         self._state.num_users -= 1
         if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
             self.graph._unsafe_unfinalize()
@@ -392,7 +340,7 @@ class GraphHandle(SessionHandle):
     def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
-        return Driven(coroutine, self.graph, culprit)
+        return Driven(coroutine, self.graph)
 
     def call(self, fn: Callable[[], Any]) -> Any:
         with entering(self.graph):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -20,68 +21,60 @@ from ...backends._raw_session import RawSession
 from ...hooks.checkpoint import _format
 from ..checkpoint._format import graph_format
 from ..cluster._heartbeat import Heartbeat
-from ..cluster._membership_client import Notification
-from ..cluster._notifications import Notifications
+from ..cluster._publishing import Publishing
 from ..cluster._server import Server
-from ._callables import Callables
-from ._default_graph import compiled, in_graph, run_in_graph
+from ._callables import Callables, compiled, key_of
+from ._default_graph import in_graph, run_in_graph
 
 logger = logging.getLogger("asynchooks")
 
 _format.make_graph_format = graph_format
 
 
-class StepNotifier:
-    """Notifies other processes on a server of the steps of one session; every method blocks."""
+class StepPublisher:
+    """Publishes the steps of one session to other processes on a server; every method blocks."""
 
-    def __init__(self, session: Any, server: Server, notifications: Notifications) -> None:
-        self._session = session
-        self._server = server
-        self._notifications = notifications
+    def __init__(self, session: Any, server: Server, publishing: Publishing) -> None:
+        self._session, self._server, self._publishing = session, server, publishing
 
     def announce(self, *, is_chief: bool) -> None:
         """Begin: the chief has initialised or restored the model, which a worker needs."""
-        run_in_graph(self._session, self._notifications.prepare)
         if is_chief:
             self.begin_epoch()
-            run_in_graph(self._session, self._notifications.announce_ready)
-        elif not self._server.note(self._ask(self._notifications.now), begins=True):
+            return
+        is_new = False
+        with suppress(tf.errors.FailedPreconditionError):  # there is no table
+            is_new = self._server.note(self._ask(self._publishing.news), begins=True)
+        if not is_new:
             raise tf.errors.DeadlineExceededError(None, None, "its chief has not announced it")
 
     def begin_epoch(self) -> None:
-        """Notify all processes that the step may have gone back."""
-        server, notifications = self._server, self._notifications
-        known = {notifications.known_epoch: server.epoch}
-        notification = self._ask(notifications.begin_epoch, known)
-        server.note(notification, begins=True)
-        if not notifications.is_large_enough(notification.num_taken):
-            notifications.grow(notification.num_taken)
-            run_in_graph(self._session, notifications.notify_all)
+        """Tell all processes that the step may have gone back."""
+        known = {self._publishing.known_epoch: self._server.epoch}
+        self._server.note(self._ask(self._publishing.begin_epoch, known), begins=True)
 
     def read_step(self) -> int:
-        """The step now, of which other processes are notified."""
-        self._server.note(notification := self._ask(self._notifications.now))
-        return notification.step
+        """The step now, of which other processes learn."""
+        return self._noted(self._ask(self._publishing.news))
 
     def run_step(self, raw: RawSession, args: tuple[Any, Any, Any, Any]) -> Any:
-        """As `raw.run_step`, with the notification in the same run if possible."""
-        server, notifications = self._server, self._notifications
+        """As `raw.run_step`, with the news in the same run if possible."""
         fetches, *others = args
-        fused = notifications.fused(raw.run_key(fetches), fetches)
+        fused = self._publishing.fused(raw.run_key(fetches), fetches)
         if fused is None:
             return raw.run(*args), raw.read_step(), None
         if fused[1] is None:
-            outputs, notification = raw.run(*args), self._ask(notifications.now)
-        else:
-            outputs, values = raw.run(fused, *others)
-            notification = Notification.of(values)
-        server.note(notification)
-        if not notifications.is_large_enough(server.num_taken):
-            notifications.grow(server.num_taken)
-        return outputs, notification.step, None
+            outputs = raw.run(*args)
+            return outputs, self.read_step(), None
+        outputs, values = raw.run(fused, *others)
+        return outputs, self._noted(values), None
 
-    def _ask(self, *args: Any) -> Notification:
-        return Notification.of(run_in_graph(self._session, *args))
+    def _noted(self, news: Any) -> int:
+        self._server.note(news)
+        return int(news[0])
+
+    def _ask(self, *args: Any) -> Any:
+        return run_in_graph(self._session, *args)
 
 
 class GraphSession(RawSession):
@@ -91,8 +84,8 @@ class GraphSession(RawSession):
 
     Args:
         heartbeat: watches the server that it runs on, until `close`; None in this process.
-        server: through which other processes are notified of each step; None if there are none.
-        notifications: the operations for that; None if the graph has no global step.
+        server: through which other processes learn of each step; None if there are none.
+        publishing: the operations for that; None if the graph has no global step.
     """
 
     evaluates = True
@@ -102,15 +95,15 @@ class GraphSession(RawSession):
         session: Any,
         heartbeat: Heartbeat | None = None,
         server: Server | None = None,
-        notifications: Notifications | None = None,
+        publishing: Publishing | None = None,
     ) -> None:
         super().__init__()
         self._heartbeat = heartbeat
         self._says_steps = False  # runs read the step that they made, for a saver
-        self.notifier = (
+        self.publisher = (
             None
-            if server is None or notifications is None
-            else StepNotifier(session, server, notifications)
+            if server is None or publishing is None
+            else StepPublisher(session, server, publishing)
         )
         if heartbeat is not None:
             self.lost_peer = heartbeat.lost_peer
@@ -133,8 +126,8 @@ class GraphSession(RawSession):
     def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """The session's `run`, which hooks, a step_fn and TensorFlow's own code call directly.
 
-        It may move the step, so that this is read again. On a server other processes are notified
-        of steps by runs of sessions alone, and see none go back.
+        It may move the step, so that this is read again. On a server other processes learn of
+        steps by runs of sessions alone, and see none go back.
         """
 
         @wraps(run)
@@ -166,8 +159,8 @@ class GraphSession(RawSession):
         return run_in_graph(self._session, fetches, feed_dict, options, run_metadata)
 
     def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
-        if self.notifier is not None:
-            return self.notifier.run_step(self, args)
+        if self.publisher is not None:
+            return self.publisher.run_step(self, args)
         outputs = self.run(*args)
         # later, on the event loop, a read on a server might block for ever
         must_read = self._read is None or self._heartbeat is not None or self._says_steps
@@ -189,14 +182,14 @@ class GraphSession(RawSession):
         return await super().call_blocking(call, when_late)
 
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
-        return await self.call_blocking(lambda: run_in_graph(self._session, fetches, feed_dict))
+        return await self.call_blocking(lambda: self._session.run(fetches, feed_dict))
 
     def keep_outputs(self, fetches: Any) -> bool:
         self._says_steps = True
         return False
 
     def run_key(self, fetches: Any) -> Hashable:
-        return self._callables.key_of(fetches)
+        return key_of(fetches)
 
     def read_step(self) -> int | None:
         return None if self._read is None else int(self._read()[0])
@@ -204,21 +197,21 @@ class GraphSession(RawSession):
     async def take_up_step(self) -> None:
         if self._read is None:
             return
-        if self.notifier is None:
+        if self.publisher is None:
             self.global_step.gate.reread()
             return
         # where it has gone back, no other worker runs meanwhile
-        notifier = self.notifier
+        publisher = self.publisher
         step, epoch = self.global_step, self.global_step.epoch
-        # a step below one that was known before the read is no late notification
-        known, found = await self.call_blocking(lambda: (step.value, notifier.read_step()))
+        # a step below one that was known before the read is no late news
+        known, found = await self.call_blocking(lambda: (step.value, publisher.read_step()))
         if found >= known or step.epoch != epoch:
             step.publish(found, epoch=epoch)
             return
         logger.info("A hook has set %s back from %d to %d", step.name, known, found)
         release = await take_alone(step, self)
         try:
-            await self.call_blocking(notifier.begin_epoch)
+            await self.call_blocking(publisher.begin_epoch)
         finally:
             release()
 
@@ -256,14 +249,13 @@ class GraphSession(RawSession):
         merged = tf.compat.v1.RunOptions()
         merged.CopyFrom(requests[0])
         for request in requests[1:]:
-            for field in ("trace_level", "timeout_in_ms", "inter_op_thread_pool"):
-                setattr(merged, field, max(getattr(merged, field), getattr(request, field)))
-            for field in ("output_partition_graphs", "report_tensor_allocations_upon_oom"):
-                setattr(merged, field, getattr(merged, field) or getattr(request, field))
-            debug = merged.debug_options
-            debug.debug_tensor_watch_opts.extend(request.debug_options.debug_tensor_watch_opts)
-            if request.debug_options.reset_disk_byte_usage:
-                debug.reset_disk_byte_usage = True
+            largest = {
+                field: max(getattr(merged, field), getattr(request, field))
+                for field in ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
+            }
+            merged.MergeFrom(request)  # switches that are on, and debug watches of both
+            for field, value in largest.items():
+                setattr(merged, field, value)
         return merged
 
     def new_run_metadata(self) -> Any:

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from ..._engine.base import Sentinel
 from ..._engine.threads import StepRunnerName
 from ..._hook import AnyHook
 from ..._running.hook_check import checked
 from ..._session import MonitoredSession
 from ..._stopping.backoff import Recovery
 from ...hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
-from ._creators import ChiefSessionCreator, WorkerContext, WorkerSessionCreator
+from ._creators import ChiefSessionCreator, WorkerSessionCreator
 
-
-class _Default:
-    """An argument that was not given, where None means "off"."""
-
-    def __repr__(self) -> str:
-        return "USE_DEFAULT"
-
-
-USE_DEFAULT: Any = _Default()
+USE_DEFAULT: Any = Sentinel("USE_DEFAULT")
+"""An argument that was not given, where None means "off"."""
 
 
 def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
@@ -51,9 +45,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     A chief has `chief_only_hooks`, then StepCounterHook and SummarySaverHook (with a summary_dir
     or checkpoint_dir) and CheckpointSaverHook (with a checkpoint_dir), then `hooks`. A worker has
     `hooks` alone, ignores the directories and waits until the chief has initialised the model.
-    In a `worker_fn` of TensorFlow's distribute coordinator its context decides instead: master,
-    configuration, whether the session initialises, saves and writes summaries, and the order is
-    `hooks`, `chief_only_hooks`, then the three.
+    Unlike TensorFlow's, it does not follow the context of its deprecated distribute coordinator.
 
     Args:
         master: the address of a TensorFlow server; "" runs in this process.
@@ -87,11 +79,6 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
             while not session.should_stop():
                 await session.run(train_op)
     """
-    context = WorkerContext.current()
-    has_chief_hooks = is_chief
-    if context is not None:
-        has_chief_hooks, is_chief, master = context.is_chief, context.initialises, context.master
-        config = context.config_with(config)
     secs = heartbeat_secs
     creator = (
         ChiefSessionCreator(scaffold, master, config, checkpoint_dir, heartbeat_secs=secs)
@@ -99,9 +86,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         else WorkerSessionCreator(scaffold, master, config, max_wait_secs, heartbeat_secs=secs)
     )
     summary_dir = summary_dir or checkpoint_dir
-    if context is not None:
-        summary_dir, checkpoint_dir = context.directories(summary_dir, checkpoint_dir)
-    elif not is_chief:
+    if not is_chief:
         summary_dir = checkpoint_dir = None
     usual: list[AnyHook] = []
     log_step_count_steps = _if_on("log_step_count_steps", log_step_count_steps)
@@ -113,14 +98,12 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         usual += [SummarySaverHook(**times, **to, output_dir=summary_dir)] if times else []
     if checkpoint_dir:
         times = _times("save_checkpoint", save_checkpoint_steps, save_checkpoint_secs, None, 600)
-        times = times if context is None else context.save_times(times)
         to["save_graph_def"] = save_graph_def
         usual += [CheckpointSaverHook(checkpoint_dir, **times, **to)] if times else []
     of_all = checked(hooks)
-    of_chief = checked(chief_only_hooks, "chief_only_hooks") if has_chief_hooks else []
+    of_chief = checked(chief_only_hooks, "chief_only_hooks") if is_chief else []
     return MonitoredSession(
-        # TensorFlow has two orders
-        [*of_chief, *usual, *of_all] if context is None else [*of_all, *of_chief, *usual],
+        [*of_chief, *usual, *of_all],
         creator,
         stop_grace_period_secs,
         step_runner=step_runner,

@@ -210,7 +210,7 @@ async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_
             assert metrics_of(tmp_path).get(step) is None
             await run_to(run, step + 2)
             rig.gated.let(step)
-            await until(lambda: len(rig.hooks[0]._concurrent) == 0)
+            await until(lambda: not rig.hooks[0]._concurrent.is_running)
             assert metrics_of(tmp_path)[step] == distance(step)
     assert metrics_of(tmp_path) == {10: 0.0, 20: 10.0, 22: None}
     assert "is not among the best" not in caplog.text
@@ -259,7 +259,7 @@ async def test_an_evaluation_beside_training_that_ends_at_once_is_saved_with_its
     async with MonitoredSession(rig.hooks, creator, step_runner="inline") as session:
         for step in (5, 10, 15):
             await run_to(session, step)
-            await until(lambda: len(rig.hooks[0]._concurrent) == 0)
+            await until(lambda: not rig.hooks[0]._concurrent.is_running)
         await run_to(session, 17)
     assert metrics_of(tmp_path) == {10: 0.0, 17: None}
     assert "is not among the best" not in caplog.text
