@@ -406,8 +406,8 @@ def test_without_a_command_it_prints_its_help_on_stderr_and_exits_with_2(
          "--help"),
         ("simulate -- --extra", "asynchooks simulate: error: '--extra' is no option; see "
          "asynchooks simulate --help"),
-        ("plan --progrm learner.py:main run.pftrace", "asynchooks plan: error: '--progrm' is no "
-         "option; did you mean '--program'?"),
+        ("plan run.pftrace --program learner.py:main --proceses 4", "asynchooks plan: error: "
+         "'--proceses' is no option; did you mean '--processes'?"),
     ],
 )  # fmt: skip
 def test_a_misspelt_command_or_option_is_refused_with_what_there_is(

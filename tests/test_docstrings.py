@@ -201,21 +201,12 @@ def test_the_example_of_a_plan_runs(
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     shutil.copy(recorded, "run.pftrace")
-    for each in ("server", "0", "1", "2"):  # of one run
-        shutil.copy(recorded, f"{each}.pftrace")
-
-    async def train(server: Any, workers: range) -> None:
-        creator = asynchooks.FunctionSessionCreator(program_of_sleeps.learn)
-        hooks = [asynchooks.StopAtStepHook(20)]
-        async with asynchooks.MonitoredSession(hooks, creator) as session:
-            while not session.should_stop():
-                await session.run([])
 
     # what was measured beside other tests is not what this is about
     predict = functools.partialmethod(planning.Plan.predict, allow_mismatch=True)
     monkeypatch.setattr(planning.Plan, "predict", predict)
     names = {
-        **NAMES, "anyio": anyio, "math": math, "np": np, "train": train,
+        **NAMES, "anyio": anyio, "math": math, "np": np,
         "plan": planning.Plan.read("run.pftrace"),
         "main": program_of_sleeps.main, "client": None,
     }  # fmt: skip

@@ -35,8 +35,8 @@ FOREIGN = {
         "_engine/real_time.py", "_engine/current.py", "simulation/kernel/_interpreter.py",
         "_tracing/_opentelemetry.py", "_tracing/_recorder.py",  # processor time
         "metrics/_event_files.py", "metrics/_outlet.py",
-        "metrics/_tensorboard.py", "planning/_outside.py", "planning/_record.py",
-        "distributed/_served.py",  # processor time
+        "metrics/_tensorboard.py", "planning/_child.py",  # of a child alone
+        "planning/_record.py",  # processor time
     ],
 }  # fmt: skip
 """Where other libraries may be imported: event loops and clocks behind the engine alone."""

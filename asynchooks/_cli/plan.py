@@ -6,6 +6,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from .plan_program import load_program
 from .plan_settings import parse_setting, parse_target
 
 if TYPE_CHECKING:
-    from ..planning import Trace
+    from ..planning import Plan, Prediction
 
 SUMMARY = "Predict what a recorded program does at other settings, in virtual time."
 DESCRIPTION = """\
@@ -27,8 +28,7 @@ give: updates per second, staleness, idle share, seconds and cost, each with a
 measured.
 
 TRACE is a file that record(...) or TraceHook has written. Several are several
-runs; files of the processes of one run are joined by +, as in
-a.pftrace+b.pftrace.
+runs.
 
 VALUES are numbers, true, false, none or texts with commas between them, or
 ranges: 8..64 doubles from 8 to 64, and 1..9..2 goes by 2."""
@@ -39,8 +39,8 @@ Predict a learner with 8, 16, 32 and 64 rollouts at a time:
 Find the fastest setting whose staleness stays small, at 2.50 an hour:
   asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64 \
 --set max_staleness=1,2,4 --target "staleness<=2" --price 2.5
-Ask a built-in program, made of the recorded stages:
-  asynchooks plan run.pftrace --set concurrency=8..64 --json"""
+Print JSON in place of the table:
+  asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64 --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--program",
         metavar="FILE:NAME",
+        required=True,
         help="Run this async function, of learner.py:main or package.module:main, whose module is "
         "imported: keep what starts a real run under `if __name__ == '__main__':`. What it prints "
-        "goes to stderr. The default is a built-in program, made of the stages, or of the "
-        "parameter server, that were recorded.",
+        "goes to stderr.",
     )
     add(
         "--set",
@@ -125,6 +125,8 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         ImportError: the table cannot be printed, or the program cannot be imported.
         OSError: a file cannot be read.
     """
+    from ..planning import Plan
+
     if not options.json:
         check_rich()
     values: dict[str, list[Any]] = {}
@@ -135,40 +137,23 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
     settings = [
         dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
     ]
-    traces = [_trace(each) for each in options.traces]
-    main = None if options.program is None else load_program(options.program)
-    return partial(_run, options, traces, main, settings)
-
-
-def _trace(text: str) -> Trace:
-    from ..planning import Trace
-
-    paths = text.split("+")
-    if not all(paths):
-        raise ValueError(
-            f"the trace {text!r}; give a path, or those of one run's processes with + between them"
-        )
-    return Trace.read(*paths)
+    plan = Plan.read(*options.traces)
+    return partial(_run, options, plan, load_program(options.program), settings)
 
 
 def _run(
-    options: argparse.Namespace,
-    traces: Sequence[Trace],
-    main: Any,
-    settings: Sequence[Mapping[str, Any]],
+    options: argparse.Namespace, plan: Plan, main: Any, settings: Sequence[Mapping[str, Any]]
 ) -> int:
     """Check the plan by the recorded settings, predict the others, and print all of it.
 
     The exit code is 1 if there is no prediction at all.
     """
-    from ..planning import Plan, PlanError, Prediction, plot_plan
-    from ..planning._grid import predict_all
-    from ..planning._models import built_in
+    from ..planning import PlanError, Prediction, plot_plan
+    from ..planning._runs import Program
     from .plan_output import Answer, print_recorded
 
-    plan, main = built_in(traces) if main is None else (Plan(traces), main)
     try:
-        plan.check_settings(main, settings[0])
+        Program.of(main, plan.traces[0].settings, settings[0])
     except TypeError as error:
         raise PlanError(str(error)) from error
     with redirect_stdout(sys.stderr):  # what the program prints is no part of the table or JSON
@@ -183,19 +168,52 @@ def _run(
             "the recorded settings are missed by more than 10 % beyond chance, so no table is "
             f"printed. {missed[0].reasons()}. --allow-mismatch prints it anyway"
         )
-    num_done = itertools.count(1)
     with progress("settings", len(settings)) as show, redirect_stdout(sys.stderr):
-        found = predict_all(
-            plan,
-            main,
-            settings,
-            num_runs=options.runs,
-            num_processes=options.processes,
-            allow_mismatch=options.allow_mismatch,
-            done=lambda: show(next(num_done)),
-        )
+        found = _predictions(options, plan, main, settings, show)
     predictions = [each for each in found if isinstance(each, Prediction)]
     if options.plot is not None:
         plot_plan(options.plot, predictions, checks)
     Answer(options, plan, checks, list(zip(settings, found, strict=True))).print()
     return 0 if predictions else 1
+
+
+def _predictions(
+    options: argparse.Namespace,
+    plan: Plan,
+    main: Any,
+    settings: Sequence[Mapping[str, Any]],
+    show: Callable[[float], object],
+) -> list[Prediction | str]:
+    """A prediction of each setting, or its error, whatever the number of processes.
+
+    Each is made in a process of its own, which a thread here waits for.
+
+    Args:
+        show: called with how many are done.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, which ends the processes as well.
+    """
+    from ..planning._child import kill_children
+    from ..simulation._pool import num_cores
+
+    def predicted(own: Mapping[str, Any]) -> Prediction | str:
+        try:
+            return plan.predict(
+                main, num_runs=options.runs, allow_mismatch=options.allow_mismatch, **own
+            )
+        except Exception as error:  # all are shown alike
+            return f"{type(error).__name__}: {error}"
+
+    pool = ThreadPoolExecutor(options.processes or num_cores())
+    try:
+        futures = [pool.submit(predicted, each) for each in settings]
+        for num_done, _ in enumerate(as_completed(futures), 1):
+            show(num_done)
+        return [each.result() for each in futures]
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        kill_children()
+        raise
+    finally:
+        pool.shutdown()

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..planning import Check, Estimate, Plan, Prediction
+import numpy as np
+
+from ..planning import Check, Estimate, Plan, Prediction, Service
 from .output import figure, print_json, print_table
 
 _FIGURES = {
@@ -24,7 +26,7 @@ def print_recorded(plan: Plan, checks: Sequence[Check]) -> None:
     """What was recorded, how it was fitted, and the recorded settings beside the plan's."""
     rows, notes = [], []
     for service in plan.services.values():
-        about = service.describe()
+        about = _describe(service)
         millis = [f"{about[name] * 1e3:.4g}" for name in ("mean_secs", "p99_secs")]
         load = "{:.0f} to {:.0f}".format(*about["load"])
         rows.append([service.name, service.law_words(), f"{about['num']:,}", *millis, load])
@@ -50,6 +52,35 @@ def print_recorded(plan: Plan, checks: Sequence[Check]) -> None:
         )
 
 
+def _describe(service: Service) -> dict[str, Any]:
+    """What was fitted, for JSON: seconds, and None for what there is none of."""
+    law, (low, high) = service.size_law, service.size_range()
+    dependence = service.dependence
+    is_shared = dependence is dependence.SHARED
+    return {
+        "name": service.name,
+        "dependence": dependence.value,
+        "num": len(service.samples),
+        "num_cut": service.num_cut,
+        "mean_secs": float(service.samples.mean()),
+        "p99_secs": float(np.quantile(service.samples, 0.99)),
+        "max_secs": float(service.samples.max()),
+        "slowdown": service.slowdown if is_shared else None,
+        "slowdown_interval": None
+        if dependence.is_queue or service.is_own
+        else [service.slowdown_low, service.slowdown_high],
+        "num_servers": service.num_servers if dependence.is_queue else None,
+        "is_own": service.is_own,
+        "num_workers": len(service.known_workers()) or None,
+        "load": [service.load_low, service.load_high],
+        "sizes": None if math.isnan(low) else [low, high],
+        "base_secs": None if law is None else law.base_secs,
+        "secs_per_unit": None if law is None else law.secs_per_unit,
+        "is_slow_together": service.is_slow_together,
+        "notes": list(service.notes),
+    }
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the settings that were asked for would give, as the options want it shown."""
@@ -57,8 +88,8 @@ class Answer:
     options: argparse.Namespace
     plan: Plan
     checks: Sequence[Check]
-    rows: Sequence[tuple[Mapping[str, Any], Prediction | Exception]]
-    """Of each setting the prediction, or what has failed."""
+    rows: Sequence[tuple[Mapping[str, Any], Prediction | str]]
+    """Of each setting the prediction, or what has failed, in words."""
 
     def print(self) -> None:
         """Print JSON or the table."""
@@ -73,8 +104,9 @@ class Answer:
         rows, bold = [], None
         reasons: dict[str, int] = {}  # the number of each
         for settings, found in self.rows:
-            mark, reason, estimates = "failed", str(found), [""] * 6
-            if isinstance(found, Prediction):
+            if isinstance(found, str):
+                mark, reason, estimates = "failed", found, [""] * 6
+            else:
                 mark = "EXTRAPOLATED" if found.is_extrapolated else ""
                 reason = "; ".join(found.notes)
                 estimates = [_shown(each) for each in self._estimates(found).values()]
@@ -97,7 +129,7 @@ class Answer:
         best = self._best()
         print_json(
             {
-                "services": [each.describe() for each in self.plan.services.values()],
+                "services": [_describe(each) for each in self.plan.services.values()],
                 "recorded": [
                     {
                         "settings": each.prediction.settings,
@@ -113,9 +145,9 @@ class Answer:
             }
         )
 
-    def _row(self, settings: Mapping[str, Any], found: Prediction | Exception) -> dict[str, Any]:
-        if isinstance(found, Exception):
-            return {"settings": settings, "error": str(found)}
+    def _row(self, settings: Mapping[str, Any], found: Prediction | str) -> dict[str, Any]:
+        if isinstance(found, str):
+            return {"settings": settings, "error": found}
         return {
             "settings": settings,
             **_plain(self._estimates(found)),

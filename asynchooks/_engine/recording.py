@@ -41,8 +41,6 @@ class Kind(Enum):
     """A block of the user's code, which a plan runs as it is."""
     REQUEST = "request"
     """To a server elsewhere, from the call to its answer."""
-    SERVE = "serve"
-    """What that server does for one request."""
 
 
 class Span(ABC):
@@ -86,7 +84,7 @@ class Recorder(ABC):
     """Records what tasks do, of all sessions that it is given."""
 
     stand_in: Any = None
-    """A plan's `Performer` of timed work and of threads; None: the program does both."""
+    """What does timed work and makes blocking calls in a plan; None: the program does both."""
     is_of_program: bool = False
     """Whether it records a whole program: sessions in it may have recorders of their own, too."""
     is_closed: bool = False
@@ -127,7 +125,7 @@ class Recorder(ABC):
 
         Args:
             engine: of the running task; None in a thread without an event loop.
-            kind: WORK, BLOCK, EVALUATION, SAVE, REQUEST or SERVE.
+            kind: WORK, BLOCK, EVALUATION, SAVE or REQUEST.
             name: of the span, and of the track if a new one is needed.
             worker: whose machine does it; None: a shared service does, or it is not known.
 

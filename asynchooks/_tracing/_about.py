@@ -1,7 +1,6 @@
 """What the JSON in a trace may hold: it is checked once, so that no user of a trace has to.
 
-A trace may come from anywhere. Here is what values are; how large a count may be beside what was
-recorded, `planning/_models.py` says, which acts on it.
+A trace may come from anywhere.
 """
 
 from __future__ import annotations
@@ -52,33 +51,13 @@ def is_object(value: Any) -> bool:
 
 
 SECS = Kind("a finite number of seconds", lambda value: is_number(value, _MOST_SECS))
-_COUNT = Kind("a whole number >= 0", lambda value: is_whole(value, 0))
-_SIZE = Kind("a whole number >= 1", lambda value: is_whole(value, 1))
-_BOOL = Kind("true or false", lambda value: type(value) is bool)
-_TEXT = Kind("a text", is_text)
 _OBJECT = Kind("an object", is_object)
 _TEXTS = Kind("a list of texts", lambda value: type(value) is list and all(map(is_text, value)))
-_COUNTS = Kind(
-    "an object of whole numbers >= 0",
-    lambda value: is_object(value) and all(is_whole(each, 0) for each in value.values()),
-)
-_ABOUT: Mapping[str, Kind | Mapping[str, Kind]] = {
+_ABOUT: Mapping[str, Kind] = {
     "began": SECS,
     "ended": SECS,
     "settings": _OBJECT,
-    "machine": {"boot": _TEXT.or_nothing(), "host_time": SECS.or_nothing()},
     "inline": _TEXTS,
-    "server": {"processor_secs": SECS, "served_processor_secs": SECS, "requests": _COUNTS},
-    "parameter server": {"num_workers": _SIZE, "protocol": _TEXT},
-    "stage rollouts": {
-        "fn": _TEXT,
-        "batch_size": _SIZE,
-        "concurrency": _SIZE,
-        "max_staleness": _COUNT,
-    },
-    "stage map_concurrent": {"fn": _TEXT, "concurrency": _SIZE, "ordered": _BOOL},
-    "stage batch": {"batch_size": _SIZE},
-    "stage prefetch": {"buffer_size": _COUNT},
 }
 """What is known of a run; of what is not named here nothing is read."""
 
@@ -93,12 +72,7 @@ def check_about(about: Any) -> dict[str, Any]:
     about.pop("cpu", None)  # a reader gathers that from all chunks
     for name, kind in _ABOUT.items():
         if name in about:
-            if isinstance(kind, Kind):
-                check(name, about[name], kind)
-                continue
-            check(name, about[name], _OBJECT)
-            for field, kind_of_field in kind.items():
-                check(f"{name}: {field}", about[name].get(field), kind_of_field)
+            check(name, about[name], kind)
     return about  # type: ignore[no-any-return]  # checked to be a dict
 
 

@@ -31,7 +31,7 @@ _MOST_TICKS = 1e17
 """Microseconds: 1e11 s."""
 _MOST_TRACKS, _MOST_IDENTS, _MOST_WORKERS = (1 << 16) - 1, (1 << 44) - 1, 1 << 31
 _OF_KIND = {each.value: each for each in Kind}
-_FIRST = (Kind.WORK, Kind.REQUEST, Kind.SERVE)
+_FIRST = (Kind.WORK, Kind.REQUEST)
 _ON_SESSION = {*_FIRST, Kind.BLOCK, Kind.EVALUATION, Kind.SAVE}
 """What is done for a session where it is on the track of one; elsewhere it says so itself."""
 KINDS = (*_FIRST, *(each for each in Kind if each not in _FIRST))
@@ -52,20 +52,12 @@ class Content:
     about: dict[str, Any] = field(default_factory=dict)
     spans: Table = field(default_factory=_no_rows)
     """In order of their beginnings; what had not ended is cut, at the end of the file."""
-    uses: Table = field(default_factory=_no_rows)
     marks: Table = field(default_factory=_no_rows)
+    """Moments; those with an ident are uses of what was made."""
     cpu: list[tuple[float, float]] = field(default_factory=list)
     """(When, processor seconds of the thread that began to record), at each write."""
     secs_back: float = 0.0
     """By how much the clock went back between two writes; a clock of ours never does."""
-
-    def shift(self, secs: float) -> None:
-        """Move all times, to another machine's clock."""
-        for each in (self.spans, self.uses, self.marks):
-            each[:, BEGUN : ENDED + 1] += secs
-        self.about |= {
-            key: self.about[key] + secs for key in ("began", "ended") if key in self.about
-        }
 
 
 def read_contents(data: bytes, source: str) -> list[Content]:
@@ -144,7 +136,7 @@ class _Reader:
     def __init__(self) -> None:
         self._content = Content()
         self._labels: dict[Label, int] = {}
-        self._spans, self._uses, self._marks = array("d"), array("d"), array("d")
+        self._spans, self._marks = array("d"), array("d")
         self._open: dict[int, list[tuple[float, ...]]] = defaultdict(list)  # rows, by track
         self._sessions: set[int] = set()  # tracks
         self._latest = self._flushed = -math.inf
@@ -181,7 +173,7 @@ class _Reader:
         elif phase == SPAN:
             self._spans.extend(row)
         else:
-            (self._marks if ident < 0 else self._uses).extend(row)
+            self._marks.extend(row)
 
     def _label_of(self, event: dict[str, Any], args: dict[str, Any]) -> int:
         name, kind = event["name"], event.get("cat")
@@ -223,8 +215,8 @@ class _Reader:
             ended = max(self._latest, begun)
             self._spans.extend((label, track, begun, ended, ident, value, True))
         content.labels = {number: label for label, number in self._labels.items()}
-        spans, content.uses, content.marks = (
-            np.array(rows).reshape(-1, 7) for rows in (self._spans, self._uses, self._marks)
+        spans, content.marks = (
+            np.array(rows).reshape(-1, 7) for rows in (self._spans, self._marks)
         )
         content.spans = spans[np.lexsort((-spans[:, ENDED], spans[:, BEGUN]))]
         return content

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from .._check import number, path
+from .._check import number
 from .._engine.base import async_block
 from .._engine.current import current_engine
 from ..protocols import ParameterServer, Protocol
@@ -32,7 +31,6 @@ async def host_parameter_server(
     update: Update | None = None,
     worker: str | None = None,
     lease_secs: float = 30.0,
-    trace: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[RemoteParameterServer]:
     """Have a Dask worker hold the parameters of a training; at the end of the block it is closed.
 
@@ -52,9 +50,6 @@ async def host_parameter_server(
         lease_secs: seconds of silence after which a process's workers count as gone, >= 0.1: more
             than the longest computation on its event loop. Those of a process whose connection has
             ended count as gone sooner, after 5 s. Infinite: the others wait.
-        trace: the path of a file, on the worker's machine, into which the server records what it
-            does for each request, as `asynchooks.planning.record` does; None: none. With the files
-            of the processes that train, which record their requests, it makes one trace.
 
     Raises:
         ValueError, TypeError: an argument is not what it should be, or the cluster has no worker.
@@ -69,7 +64,6 @@ async def host_parameter_server(
     """
     expected = f"seconds >= {_LEAST_LEASE_SECS}, or math.inf"
     number("lease_secs", lease_secs, least=_LEAST_LEASE_SECS, finite=False, expected=expected)
-    file = None if trace is None else path("trace", trace, "the path of a file, or None")
     options: dict[str, Any] = {"learning_rate": learning_rate, "update": update}
     # a wrong argument is refused here, not over there
     ParameterServer(parameters, protocol, num_workers=num_workers, **options)
@@ -84,7 +78,7 @@ async def host_parameter_server(
 
     try:
         await on_worker(
-            open_host, address.key, parameters, protocol, num_workers, lease_secs, options, file
+            open_host, address.key, parameters, protocol, num_workers, lease_secs, options
         )
         async with RemoteParameterServer(address, client) as server:
             yield server

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from distributed.protocol import pickle, to_serialize
 
 from .._engine.base import EngineTask
 from .._engine.current import current_engine
-from .._engine.recording import Kind, current_recorder, ended
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
-from ..planning import record
 from ..protocols import ParameterServer, Protocol, Pushed, Snapshot
 from ._membership import Host, Member
 
@@ -30,42 +24,6 @@ _OF_SERVER = ("close", "state_dict", "load_state_dict", "staleness_counts")
 """What a process may call of the server itself."""
 _GONE_SECS = 5.0
 """After these a process has died whose connection has ended: a live one connects again at once."""
-
-
-class ServiceRecord:
-    """What the server does for requests, in a file of its own.
-
-    Spans hold what the protocol and the update take. The processor's time of the whole process,
-    which also reads and writes messages, is kept as a total.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._record = record(path, name="parameter server")
-        self._record.__enter__()
-        recorder = current_recorder()
-        assert recorder is not None  # it is open
-        self._recorder = recorder
-        self._processor_secs, self._served_secs = time.process_time(), 0.0
-        self._nums = Counter[str]()
-
-    @contextmanager
-    def span(self, function: str) -> Iterator[None]:
-        """The block, as the service of one request."""
-        self._nums[function] += 1
-        began = time.thread_time()
-        with ended(self._recorder.work_span(current_engine(), Kind.SERVE, function)):
-            yield
-        self._served_secs += time.thread_time() - began
-
-    async def aclose(self) -> None:
-        """Record nothing more."""
-        about = {
-            "processor_secs": time.process_time() - self._processor_secs,
-            "served_processor_secs": self._served_secs,
-            "requests": dict(self._nums),
-        }
-        self._recorder.describe("server", about)
-        await self._record.__aexit__(None, None, None)
 
 
 class ServedProcess(Member):
@@ -88,7 +46,6 @@ class ServedParameters(Host):
     Args:
         lease_secs: as for `host_parameter_server`.
         options: of `ParameterServer`.
-        trace: the path of a file, or None.
     """
 
     member_type = ServedProcess
@@ -100,7 +57,6 @@ class ServedParameters(Host):
         num_workers: int,
         lease_secs: float,
         options: dict[str, Any],
-        trace: str | None,
     ) -> None:
         super().__init__()
         self._is_closed = False
@@ -110,15 +66,12 @@ class ServedParameters(Host):
             parameters, protocol, num_workers=num_workers, global_step=step, **options
         )
         self.lease_secs = lease_secs
-        self._trace = None if trace is None else ServiceRecord(trace)
 
     async def aclose(self) -> None:
         """Make no further update, which ends all waits; later calls fail."""
         self.server.close()
         self._update()
         self._is_closed = True
-        if self._trace is not None:
-            await self._trace.aclose()
 
     def welcome(self) -> Any:
         server, protocol = self.server, self.server.protocol
@@ -145,21 +98,18 @@ class ServedParameters(Host):
     async def wait_begin_step(self, member: ServedProcess, worker: int) -> Snapshot:
         self._claim(member, worker)
         await self.server.begin_step(worker)
-        with self._serves("begin_step"):
-            return self.server.pull(worker)
+        return self.server.pull(worker)
 
     async def wait_end_step(self, member: ServedProcess, worker: int) -> None:
         self._claim(member, worker)
         await self.server.end_step(worker)
 
     def do_pull(self, member: ServedProcess) -> Snapshot:
-        with self._serves("pull"):
-            return self.server.pull(0)
+        return self.server.pull(0)
 
     def do_push(self, member: ServedProcess, worker: int, gradient: Any, version: int) -> Pushed:
-        with self._serves("push"):
-            self._claim(member, worker)
-            return self.server.push(worker, gradient, version)
+        self._claim(member, worker)
+        return self.server.push(worker, gradient, version)
 
     def do_statistics(self, member: ServedProcess) -> dict[str, int]:
         server, members = self.server, self.members.values()
@@ -267,10 +217,6 @@ class ServedParameters(Host):
         self.update(
             epoch=step.epoch, step=server.version, limit=step.limit, is_closed=server.is_closed
         )
-
-    def _serves(self, function: str) -> AbstractContextManager[None]:
-        """The block, which waits for nothing, is recorded as the service of a request."""
-        return nullcontext() if self._trace is None else self._trace.span(function)
 
 
 def _interrupt(member: ServedProcess, number: int) -> None:

@@ -16,7 +16,6 @@ from ._timed import span, timed
 
 if TYPE_CHECKING:
     from ._plan import Plan as Plan
-    from ._planned_server import PlannedParameterServer as PlannedParameterServer
     from ._plot import plot_plan as plot_plan
     from ._prediction import Check as Check
     from ._prediction import Estimate as Estimate
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
     from ._spans import Spans as Spans
     from ._station import Drawn as Drawn
     from ._trace import Figures as Figures
-    from ._trace import Law as Law
     from ._trace import Marks as Marks
     from ._trace import Trace as Trace
-    from ._trace import Uses as Uses
 
 _PLACES = {
     "Check": "_prediction",
@@ -39,16 +36,13 @@ _PLACES = {
     "Drawn": "_station",
     "Estimate": "_prediction",
     "Figures": "_trace",
-    "Law": "_trace",
     "Marks": "_trace",
     "Plan": "_plan",
-    "PlannedParameterServer": "_planned_server",
     "Prediction": "_prediction",
     "Service": "_service",
     "SizeLaw": "_service",
     "Spans": "_spans",
     "Trace": "_trace",
-    "Uses": "_trace",
     "plot_plan": "_plot",
     "record": "_record",
 }

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ._scipy import special, stats
 from ._spans import Floats
 
 LEAST_SPREAD = 5e-3
@@ -20,11 +22,6 @@ _COARSE = np.array([0.0, 0.002, 0.005, *np.arange(1, 6) / 100, *np.arange(7, 20,
 _NUM_SIZES = 5
 """From more sizes on, the density depends on them."""
 _NONE = np.zeros(0)
-_MOST_ROUNDS, _CONVERGED = 30, 1e-4
-_TAIL = (
-    -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
-    1.48851587, -0.82215223, 0.17087277,
-)  # fmt: skip
 
 
 class WorkDensity:
@@ -59,95 +56,74 @@ class WorkDensity:
         """
         logs, residuals = self._split(works)
         usual = logs - residuals
-        least = max(_LEAST_WORK * float(np.median(works)), 1e-9)
         # their size is not known, so the usual work is as uncertain as sizes are
-        censored = np.log(np.maximum(cut, least)) - float(usual.mean())
+        censored = np.log(np.maximum(cut, _least(works))) - float(usual.mean())
+        weights = np.full(len(works), 1.0 / len(works))
+        if len(cut):
+            weights = weights_beside_cut(residuals, censored)
         return max(
-            _normal(residuals, censored, float(usual.var())), _gamma(residuals, censored)
+            _normal(residuals, censored, weights, float(usual.var())),
+            _gamma(residuals, censored, weights),
         ) - float(logs.sum())
 
     def _split(self, works: Floats) -> tuple[Floats, Floats]:
-        least = max(_LEAST_WORK * float(np.median(works)), 1e-9)
-        logs = np.log(np.maximum(works, least))
+        logs = np.log(np.maximum(works, _least(works)))
         return logs, logs - self._basis @ (self._basis.T @ logs)
 
 
-def _normal(residuals: Floats, cut: Floats, variance_of_sizes: float) -> float:
-    """The greatest normal log-likelihood: by expectation and maximisation for those cut."""
-    num, every = len(residuals), len(residuals) + len(cut)
-    total = float(residuals @ residuals)  # their mean is zero
-    mean, spread = 0.0, max(math.sqrt(total / num), LEAST_SPREAD)
-    excess = _NONE
-    for _ in range(_MOST_ROUNDS if len(cut) else 0):
-        wide = math.sqrt(spread**2 + variance_of_sizes)
-        excess = (cut - mean) / wide
-        hazard = _hazard(excess)
-        before = mean, spread
-        mean = float((mean + wide * hazard).sum()) / every
-        squares = float((1.0 + excess * hazard).sum()) * spread**2
-        variance = (total + num * mean**2 + squares) / every
-        spread = max(math.sqrt(variance), LEAST_SPREAD)
-        if math.dist(before, (mean, spread)) < _CONVERGED * spread:
-            break
-    squares = total + num * mean**2
-    known = -num * (math.log(spread) + 0.5 * math.log(2 * math.pi)) - 0.5 * squares / spread**2
+def _least(works: Floats) -> float:
+    return max(_LEAST_WORK * float(np.median(works)), 1e-9)
+
+
+def _normal(residuals: Floats, cut: Floats, weights: Floats, variance_of_sizes: float) -> float:
+    """The log-likelihood of a normal density with the moments of the weighted residuals."""
+    mean = float(weights @ residuals)
+    spread = max(math.sqrt(weights @ (residuals - mean) ** 2), LEAST_SPREAD)
+    known = float(stats.norm.logpdf(residuals, mean, spread).sum())
     wide = math.sqrt(spread**2 + variance_of_sizes)
-    return known + float(_log_survival((cut - mean) / wide).sum())
+    return known + float(special.log_ndtr((mean - cut) / wide).sum())
 
 
-def _gamma(residuals: Floats, cut: Floats) -> float:
-    """The greatest gamma log-likelihood of what residuals are the logarithms of, and of those cut.
+def _gamma(residuals: Floats, cut: Floats, weights: Floats) -> float:
+    """The same of a gamma density of what residuals are the logarithms of.
 
     The shape is Minka's (2002) of mean and mean logarithm, to 1.5 %; of what was cut the cube root
     is taken to be normal, as Wilson and Hilferty (1931) do.
     """
-    num, every = len(residuals), len(residuals) + len(cut)
-    total = float(np.exp(residuals).sum())
-    mean, log_mean = total / num, 0.0
-    shape = _shape(mean, log_mean)
-    for _ in range(_MOST_ROUNDS if len(cut) else 0):
-        middle, spread = 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape))
-        excess = (np.exp((cut - math.log(mean)) / 3.0) - middle) / spread
-        hazard = _hazard(excess)
-        first = middle + spread * hazard
-        second = 1.0 + excess * hazard
-        cubes = (
-            middle**3
-            + 3.0 * middle * spread * (middle * hazard + spread * second)
-            + spread**3 * (excess**2 + 2.0) * hazard
-        )
-        roots = np.maximum(first, 1e-3)
-        logs = np.log(roots) - 0.5 * spread**2 * np.maximum(second - hazard**2, 0.0) / roots**2
-        before = mean, shape
-        log_mean = float((math.log(mean) + 3.0 * logs).sum()) / every
-        mean = (total + mean * float(np.maximum(cubes, 0.0).sum())) / every
-        shape = _shape(mean, log_mean)
-        if math.dist(before, (mean, shape)) < _CONVERGED * shape:
-            break
-    known = num * (shape * math.log(shape / mean) - math.lgamma(shape)) - shape / mean * total
+    works = np.exp(residuals)
+    mean = float(weights @ works)
+    gap = max(math.log(mean) - float(weights @ residuals), 0.5 * LEAST_SPREAD**2)
+    shape = (3.0 - gap + math.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
+    known = shape * math.log(shape / mean) - math.lgamma(shape)
+    known = len(works) * known + float((shape * (residuals - works / mean)).sum())
     middle, spread = 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape))
-    excess = (np.exp((cut - math.log(mean)) / 3.0) - middle) / spread
-    return known + float(_log_survival(excess).sum())
+    roots = np.exp((cut - math.log(mean)) / 3.0)
+    return known + float(special.log_ndtr((middle - roots) / spread).sum())
 
 
-def _shape(mean: float, log_mean: float) -> float:
-    gap = max(math.log(mean) - log_mean, 0.5 * LEAST_SPREAD**2)
-    return (3.0 - gap + math.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
+def weights_beside_cut(samples: Floats, cut: Floats) -> Floats:
+    """The weight of each sample, float64, shape (n,), of sum 1.0: Kaplan and Meier (1958).
+
+    The weight of each that was cut moves to the samples that are longer than it. Where there is
+    none, it moves to the longest.
+
+    Args:
+        samples: what was seen whole, at least one.
+        cut: of the others at least so much.
+    """
+    left = stats.ecdf(stats.CensoredData(uncensored=samples, right=cut)).sf
+    values, num = np.unique(samples, return_counts=True)
+    after = left.evaluate(values)
+    after[-1] = 0.0
+    drops = -np.diff(after, prepend=1.0)
+    return cast(Floats, (drops / num)[np.searchsorted(values, samples)])
 
 
-def _log_survival(excess: Floats) -> Floats:
-    """The logarithm of how probable it is that a standard normal number is greater."""
-    far = np.abs(excess) / math.sqrt(2.0)
-    near = 1.0 / (1.0 + 0.5 * far)
-    # Chebyshev's fit to the complementary error function, to 1.2e-7 relative
-    log_tail = np.polynomial.polynomial.polyval(near, _TAIL) - far * far + np.log(0.5 * near)
-    return np.where(excess >= 0.0, log_tail, np.log1p(-np.exp(np.minimum(log_tail, -0.5))))
-
-
-def _hazard(excess: Floats) -> Floats:
-    """The density of a standard normal number over how probable it is that it is greater."""
-    log_density = -0.5 * excess * excess - 0.5 * math.log(2 * math.pi)
-    return np.exp(log_density - _log_survival(excess))
+def places_by_weight(weights: Floats) -> NDArray[np.int64]:
+    """As many places as there are weights, in order, each about as often as it weighs."""
+    num = len(weights)
+    sums = np.cumsum(weights)
+    return np.searchsorted(sums / sums[-1], (np.arange(num) + 0.5) / num).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,12 +134,8 @@ class Posterior:
     """float64, shape (k,), increasing; the first is 0.0."""
     weights: Floats
     """float64, shape (k,), of sum 1.0."""
-    best: float
-    """The most likely slowdown."""
     log_likelihood: float
-    """Of the best."""
-    log_likelihood_free: float
-    """Of no slowdown."""
+    """Of the most likely slowdown."""
 
     @property
     def free(self) -> float:
@@ -174,9 +146,11 @@ class Posterior:
     def mean(self) -> float:
         return float(self.slowdowns @ self.weights)
 
-    def quantile(self, share: float) -> float:
-        sums = np.cumsum(self.weights)
-        return float(np.interp(share, sums, self.slowdowns))
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Between which slowdowns the truth is at 90 %."""
+        low, high = np.interp((0.05, 0.95), np.cumsum(self.weights), self.slowdowns).tolist()
+        return low, high
 
     def draw(self, rng: np.random.Generator) -> float:
         return float(rng.choice(self.slowdowns, p=self.weights))
@@ -193,34 +167,25 @@ def posterior_of(
     """
     known: dict[float, float] = {}
 
-    def evaluate(places: Floats) -> tuple[Floats, Floats]:
-        for each in places.tolist():
-            if each not in known:
-                known[each] = log_likelihood(each)
-        found = np.array(sorted(known))
-        return found, np.array([known[each] for each in found.tolist()])
+    def look(at: Floats) -> tuple[Floats, Floats]:
+        known.update({each: log_likelihood(each) for each in at.tolist() if each not in known})
+        found = sorted(known)
+        return np.array(found), np.array([known[each] for each in found])
 
-    places, values = evaluate(np.sort(_COARSE))
+    def look_near(num: int, most: float) -> tuple[Floats, Floats]:
+        """Look at so many places about those that lose at most so much."""
+        near = np.flatnonzero(values.max() - values <= most)
+        low, high = places[[max(near[0] - 1, 0), min(near[-1] + 1, len(places) - 1)]]
+        return look(np.linspace(low, high, num))
+
+    places, values = look(_COARSE)
     for _ in range(2):
-        top = int(values.argmax())
-        low, high = places[max(top - 1, 0)], places[min(top + 1, len(places) - 1)]
-        places, values = evaluate(np.linspace(low, high, 7))
-    best = float(places[values.argmax()])
-    share = tempering(best)
+        places, values = look_near(7, 0.0)
+    share = tempering(float(places[values.argmax()]))
     for _ in range(2):  # the second one where the first one has found most of the weight
-        near = np.flatnonzero(share * (values - values.max()) > -12.0)
-        low = places[max(int(near[0]) - 1, 0)]
-        high = places[min(int(near[-1]) + 1, len(places) - 1)]
-        places, values = evaluate(np.linspace(low, high, 17))
-    best = float(places[values.argmax()])
+        places, values = look_near(17, 12.0 / share)
     # every slowdown is as probable before; each place stands for what is nearest to it
     scaled = np.exp(share * (values - values.max()))
     weights = scaled * np.gradient(places)
     weights[0] += scaled[0]  # none is as probable before as all others together
-    return Posterior(
-        places,
-        cast(Floats, weights / weights.sum()),
-        best,
-        float(values.max()),
-        float(values[0]),
-    )
+    return Posterior(places, weights / weights.sum(), float(values.max()))

@@ -1,49 +1,31 @@
 """Plan: a program in virtual time, whose timed work takes as long as it was recorded to.
 
-Drawn work: `_station.py`. What stands in for the program's functions: `_player.py`. Intervals:
-`_prediction.py`. What the program may not do meanwhile: `_outside.py`.
+One run of it: `_runs.py`, in a process of its own: `_child.py`. Drawn work: `_station.py`. What
+stands in for the program's functions: `_player.py`. Intervals: `_prediction.py`.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .. import _check
-from .._engine.recording import Kind, Place, recorded_in
-from .._engine.threads import is_async
-from .._errors import (
-    PlanError,
-    TraceError,
-)
-from ..simulation import Simulation
+from .._errors import PlanError, TraceError
 from ..simulation._simulation import Backend
-from ._fit import fit
-from ._flags import NUM_LONGEST, OFF_BY_TIME, Used, capped
-from ._outside import Guard, StalledError
-from ._overhead import loop_secs
-from ._player import Player, Saves
-from ._prediction import Check, Prediction, estimates
-from ._program_errors import explained, no_time
-from ._requests import request_services, served_of
-from ._service import Beyond, Service
-from ._spans import Spans
-from ._station import Use
-from ._timed import TimedWork
-from ._trace import Figures, Trace
+from ._child import in_child
+from ._model import Model
+from ._prediction import FIGURES, Check, Prediction
+from ._runs import Main, Program, Runs
+from ._service import Service
+from ._trace import Trace
 
-Main = Callable[..., Awaitable[Any]]
-Recording = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-_MAX_TURNS = 200_000
-_MOST_MOVED = 0.05
-"""By which the rate may depend on those."""
+T = TypeVar("T")
 
 
 class Plan:
@@ -83,87 +65,40 @@ class Plan:
         self._given = {
             name: replace(each, evidence=None) for name, each in (services or {}).items()
         }
-        self._of_requests = request_services(self.traces)
         if not self.traces and not self._given:
             raise ValueError("traces is empty; give at least one: Plan.read('run.pftrace')")
-        self._fitted: dict[tuple[str, bool], Service] = {}
-        self._saves = Saves.of(self.traces)
-        self._loop_secs = loop_secs(self.traces)
-        self._needs_loop: set[object] = set()  # programs that "turbo" does not run
         self._checks: dict[object, list[Check]] = {}
 
     @classmethod
-    def read(cls, *recordings: Recording) -> Plan:
+    def read(cls, *paths: str | os.PathLike[str]) -> Plan:
         """The plan of these recordings.
 
         Args:
-            recordings: a run each: the path of its file, or the paths of its processes' files.
+            paths: of a file each, of one run.
 
         Raises:
             TraceError: a file is no trace, has nothing of a run in it, or is given twice.
             OSError: a file cannot be read.
-            TypeError, ValueError: a recording is no path, or none is given.
+            TypeError, ValueError: a path is none, or none is given.
         """
-        if not recordings:
+        if not paths:
             raise ValueError("Plan.read got no recording; give a path: Plan.read('run.pftrace')")
-        traces, known = [], set[str]()
-        for each in recordings:
-            expected = "the path of a run's file, or a list of the paths of its processes' files"
-            _check.instance("a recording", each, (str, os.PathLike, Sequence), expected)
-            paths = [each] if isinstance(each, str | os.PathLike) else list(each)
-            if not paths:
-                raise ValueError(f"a recording is {each!r}, without a path; give {expected}")
-            traces.append(Trace.read(*paths))
-            files = {os.path.realpath(path) for path in paths}
-            if again := files & known:
-                raise TraceError(f"{again.pop()} is given twice; give each run once")
-            known |= files
+        traces = [Trace.read(each) for each in paths]
+        known = [os.path.realpath(each) for each in paths]
+        if again := [
+            path for path, real in zip(paths, known, strict=True) if known.count(real) > 1
+        ]:
+            raise TraceError(f"{again[0]} is given twice; give each run once")
         return cls(traces)
 
     @property
     def services(self) -> Mapping[str, Service]:
         """What was recorded of each kind of work, by name, as fitted to it."""
-        kinds = {name for trace in self.traces for name in trace.spans.get(Kind.WORK, {})}
-        kinds |= {
-            name
-            for trace in self.traces
-            for name in trace.spans.get(Kind.REQUEST, {})
-            if served_of(name) not in self._of_requests
-        }
-        kinds |= {*self._of_requests}
-        found = {}
-        for name in sorted({*kinds, *self._given}):
-            # that sizes are of inputs is known as soon as the program has run
-            service = self._service(name, (name, True) in self._fitted)
-            if service is not None:
-                found[name] = service
-        return found
+        return dict(self._model.services)
 
-    def _service(self, name: str, is_input_size: bool) -> Service | None:
-        if name in self._given:
-            return self._given[name]
-        if name in self._of_requests:
-            return self._of_requests[name]
-        key = (name, is_input_size)
-        if key not in self._fitted:
-            recorded = [self._spans(trace, name) for trace in self.traces]
-            if not any(map(len, recorded)):
-                return None
-            self._fitted[key] = fit(
-                recorded,
-                name,
-                is_input_size=is_input_size,
-                began=[each.began for each in self.traces],
-            )
-        return self._fitted[key]
-
-    @staticmethod
-    def _spans(trace: Trace, name: str) -> Spans:
-        # a client's spans hold the queue as well: of a server's work only its own are its work
-        for kind in (Kind.WORK, Kind.SERVE, Kind.REQUEST):
-            if len(found := trace.find(name, kind)):
-                return found
-        return Spans.none()
+    @cached_property
+    def _model(self) -> Model:
+        return Model.of(self.traces, self._given)
 
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self.services.values()) or "nothing was recorded"
@@ -179,9 +114,10 @@ class Plan:
         """Run the program once in virtual time, and return what is recorded of it.
 
         Functions that are `timed` are not called: what they take is drawn from the recordings. All
-        else runs as it is, except that hooks whose `acts_outside` is True are left out (runs wait
-        for as many blocking saves, and as long, as in the recordings), and that
-        `time.time`, `time.monotonic` and `time.perf_counter` show the program virtual time.
+        else runs as it is, in a fork of this process, so that nothing here is changed by it. Hooks
+        whose `acts_outside` is True are left out (runs wait for as many blocking saves, and as
+        long, as in the recordings), and `time.time`, `time.monotonic` and `time.perf_counter` show
+        virtual time. What else the program does outside, such as writing a file, it really does.
 
         Args:
             main: the program: an async function of the settings.
@@ -191,77 +127,34 @@ class Plan:
 
         Raises:
             TypeError: `main` is no async function, or has no such parameter.
-            PlanError: the program times work that was not recorded, or none at all; or it acts
-                outside (files, sockets, processes), or waits for something outside.
+            PlanError: the program times work that was not recorded, or none at all; or it waits for
+                something outside.
             SimulationError: it waits for ever, or runs on without spending time.
             BaseException: what the program raises.
         """
         program = self._program(main, settings)
         seed = _check.integer("seed", seed, least=0)
-        return self._run(program, seed, backend).trace
+        trace = self._in_child(program, backend, lambda runs: runs.run(seed))
+        return replace(trace, settings=dict(program.settings))
 
-    def _program(self, main: Main, settings: Mapping[str, Any]) -> _Program:
+    def _program(self, main: Main, settings: Mapping[str, Any]) -> Program:
         recorded = self.traces[0].settings if self.traces else {}
-        return _Program.of(main, recorded, settings)
+        return Program.of(main, recorded, settings)
 
-    def _run(
-        self,
-        program: _Program,
-        seed: int,
-        backend: Backend,
-        change: Callable[[Service, np.random.Generator], Service] | None = None,
-        *,
-        beyond: Beyond = Beyond.LAW,
-        are_sizes_linear: bool = False,
-    ) -> _Run:
-        """One run; each service is changed by `change` first."""
-        changed: dict[str, Service | None] = {}
+    def _in_child(self, program: Program, backend: Backend, work: Callable[[Runs], T]) -> T:
+        """What `work` makes of runs of the program, in a child."""
+        model = self._model
+        return in_child(lambda watch: work(Runs(program, backend, model, watch)))
 
-        def service_of(work: TimedWork) -> Service | None:
-            name = work.name
-            if name not in changed:
-                service = self._service(name, work.input_size is not None)
-                if service is not None and change is not None:
-                    service = change(service, np.random.default_rng([seed, 2, *name.encode()]))
-                changed[name] = service
-            return changed[name]
-
-        simulation = Simulation(seed=seed, backend=backend, max_turns=_MAX_TURNS)
-        player = Player(
-            simulation,
-            service_of,
-            [*self.services] if self.traces else [*self._given],
-            seed,
-            beyond=beyond,
-            are_sizes_linear=are_sizes_linear,
-            saves=self._saves,
-            loop_secs=self._loop_secs,
+    def _predict(
+        self, program: Program, num_runs: int, seed: int, backend: Backend, **options: Any
+    ) -> Prediction:
+        _check.integer("num_runs", num_runs, least=2)
+        _check.integer("seed", seed, least=0)
+        found = self._in_child(
+            program, backend, lambda runs: runs.predict(num_runs, seed, **options)
         )
-        guard = Guard(simulation, player.thread_in_call)
-
-        async def main() -> None:
-            guard.begin()
-            await program.main(**program.settings)
-
-        token = recorded_in.set(Place(player))
-        try:
-            with guard.within(), guard.watched():
-                simulation.run(main)
-        except BaseException as error:
-            raised = explained(error, player, backend)
-            if isinstance(error, StalledError) and guard.error is not None:
-                raised = guard.error
-            if raised is error:
-                raise
-            raise raised from error
-        finally:
-            recorded_in.reset(token)
-            player.close()
-        if guard.error is not None:  # the program has caught it
-            raise guard.error
-        if simulation.now == 0.0:
-            raise PlanError(no_time(player))
-        return _Run(player.trace(program.settings), player.uses)
+        return replace(found, settings=dict(program.settings))
 
     # Predictions
 
@@ -297,15 +190,17 @@ class Plan:
             BaseException: as for `run`.
         """
         program = self._program(main, settings)
-        _check.integer("num_runs", num_runs, least=2)
-        _check.integer("seed", seed, least=0)
         checks = self.checks(program.main, num_runs, seed, backend)
         missed = [each for each in checks if each.is_mismatch]
         if missed and not allow_mismatch:
-            raise PlanError(_mismatch(missed[0]))
+            raise PlanError(
+                f"the plan misses the recorded setting {dict(missed[0].prediction.settings)!r} by "
+                f"more than 10 % beyond chance:\n{missed[0]}\n{missed[0].reasons()}. "
+                "allow_mismatch=True predicts anyway"
+            )
         errors = {
-            name: max((_known(each.error(name)) for each in checks), default=0.0)
-            for name in ("rate", "staleness", "max_staleness", "idle_share")
+            name: max((float(np.nan_to_num(each.error(name))) for each in checks), default=0.0)
+            for name in FIGURES
         }
         notes = [
             f"the recorded setting {dict(each.prediction.settings)!r} is missed by more than 10 % "
@@ -317,7 +212,7 @@ class Plan:
                 "the recorded settings are not known, so the model was not checked against them: "
                 "record(path, settings={...}) keeps them"
             )
-        return self._predict(program, num_runs, seed, backend, errors, notes)
+        return self._predict(program, num_runs, seed, backend, errors=errors, notes=notes)
 
     def check(
         self,
@@ -347,24 +242,15 @@ class Plan:
                 raise ValueError("the plan has no trace; give `trace`")
             trace = self.traces[0]
         _check.instance("trace", trace, Trace, "a Trace, as of plan.traces, or None")
-        program = _Program.of(main, trace.settings, settings)
-        _check.integer("num_runs", num_runs, least=2)
-        found = self._predict(program, num_runs, seed, backend, {}, [], was_recorded=True)
+        program = Program.of(main, trace.settings, settings)
+        found = self._predict(program, num_runs, seed, backend, errors={}, was_recorded=True)
         return Check(trace.figures(), found)
-
-    def check_settings(self, main: Main, settings: Mapping[str, Any]) -> None:
-        """Raise what `predict` raises for a program, or for settings that it has no parameter for.
-
-        Raises:
-            TypeError: `main` is no async function, or has no such parameter, or lacks a setting.
-        """
-        self._program(main, settings)
 
     def checks(
         self, main: Main, num_runs: int = 8, seed: int = 0, backend: Backend = "asyncio"
     ) -> list[Check]:
         """`check` of each trace whose settings are known; made once, as `predict` asks for them."""
-        key = (_identity(main), num_runs, seed, backend)
+        key = (main, num_runs, seed, backend)  # closures of one factory are several programs
         if key not in self._checks:
             takes_any = bool(inspect.signature(main).parameters)
             self._checks[key] = [
@@ -373,160 +259,3 @@ class Plan:
                 if each.settings or not takes_any
             ]
         return self._checks[key]
-
-    def _predict(
-        self,
-        program: _Program,
-        num_runs: int,
-        seed: int,
-        backend: Backend,
-        errors: Mapping[str, float],
-        notes: Sequence[str],
-        *,
-        was_recorded: bool = False,
-    ) -> Prediction:
-        def several(num: int, change: Any = _resampled, **options: Any) -> list[_Run]:
-            return [
-                self._run_fast(program, seed + number, backend, change, **options)
-                for number in range(num)
-            ]
-
-        runs = several(num_runs)
-        used = Used.of(each.uses for each in runs)
-        outside = [*used.loads_outside(), *used.sizes_outside()]
-        num_extremes = max(1, num_runs // 4)
-        extremes: list[_Run] = []
-        # a load that was not recorded, where it must have been, is an error of the model
-        if used.loads_outside() and not was_recorded:
-            for beyond in (Beyond.BEST, Beyond.WORST):
-                extremes += several(num_extremes, beyond=beyond)
-        if used.has_unknown_sizes and not was_recorded:
-            extremes += several(num_extremes, are_sizes_linear=True)
-        outside += used.further_flags()
-        moved, errors, by_time = 0.0, dict(errors), used.drawn_by_time()
-        if by_time and not was_recorded:  # in the recorded setting, each block is at its own time
-            errors["rate"] = math.hypot(errors.get("rate", 0.0), OFF_BY_TIME)
-        if used.has_long_work and not outside:  # else it is flagged, and wide, already
-            short = several(num_extremes, capped)
-            rates = [_mean_rate(each) for each in (runs[:num_extremes], short)]
-            moved = rates[1] / rates[0] - 1.0 if rates[0] > 0 else 0.0
-        if moved > _MOST_MOVED:
-            errors["rate"] = math.hypot(errors.get("rate", 0.0), moved)
-            outside.append(
-                f"the rate depends on the {NUM_LONGEST} longest samples, by "
-                f"{100 * moved:.0f} %, and longer ones may come; record for longer"
-            )
-        figures = [each.figures for each in runs]
-        if all(math.isnan(each.rate) for each in figures):
-            raise PlanError(
-                f"the program makes too few updates at {program.settings!r} to have a rate; a run "
-                "of a session, or an update of a parameter server, counts as one. Let it run longer"
-            )
-        return Prediction(
-            dict(program.settings),
-            **estimates(
-                figures,
-                [each.figures for each in extremes],
-                errors,
-                is_extrapolated=bool(outside),
-            ),
-            is_extrapolated=bool(outside),
-            notes=(*notes, *outside, *by_time),
-            num_runs=len(runs),
-        )
-
-    def _run_fast(
-        self, program: _Program, seed: int, backend: Backend, change: Any, **options: Any
-    ) -> _Run:
-        """On "turbo" in place of "asyncio", where the program allows for that."""
-        key = _identity(program.main)
-        if backend == "asyncio" and key not in self._needs_loop:
-            try:
-                return self._run(program, seed, "turbo", change, **options)
-            except Exception:  # a ForeignAwaitError, perhaps in a group, or what became of it
-                self._needs_loop.add(key)
-        return self._run(program, seed, backend, change, **options)
-
-
-@dataclass(frozen=True)
-class _Program:
-    """A program with all arguments that it is called with."""
-
-    main: Main
-    settings: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, main: Main, recorded: Mapping[str, Any], given: Mapping[str, Any]) -> _Program:
-        """It, with the given settings and with those recorded that it has a parameter for."""
-        if inspect.iscoroutine(main):
-            main.close()
-            raise TypeError(
-                f"main is the coroutine {main.__name__}(...); give the function, and its arguments "
-                f"by name: plan.predict({main.__name__}, concurrency=8)"
-            )
-        if not callable(main) or not is_async(main):
-            raise TypeError(
-                f"main is {main!r}; give the async function that runs the program, in place of a "
-                "plain one that calls anyio.run or asyncio.run on it"
-            )
-        parameters = inspect.signature(main).parameters
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-        named = [
-            name
-            for name, each in parameters.items()
-            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        ]
-        unknown = [] if takes_any else [name for name in given if name not in named]
-        known = {name: each for name, each in recorded.items() if takes_any or name in named}
-        settings = {**known, **given}
-        missing = [
-            name
-            for name in named
-            if name not in settings and parameters[name].default is inspect.Parameter.empty
-        ]
-        if unknown or missing:
-            name = getattr(main, "__name__", "main")
-            wrong = f"has no parameter {unknown}" if unknown else f"needs {missing}, too"
-            raise TypeError(
-                f"{name} {wrong}; it takes {named}. Give its arguments by name, as settings"
-            )
-        return cls(main, settings)
-
-
-def _identity(main: Main) -> object:
-    return getattr(main, "__code__", None) or getattr(main, "__qualname__", repr(main))
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What came of one run, and how it has used services."""
-
-    trace: Trace
-    uses: Mapping[str, tuple[Service, Use]]
-    figures: Figures = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "figures", self.trace.figures())
-
-
-def _mean_rate(runs: Sequence[_Run]) -> float:
-    rates = [each.figures.rate for each in runs if not math.isnan(each.figures.rate)]
-    return sum(rates) / len(rates) if rates else math.nan
-
-
-def _resampled(service: Service, rng: np.random.Generator) -> Service:
-    return service.resampled(rng)
-
-
-def _known(number: float) -> float:
-    return 0.0 if math.isnan(number) else number
-
-
-# What errors say
-
-
-def _mismatch(check: Check) -> str:
-    return (
-        f"the plan misses the recorded setting {dict(check.prediction.settings)!r} by more than "
-        f"10 % beyond chance:\n{check}\n{check.reasons()}. allow_mismatch=True predicts anyway"
-    )

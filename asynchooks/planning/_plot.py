@@ -57,83 +57,44 @@ def plot_plan(
 
     height = max(3.5, 1.2 + 0.28 * len(predictions))
     figure = Figure(figsize=(5.5 * (1 + has_staleness), height), layout="constrained")
-    axes = figure.subplots(1, 1 + has_staleness, squeeze=False)[0]
+    rates, *others = figure.subplots(1, 1 + has_staleness, squeeze=False)[0]
     varied = _varied([each.settings for each in predictions])
     labels = [_label(each.settings, varied) for each in predictions]
-    _draw_rates(axes[0], predictions, labels, checks, varied)
-    if has_staleness:
-        _draw_frontier(axes[1], predictions, labels, checks)
-    _explain(axes[-1])
+    for place, (each, label) in enumerate(zip(predictions, labels, strict=True)):
+        _draw(rates, each, each.rate, Estimate(place, place, place), color=f"C{place % 10}")
+        for axes in others:
+            _draw(axes, each, each.staleness, each.rate, color=f"C{place % 10}", label=label)
+    for check in checks:
+        measured, label = check.measured, _label(check.prediction.settings, varied)
+        if label in labels:
+            rates.plot([measured.rate], [labels.index(label)], "kx", zorder=5)
+        for axes in others:
+            axes.plot([measured.staleness], [measured.rate], "kx", zorder=5)
+    rates.set(xlabel="updates per second", ylabel=", ".join(varied))
+    rates.set_yticks(range(len(labels)), labels)
+    rates.invert_yaxis()
+    rates.set_xlim(left=0)
+    for axes in others:
+        axes.set(xlabel="mean staleness (steps)", ylabel="updates per second")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+    (others or [rates])[0].legend(
+        loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8,
+        title="x: measured\nhollow: beyond\nwhat was recorded", title_fontsize=8,
+    )  # fmt: skip
     with whole_file(path) as new:
         figure.savefig(new, format=Path(path).suffix[1:].lower(), dpi=120)
 
 
-def _draw_rates(
-    axes: Any,
-    predictions: Sequence[Prediction],
-    labels: Sequence[str],
-    checks: Sequence[Check],
-    varied: Sequence[str],
-) -> None:
-    for place, each in enumerate(predictions):
-        _point(axes, each.rate, None, place, each, color=f"C{place % 10}")
-    measured = [(_label(each.prediction.settings, varied), each.measured) for each in checks]
-    shown = [(labels.index(name), each.rate) for name, each in measured if name in labels]
-    if shown:
-        places, rates = zip(*shown, strict=True)
-        axes.plot(rates, places, "kx", zorder=5, label="measured")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    axes.set_xlabel("updates per second")
-    axes.set_ylabel(", ".join(varied))
-
-
-def _draw_frontier(
-    axes: Any, predictions: Sequence[Prediction], labels: Sequence[str], checks: Sequence[Check]
-) -> None:
-    for place, each in enumerate(predictions):
-        _point(
-            axes, each.staleness, each.rate, 0, each, color=f"C{place % 10}", label=labels[place]
-        )
-    for number, check in enumerate(checks):
-        axes.plot(
-            [check.measured.staleness], [check.measured.rate], "kx", zorder=5,
-            label="" if number else "measured",
-        )  # fmt: skip
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("mean staleness (steps)")
-    axes.set_ylabel("updates per second")
-
-
-def _explain(axes: Any) -> None:
-    """The legend, beside the last part of the plot."""
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8,
-        title="hollow: beyond\nwhat was recorded", title_fontsize=8,
-    )  # fmt: skip
-
-
-def _point(
-    axes: Any, along: Estimate, up: Estimate | None, place: int, prediction: Prediction, **more: Any
-) -> None:
-    """A marker with its interval along x, and along y where `up` is an estimate."""
-    y = place if up is None else up.value
+def _draw(axes: Any, prediction: Prediction, x: Estimate, y: Estimate, **more: Any) -> None:
+    """A marker with its intervals; one that is hollow is beyond what was recorded."""
+    sides = [
+        [[max(0.0, each.value - each.low)], [max(0.0, each.high - each.value)]] for each in (x, y)
+    ]
     axes.errorbar(
-        [along.value], [y],
-        xerr=_sides(along),
-        yerr=None if up is None else _sides(up),
-        marker="o",
-        markerfacecolor="none" if prediction.is_extrapolated else None,
-        linestyle="none",
-        **_INTERVAL,
-        **more,
+        [x.value], [y.value], xerr=sides[0], yerr=sides[1], marker="o", linestyle="none",
+        markerfacecolor="none" if prediction.is_extrapolated else None, **_INTERVAL, **more,
     )  # fmt: skip
-
-
-def _sides(estimate: Estimate) -> list[list[float]]:
-    return [[max(0.0, estimate.value - estimate.low)], [max(0.0, estimate.high - estimate.value)]]
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:

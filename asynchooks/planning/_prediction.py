@@ -16,6 +16,8 @@ from ._trace import Figures
 FLOOR, FLOOR_BEYOND = 0.015, 0.03
 """Shares of a figure by which its interval is wide at least, within the recorded load and beyond:
 where a service is used to its end, all that no span shows makes it slower."""
+_MOST_EXCESS = 0.10
+"""Of a prediction's error beyond chance: above it the model is wrong."""
 FIGURES = ("rate", "staleness", "max_staleness", "idle_share")
 
 
@@ -132,11 +134,6 @@ class Check:
         off, chance = self._off(name)
         return math.sqrt(max(0.0, off * off - chance * chance))
 
-    def excess(self, name: str) -> float:
-        """By which share of the prediction a figure lies outside of its interval."""
-        off, chance = self._off(name)
-        return max(0.0, off - chance)
-
     def _off(self, name: str) -> tuple[float, float]:
         if name not in FIGURES:
             raise ValueError(f"name is {name!r}; give one of {', '.join(FIGURES)}")
@@ -149,7 +146,8 @@ class Check:
     @property
     def is_mismatch(self) -> bool:
         """Whether the rate or the mean staleness is missed by more than 10 % beyond chance."""
-        return any(self.excess(name) > MOST_EXCESS for name in ("rate", "staleness"))
+        found = (self._off(name) for name in ("rate", "staleness"))
+        return any(off - chance > _MOST_EXCESS for off, chance in found)
 
     def reasons(self) -> str:
         """What may be the cause of a mismatch."""
@@ -166,10 +164,6 @@ class Check:
             for name, label in (("rate", "updates/s"), ("staleness", "staleness"))
             if not math.isnan(getattr(self.measured, name))
         )
-
-
-MOST_EXCESS = 0.10
-"""Of a prediction's error beyond chance: above it the model is wrong."""
 
 
 def estimates(

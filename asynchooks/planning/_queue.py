@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,33 +32,15 @@ _LEAST_RATIO = 0.3
 done independent work. Work that does not queue, of clients in step, has less than 0.25."""
 
 
-@dataclass(frozen=True, eq=False)
-class Served:
+class Served(NamedTuple):
     """What a queue would have done with the spans of a recording."""
 
     secs: Floats
     """float64, shape (n,): of service; below 0 where the spans contradict the queue."""
     is_served: NDArray[np.bool_]
     """bool, shape (n,): False of spans that were cut before a server was free for them."""
-    contradicts: NDArray[np.bool_]
-    """bool, shape (n,): it ended before those that it had to wait for, beyond jitter."""
-    num_waited: int
-    """Of those that ended: how many found all servers busy."""
-    num_without_time: int
-    """Of those that waited: how many were done at once when their turn had come."""
-    in_turn: Floats
-    """float64, shape (m,): the services of those that ended, in the order of their turns."""
-    num_together: int
-    """The most that were under way at a time."""
-
-    @property
-    def is_plausible(self) -> bool:
-        """Whether those that had to wait took turns, and hardly one contradicts the queue."""
-        return (
-            float(self.contradicts.sum()) <= (1.0 - _PLAUSIBLE) * self.num_waited
-            and self.num_without_time <= _MOST_WITHOUT_TIME * self.num_waited
-            and not _do_even_out(self.in_turn, self.num_together)
-        )
+    num_contradict: int
+    """How many ended before those that they had to wait for, beyond jitter."""
 
 
 def _do_even_out(services: Floats, num_together: int) -> bool:
@@ -93,41 +75,36 @@ def log_num_orders(spans: Spans) -> float:
     return sum(math.lgamma(num + 1.0) for num in nums[nums > 1].tolist())
 
 
-def serve(spans: Spans, num_servers: int) -> Served:
-    """The times of service of spans, if so many servers have done them in order."""
+def serve(spans: Spans, num_servers: int) -> Served | None:
+    """The times of service of spans, if so many servers have done them in order.
+
+    None unless those that had to wait took turns, and hardly one contradicts the queue.
+    """
     ended = np.maximum(spans.ended, spans.begun)
     order = np.lexsort((ended, spans.begun))  # of equal beginnings the first to end came first
     begun, ends, is_cut = spans.begun[order], ended[order], spans.is_cut[order]
-    starts = np.empty(len(order))
-    is_served = np.ones(len(order), np.bool_)
-    if num_servers == 1 and not is_cut.any():
-        starts[0] = begun[0]
-        starts[1:] = np.maximum(begun[1:], np.maximum.accumulate(ends)[:-1])
-    else:
-        free_at = [-math.inf] * num_servers
-        for place, (came, left, was_cut) in enumerate(
-            zip(begun.tolist(), ends.tolist(), is_cut.tolist(), strict=True)
-        ):
-            start = max(came, free_at[0])
-            starts[place] = start
-            if was_cut and start >= left:
-                is_served[place] = False  # it left the queue
-            else:
-                heapq.heapreplace(free_at, left)
-    secs, served = np.empty(len(order)), np.empty(len(order), np.bool_)
-    secs[order] = ends - starts
-    served[order] = is_served
-    waited = ended - secs > spans.begun
-    waited &= ~spans.is_cut
-    slack = min(_JITTER_SECS, 0.2 * float(np.median(np.abs(secs))))
+    starts, is_served = np.empty(len(order)), np.ones(len(order), np.bool_)
+    free_at = [-math.inf] * num_servers
+    for place, (came, left, was_cut) in enumerate(
+        zip(begun.tolist(), ends.tolist(), is_cut.tolist(), strict=True)
+    ):
+        start = max(came, free_at[0])
+        starts[place] = start
+        if was_cut and start >= left:
+            is_served[place] = False  # it left the queue
+        else:
+            heapq.heapreplace(free_at, left)
+    in_turn = ends - starts
+    waited = (starts > begun) & ~is_cut
+    slack = min(_JITTER_SECS, 0.2 * float(np.median(np.abs(in_turn))))
+    at_once = waited & (in_turn < _NO_TIME * float(np.maximum(in_turn, 0.0).mean()))
+    num_contradict, num_waited = int((waited & (in_turn < -slack)).sum()), int(waited.sum())
     together = np.arange(1, len(order) + 1) - np.searchsorted(np.sort(ends), begun, "right")
-    at_once = waited & (secs < _NO_TIME * float(np.maximum(secs, 0.0).mean()))
-    return Served(
-        secs,
-        served,
-        waited & (secs < -slack),
-        int(np.count_nonzero(waited)),
-        int(np.count_nonzero(at_once)),
-        (ends - starts)[~is_cut],
-        max(1, int(together.max())),
-    )
+    if (
+        num_contradict > (1.0 - _PLAUSIBLE) * num_waited
+        or at_once.sum() > _MOST_WITHOUT_TIME * num_waited
+        or _do_even_out(in_turn[~is_cut], max(1, int(together.max())))
+    ):
+        return None
+    as_given = np.argsort(order)
+    return Served(in_turn[as_given], is_served[as_given], num_contradict)

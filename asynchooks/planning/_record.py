@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from .. import _check
-from .._engine.current import current_engine, system_now
+from .._engine.current import current_engine
 from .._engine.recording import Place, current_recorder
 from .._errors import shown
 from .._tracing._recorder import FileRecorder
-from .._version import __version__
 
 
 class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
@@ -27,8 +25,8 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
     Recorded are sessions with their runs, hooks and waits, stages of data, rollouts, saves,
     evaluations, pushes and pulls, and what `timed` and `span` name. The file is a list of
     Chrome's trace events, as `TraceHook` writes it: open it at https://ui.perfetto.dev, and read it
-    with `Trace.read` or `Plan.read`. After a kill it lacks the last half second. Processes of one
-    run write a file each.
+    with `Trace.read` or `Plan.read`. After a kill it lacks the last half second. Each process
+    needs a file of its own.
 
     Works around `anyio.run` and within it; `with` and `async with` do the same, but the latter
     does not hold up the event loop while the last part is written. In a plan or where nothing is
@@ -64,7 +62,6 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
         self._settings = _checked_settings({} if settings is None else settings)
         self._name = _check.instance("name", name, str, "a text, such as 'worker 3'")
         self._flush_secs = _check.seconds("flush_secs", flush_secs)
-        self._recorder: FileRecorder | None = None
         self._place: Place | None = None
         self._is_used = False
 
@@ -81,12 +78,11 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
                 f"record({self._path!r}) is within another record; one run has one file a process"
             )
         clock, is_virtual = _clock()
-        self._recorder = recorder = FileRecorder(
+        recorder = FileRecorder(
             self._path, clock, is_virtual=is_virtual, closes_with_sessions=False, name=self._name,
             flush_secs=self._flush_secs,
         )  # fmt: skip
         recorder.describe("settings", self._settings)
-        recorder.describe("machine", _machine())
         self._place = Place(recorder)
         self._place.enter()
 
@@ -111,13 +107,13 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
         if (recorder := self._left()) is not None:
             await recorder.aclose(current_engine())
 
-    def _left(self) -> FileRecorder | None:
-        recorder, self._recorder = self._recorder, None
-        if recorder is None or self._place is None:
+    def _left(self) -> Any:
+        """What records here, if anything does."""
+        place, self._place = self._place, None
+        if place is None:
             return None
-        self._place.leave()
-        recorder.describe("machine_at_end", _load())
-        return recorder
+        place.leave()
+        return place.recorder
 
     def __repr__(self) -> str:
         return f"record({self._path!r}, settings={self._settings!r})"
@@ -131,33 +127,6 @@ def _clock() -> tuple[Any, bool]:
         return time.monotonic, False
     # the builtin itself: a run with 4 hooks reads it 10 times
     return (engine.now, True) if engine.is_virtual else (time.monotonic, False)
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processors": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
-        "host_time": time.time() - system_now(),
-        "boot": _boot(),
-        "python": platform.python_version(),
-        "asynchooks": __version__,
-        **_load(),
-    }
-
-
-def _boot() -> str | None:
-    """What differs between machines, and with it where their clocks begin; None: unknown."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-def _load() -> dict[str, Any]:
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"load": load, "processor_secs": time.process_time()}
 
 
 def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

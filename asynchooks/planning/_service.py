@@ -6,14 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._likelihood import Posterior
-from ._load import LoadPath
-from ._spans import Floats
+from ._spans import Floats, LoadPath, shared_speed
+
+_HEAVY = 0.05
+"""Share of all work that its longest hundredth is: above it the longest samples are looked at."""
+_NUM_LONGEST = 5
+"""Samples of which few enough were seen that others may come."""
 
 
 class Dependence(Enum):
@@ -66,10 +70,6 @@ class SizeLaw:
     """For each unit of size, >= 0."""
     ratios: Floats
     """float64, shape (n,): of each sample to the line."""
-    low: float
-    """The least size that was recorded, but for 1 %."""
-    high: float
-    """The greatest: between which sizes were recorded: 1 % and 99 %."""
 
     @classmethod
     def of(cls, works: Floats, sizes: Floats) -> SizeLaw | None:
@@ -92,8 +92,7 @@ class SizeLaw:
             weights = 1.0 / np.maximum(fitted, 0.02 * float(fitted.max()) or 1.0)
         line = base + slope * np.where(is_known, sizes, np.median(known)) / scale
         ratios = np.divide(works, line, out=np.ones(len(works)), where=line > 1e-12)
-        low, high = np.quantile(known, (0.01, 0.99))
-        return cls(base, slope / scale, ratios, float(low), float(high))
+        return cls(base, slope / scale, ratios)
 
     def secs(self, size: float) -> float:
         """The mean work of this size, in seconds."""
@@ -107,9 +106,10 @@ def _line(columns: Floats, values: Floats, weights: Floats) -> tuple[float, floa
     if both.min() >= 0.0:
         return float(both[0]), float(both[1])
     # else the best has one of them at zero
-    alone = np.maximum(scaled.T @ target, 0.0) / np.maximum((scaled * scaled).sum(0), 1e-300)
-    losses = [float(((target - scaled[:, k] * alone[k]) ** 2).sum()) for k in (0, 1)]
-    return (float(alone[0]), 0.0) if losses[0] <= losses[1] else (0.0, float(alone[1]))
+    products, squares = scaled.T @ target, np.maximum((scaled * scaled).sum(0), 1e-300)
+    alone = np.maximum(products, 0.0) / squares
+    best = int(np.argmax(alone * products))
+    return (float(alone[0]), 0.0) if best == 0 else (0.0, float(alone[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,16 +162,15 @@ class Service:
     load_high: float = 1.0
     """The load that was seen when work began: 1 % and 99 % of the spans."""
     size_law: SizeLaw | None = None
-    """Of the input; None if that has no size, or only one was recorded: see `size_range`."""
+    """What a plan goes by where sizes are of inputs; None if less than two sizes were recorded."""
     slowdown_low: float = 0.0
     """The least slowdown that the spans allow."""
     slowdown_high: float = 1.0
     """Unless QUEUE: between which slowdowns the truth is at 90 %, as far as the load says."""
-    starts: Floats | None = None
-    """float64, shape (n,), or None: when each sample began, in seconds since the recording did.
-
-    Given where all work was slow at the same times: it is then drawn by blocks of time.
-    """
+    is_slow_together: bool = False
+    """Whether all work was slow at the same times, which no draw knows of."""
+    beyond: Beyond = Beyond.LAW
+    """What is assumed of the speed outside of the load that was recorded."""
     num_cut: int = 0
     """Spans that were cut, whose weight the longer samples have."""
     notes: tuple[str, ...] = field(default=())
@@ -179,24 +178,19 @@ class Service:
     evidence: Evidence | None = field(default=None, repr=False)
     """What the samples were made of, for `resampled`."""
 
-    def speed(self, num: float, *, assume: Beyond = Beyond.LAW) -> float:
-        """Of each of so many that are under way, relative to one alone.
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether it may be shared, and not as the law says outside of the recorded load."""
+        is_one_by_one = self.is_own or self.dependence.is_queue
+        return self.beyond is not Beyond.LAW and not is_one_by_one
 
-        Args:
-            num: how many are under way, >= 1.
-            assume: what holds outside of the load that was recorded; a queue, and workers with
-                machines of their own, need no assumption.
-        """
+    def speed(self, num: float) -> float:
+        """Of each of so many that are under way, >= 1, relative to one alone."""
         is_above = num > self.load_high
-        if (
-            assume is Beyond.LAW
-            or self.is_own
-            or self.dependence.is_queue
-            or (self.load_low <= num and not is_above)
-        ):
+        if not self.is_bracketed or (self.load_low <= num and not is_above):
             return self._law(num)
         edge = max(1.0, self.load_high if is_above else self.load_low)
-        if assume is Beyond.WORST:
+        if self.beyond is Beyond.WORST:
             gain = 0.0 if is_above else 1.0 / edge
         else:
             slowdown = min(1.0, self.slowdown_low if is_above else self.slowdown_high)
@@ -206,7 +200,7 @@ class Service:
     def _law(self, num: float) -> float:
         if self.dependence is not Dependence.SHARED:
             return 1.0
-        return 1.0 / (1.0 + self.slowdown * (max(num, 1.0) - 1.0))
+        return float(shared_speed(np.array([num]), self.slowdown)[0])
 
     def size_range(self) -> tuple[float, float]:
         """Between which sizes were recorded, 1 % and 99 % of them; NaN if none was."""
@@ -216,6 +210,23 @@ class Service:
         low, high = np.quantile(known, (0.01, 0.99))
         return float(low), float(high)
 
+    def known_workers(self) -> NDArray[np.int64]:
+        """The numbers of those that have samples of their own, int64, shape (k,)."""
+        return np.unique(self.workers[self.workers >= 0])
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether the longest hundredth of the samples is much of all work."""
+        longest = np.sort(self.samples)[-max(1, len(self.samples) // 100) :]
+        return len(self.samples) >= 20 and bool(longest.sum() > _HEAVY * self.samples.sum())
+
+    def without_longest(self) -> Service:
+        """The same, with the longest samples no longer than the one after them."""
+        law = self.size_law
+        if law is not None:
+            law = replace(law, ratios=_cut_down(law.ratios))
+        return replace(self, samples=_cut_down(self.samples), size_law=law)
+
     def resampled(self, rng: np.random.Generator) -> Service:
         """What another recording of as many spans might have given: a bootstrap.
 
@@ -223,20 +234,16 @@ class Service:
         depend on those before them; of each worker its own, where workers differ), and the law of
         sizes is fitted anew.
         """
-        evidence = self.evidence
-        if not len(self.samples):
-            return self
+        evidence, law = self.evidence, self.size_law
         dependence, slowdown, samples = self.dependence, self.slowdown, self.samples
         if evidence is not None and evidence.posterior is not None:
             slowdown = evidence.posterior.draw(rng)
             dependence = Dependence.SHARED if slowdown > 0.0 else Dependence.FREE
             samples = evidence.works(slowdown)
-        # by time, what is drawn must stay where it was; blocks of time are drawn as the plan runs
-        places = np.arange(len(samples)) if self.starts is not None else self._places(rng)
+        places = self._places(rng)
         samples, sizes = samples[places], self.sizes[places]
-        law = None if self.size_law is None else SizeLaw.of(samples, sizes)
-        if self.size_law is not None and law is None:  # only one size was drawn
-            law = replace(self.size_law, ratios=self.size_law.ratios[places])
+        if law is not None:  # the old line if only one size was drawn
+            law = SizeLaw.of(samples, sizes) or replace(law, ratios=law.ratios[places])
         return replace(
             self,
             dependence=dependence,
@@ -260,33 +267,6 @@ class Service:
             drawn[own] = own[chosen]
         return drawn
 
-    def describe(self) -> dict[str, Any]:
-        """What was fitted, for JSON: seconds, and None for what there is none of."""
-        law, (low, high) = self.size_law, self.size_range()
-        is_shared = self.dependence is Dependence.SHARED
-        return {
-            "name": self.name,
-            "dependence": self.dependence.value,
-            "num": len(self.samples),
-            "num_cut": self.num_cut,
-            "mean_secs": float(self.samples.mean()),
-            "p99_secs": float(np.quantile(self.samples, 0.99)),
-            "max_secs": float(self.samples.max()),
-            "slowdown": self.slowdown if is_shared else None,
-            "slowdown_interval": None
-            if self.dependence.is_queue or self.is_own
-            else [self.slowdown_low, self.slowdown_high],
-            "num_servers": self.num_servers if self.dependence.is_queue else None,
-            "is_own": self.is_own,
-            "num_workers": len(np.unique(self.workers[self.workers >= 0])) or None,
-            "load": [self.load_low, self.load_high],
-            "sizes": None if math.isnan(low) else [low, high],
-            "base_secs": None if law is None else law.base_secs,
-            "secs_per_unit": None if law is None else law.secs_per_unit,
-            "is_drawn_by_time": self.starts is not None,
-            "notes": list(self.notes),
-        }
-
     def __str__(self) -> str:
         cut = f", {self.num_cut} cut" if self.num_cut else ""
         parts = [
@@ -296,10 +276,10 @@ class Service:
             self.law_words(),
         ]
         if self.size_law is not None:
-            law = self.size_law
+            law, (low, high) = self.size_law, self.size_range()
             parts.append(
                 f"{_secs(law.base_secs)} + {law.secs_per_unit:.3g} s for each unit of size, "
-                f"recorded {law.low:g} to {law.high:g}"
+                f"recorded {low:g} to {high:g}"
             )
         parts.append(f"load {self.load_low:.0f} to {self.load_high:.0f}")
         return "; ".join(parts)
@@ -311,13 +291,19 @@ class Service:
             many = "s" if self.num_servers > 1 else ""
             return f"queue for {self.num_servers} server{many}, first come first served"
         if self.is_own:
-            num = len(np.unique(self.workers[self.workers >= 0]))
+            num = len(self.known_workers())
             return f"own machines, of {num} speeds" if num else "own machines, all alike"
         if self.dependence is Dependence.SHARED:
             return f"shared, slowdown {self.slowdown:.3g} {interval} for each further one"
         if self.load_high <= 1.0:
             return "seen one at a time"
         return f"free of the load, slowdown 0 {interval}"
+
+
+def _cut_down(samples: Floats) -> Floats:
+    different = np.unique(samples)
+    capped: Floats = np.minimum(samples, different[max(0, len(different) - 1 - _NUM_LONGEST)])
+    return capped
 
 
 def _secs(secs: float) -> str:

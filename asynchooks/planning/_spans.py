@@ -1,8 +1,14 @@
-"""Spans: what was recorded of one kind of work, as columns. It knows of no file."""
+"""Spans: what was recorded of one kind of work, as columns, and the load that it makes.
+
+It knows of no file.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +60,11 @@ class Spans:
         return Spans(*(getattr(self, each.name)[which] for each in fields(self)))
 
     @classmethod
-    def joined(cls, parts: list[Spans]) -> Spans:
-        """All of these, in order of their beginnings."""
+    def joined(cls, parts: Sequence[Spans], *, in_order: bool = True) -> Spans:
+        """All of these, in order of their beginnings, or as they are given."""
         columns = [np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)]
         every = cls(*columns)
-        return every.pick(np.argsort(every.begun, kind="stable"))
+        return every.pick(np.argsort(every.begun, kind="stable")) if in_order else every
 
     @classmethod
     def none(cls) -> Spans:
@@ -66,29 +72,61 @@ class Spans:
         return cls.of(np.zeros(0), np.zeros(0))
 
     @classmethod
-    def of(
-        cls,
-        begun: Floats,
-        ended: Floats,
-        *,
-        size: Floats | None = None,
-        worker: NDArray[np.int64] | None = None,
-        track: NDArray[np.int64] | None = None,
-        ident: NDArray[np.int64] | None = None,
-        is_cut: NDArray[np.bool_] | None = None,
-        is_on_session: NDArray[np.bool_] | None = None,
-    ) -> Spans:
+    def of(cls, begun: Floats, ended: Floats, **columns: NDArray[Any]) -> Spans:
         """Spans of these columns; what is not given is unknown, or False."""
-        num = len(begun)
-        unknown = np.full(num, -1, np.int64)
-        spans = cls(
-            np.asarray(begun, np.float64),
-            np.asarray(ended, np.float64),
-            np.full(num, np.nan) if size is None else np.asarray(size, np.float64),
-            unknown if worker is None else worker,
-            np.zeros(num, np.int64) if track is None else track,
-            unknown if ident is None else ident,
-            np.zeros(num, np.bool_) if is_cut is None else is_cut,
-            np.zeros(num, np.bool_) if is_on_session is None else is_on_session,
-        )
-        return spans.pick(np.argsort(spans.begun, kind="stable"))
+        given = {"begun": begun, "ended": ended, **columns}
+        every = [
+            np.asarray(given.get(name, np.full(len(begun), usual)), usual.dtype)
+            for name, usual in _USUAL.items()
+        ]
+        return cls(*every).pick(np.argsort(every[0], kind="stable"))
+
+
+_UNKNOWN, _NONE, _NO = np.float64(math.nan), np.int64(-1), np.bool_(False)
+_USUAL: Mapping[str, np.generic] = {
+    "begun": _UNKNOWN, "ended": _UNKNOWN, "size": _UNKNOWN, "worker": _NONE, "track": _NONE,
+    "ident": _NONE, "is_cut": _NO, "is_on_session": _NO,
+}  # fmt: skip
+"""What is in the columns of spans where nothing is known."""
+
+
+def shared_speed(num: Floats, slowdown: float) -> Floats:
+    """Of each of so many at a shared service, relative to one alone."""
+    return 1.0 / (1.0 + slowdown * (np.maximum(num, 1.0) - 1.0))
+
+
+class LoadPath:
+    """The exact load of one recording over time: of all its spans, those that were cut included.
+
+    Args:
+        spans: at least one; one that ends before it has begun, as the clock was set, took no time.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        begun, num = spans.begun, len(spans)
+        ended = np.maximum(spans.ended, begun)
+        times = np.concatenate([begun, ended])
+        order = np.argsort(times, kind="stable")
+        places = np.argsort(order)
+        self._begins, self._ends = places[:num], places[num:]
+        change = np.where(order < num, 1.0, -1.0)
+        # between one time and the next one; it counts for nothing where both are equal
+        self._counts = np.cumsum(change)[:-1]
+        self._gaps = np.diff(times[order])
+        sorted_ends = np.sort(ended)
+        # those that begin at one time do so one after the other
+        at_begin = np.arange(1, num + 1) - np.searchsorted(sorted_ends, begun, "right")
+        self.at_begin: Floats = np.maximum(at_begin, 1).astype(np.float64)
+        """float64, shape (n,): how many were under way when each had begun, itself included."""
+        before_end = np.searchsorted(begun, ended, "left") - np.searchsorted(sorted_ends, ended)
+        self._before_end: Floats = np.maximum(before_end, 1).astype(np.float64)
+
+    def work(self, slowdown: float) -> Floats:
+        """Seconds that each would have taken alone, float64, shape (n,)."""
+        done = np.zeros(len(self._gaps) + 1)
+        np.cumsum(shared_speed(self._counts, slowdown) * self._gaps, out=done[1:])
+        return cast(Floats, np.maximum(done[self._ends] - done[self._begins], 0.0))
+
+    def speed_at_end(self, slowdown: float) -> Floats:
+        """The speed of each just before its end, float64, shape (n,)."""
+        return shared_speed(self._before_end, slowdown)

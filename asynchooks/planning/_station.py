@@ -1,4 +1,6 @@
-"""Station: where one kind of work is done in virtual time. It knows of no program and of no trace.
+"""Station: where one kind of work is done in virtual time, and Use: what of it a plan has used.
+
+They know of no program and of no trace.
 
 Who is next, and when, depends on the kind: work that depends on nothing sleeps; servers with a
 queue take it in order; a shared service does all that is under way at once, at a speed that falls
@@ -10,6 +12,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,16 +21,20 @@ import numpy as np
 
 from .._engine.base import Slot
 from ..simulation.kernel._kernel import Call, Kernel
-from ._service import Beyond, Dependence, Service
+from ._service import Dependence, Service
 
 _CHUNK = 256
 """Draws that are made at once."""
-_NEIGHBOURS = 8
-"""Samples around a moment of the recording, of which one is drawn; 4 of one worker's."""
-_NUM_BLOCKS = 10
-"""Blocks of time in a recording."""
 _SAME = 1e-12
 """Shares of one are equal up to this."""
+
+
+_OUTSIDE = 0.02
+"""Share of work that began at a load that was not recorded: above it that counts."""
+_BEYOND_SIZES = 0.25
+"""Of the range of recorded sizes, by which sizes may be outside of it."""
+_MANY = 15
+"""Samples that each worker needs for the slowest of all to be known."""
 
 
 class Drawn(NamedTuple):
@@ -44,58 +52,85 @@ class Drawn(NamedTuple):
     """What `output_size` gave, or gives for `input_size`; NaN if the call has neither."""
 
 
-class Blocks:
-    """Which moment of a recording a moment of the plan stands for: block after block, in any order.
-
-    All kinds of work share one, so that all are slow at the same times.
-
-    Args:
-        secs: of the recording, > 0.
-        rng: draws the blocks.
-    """
-
-    def __init__(self, secs: float, rng: np.random.Generator) -> None:
-        self._secs, self._length, self._rng = secs, secs / _NUM_BLOCKS, rng
-        self._until, self._shift = -math.inf, 0.0
-
-    def moment(self, now: float) -> float:
-        """The moment of the recording, in its seconds; `now` never goes back."""
-        if now >= self._until:
-            self._until = now + self._length
-            self._shift = float(self._rng.uniform(0.0, self._secs - self._length)) - now
-        return now + self._shift
-
-
 @dataclass(slots=True)
 class Use:
-    """How a plan has used a service: under which loads, sizes and workers."""
+    """Under which loads, sizes and workers a service was used, and how far beyond the record."""
 
-    loads: dict[int, int] = field(default_factory=dict)
+    service: Service
+    loads: Counter[int] = field(default_factory=Counter)
     """How often that many were under way as work began, that included."""
     low_size: float = math.inf
     high_size: float = -math.inf
     num_workers: int = 0
     """One more than the greatest number of a worker."""
 
-    def add(self, other: Use) -> None:
-        """As if both had been one."""
-        for load, num in other.loads.items():
-            self.loads[load] = self.loads.get(load, 0) + num
-        self.low_size = min(self.low_size, other.low_size)
-        self.high_size = max(self.high_size, other.high_size)
-        self.num_workers = max(self.num_workers, other.num_workers)
+    @staticmethod
+    def joined(runs: Iterable[Mapping[str, Use]], services: Mapping[str, Service]) -> list[Use]:
+        """That of each service that was used, as if all runs had been one.
 
-    def load_range(self) -> tuple[int, int]:
-        """Between which loads all but a hundredth of the work on either side began."""
-        total, seen = sum(self.loads.values()), 0
-        low = high = 0
-        for load in sorted(self.loads):
-            if seen <= 0.01 * total:
-                low = load
-            if seen < 0.99 * total:
-                high = load
-            seen += self.loads[load]
-        return low, high
+        Args:
+            runs: of which each had a service of its own, that might as well have been recorded.
+            services: those that were.
+        """
+        found: dict[str, Use] = {}
+        for run in runs:
+            for name, each in run.items():
+                use = found.setdefault(name, Use(services[name]))
+                use.loads.update(each.loads)
+                use.low_size = min(use.low_size, each.low_size)
+                use.high_size = max(use.high_size, each.high_size)
+                use.num_workers = max(use.num_workers, each.num_workers)
+        return [*found.values()]
+
+    def beyond_load(self) -> str:
+        """A note if a service that may be shared was used at a load that was not recorded."""
+        service, most = self.service, max(self.loads, default=0)
+        if service.dependence.is_queue or service.is_own or most <= 1:
+            return ""
+        loads, nums = np.array(sorted(self.loads.items())).T
+        low, high = 0.98 * service.load_low - 0.5, 1.02 * service.load_high + 0.5
+        share = float(nums[(loads < low) | (loads > high)].sum() / nums.sum())
+        if share <= _OUTSIDE:
+            return ""
+        used = np.quantile(np.repeat(loads, nums), (0.01, 0.99), method="nearest").tolist()
+        return (
+            f"{service.name}: {100 * share:.0f} % of the work begins at a load that was not "
+            f"recorded: {' to '.join(map(str, dict.fromkeys(used)))} under way, recorded "
+            f"{service.load_low:.0f} to {service.load_high:.0f}"
+        )
+
+    def beyond_sizes(self) -> str:
+        """A note if inputs were of other sizes than those recorded."""
+        service = self.service
+        sizes = service.sizes[np.isfinite(service.sizes)]
+        if not len(sizes):
+            return ""
+        low, high = float(sizes.min()), float(sizes.max())
+        # several runs have more extreme sizes than one recording, by chance
+        more = _BEYOND_SIZES * (high - low) + 1e-9 * high
+        if self.low_size >= low - more and self.high_size <= high + more:
+            return ""
+        unknown = "; how long others take is not known" if service.size_law is None else ""
+        return (
+            f"{service.name}: sizes {self.low_size:g} to {self.high_size:g}, recorded {low:g} to "
+            f"{high:g}{unknown}"
+        )
+
+    def beyond_workers(self) -> str:
+        """A note if there were more workers than the recorded ones say something of."""
+        service, num_samples = self.service, len(self.service.samples)
+        num_known = len(service.known_workers())
+        if 0 < num_known < self.num_workers:
+            return (
+                f"{service.name}: {self.num_workers} workers, of which {num_known} were recorded, "
+                "and those differ; further ones are taken to be as these, one after the other"
+            )
+        if self.num_workers > 1 and num_samples < _MANY * self.num_workers:
+            return (
+                f"{service.name}: {num_samples} samples are few for the slowest of "
+                f"{self.num_workers} workers; {_MANY} for each are enough"
+            )
+        return ""
 
 
 class Station:
@@ -105,48 +140,28 @@ class Station:
         kernel: of the simulation.
         service: what is drawn from.
         rng: draws it.
-        blocks: which moments are drawn, where all work was slow at the same times.
-        beyond: what is assumed outside of the load that was recorded.
-        are_sizes_linear: whether work grows with its size, where no law of that was recorded.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        service: Service,
-        rng: np.random.Generator,
-        blocks: Blocks | None = None,
-        beyond: Beyond = Beyond.LAW,
-        *,
-        are_sizes_linear: bool = False,
-    ) -> None:
+    def __init__(self, kernel: Kernel, service: Service, rng: np.random.Generator) -> None:
         self.kernel, self.service, self._rng = kernel, service, rng
-        self.use = Use()
-        self._beyond = beyond
+        self.use = Use(service)
         self._what = f"the end of {service.name}"
         self._samples: list[float] = service.samples.tolist()
         self._sizes: list[float] = service.sizes.tolist()
         law = service.size_law
-        self._ratios: list[float] | None = None if law is None else law.ratios.tolist()
-        mean = float(service.sizes.mean()) if are_sizes_linear and len(service.sizes) else math.nan
-        self._per_size = 1.0 / mean if mean > 0 else 0.0  # 0: sizes do not matter
-        self._blocks = None if service.starts is None else blocks
-        self._starts = np.zeros(0) if service.starts is None else service.starts
+        self._ratios: list[float] = [] if law is None else law.ratios.tolist()
         # of each worker that was recorded the places of its samples; empty if workers are alike
         workers = service.workers
-        self._pools = [np.flatnonzero(workers == each) for each in np.unique(workers[workers >= 0])]
+        self._pools = [np.flatnonzero(workers == each) for each in service.known_workers()]
         self._picks: dict[int, list[int]] = {}  # drawn ahead, by pool; -1: of all
         self.num_under_way = 0
-        depends_outside = beyond is not Beyond.LAW and not service.is_own
         self._is_queue = service.dependence is Dependence.QUEUE
-        self._is_shared = not self._is_queue and (
-            depends_outside or (service.dependence is Dependence.SHARED and service.slowdown > 0)
+        self._is_shared = service.is_bracketed or (
+            service.dependence is Dependence.SHARED and service.slowdown > 0
         )
         self._free_at = [0.0] * service.num_servers
-        # of the clock of work
-        # (its end by the clock, order of beginning, slot): work under way, and what was cancelled
+        # work under way: (its end by the clock of work, order of beginning, slot)
         self._shares: list[tuple[float, int, Slot]] = []
-        self._num_shares = 0  # without those that were cancelled
         self._work = self._at = 0.0  # the clock, and the time that it was set at
         self._num_begun = 0
         self._timer: Call | None = None
@@ -164,44 +179,21 @@ class Station:
         use = self.use
         if worker >= use.num_workers:
             use.num_workers = worker + 1
-        if self._blocks is not None:
-            place = self._pick_by_time(self._blocks.moment(self.kernel.time), worker)
-        else:
-            place = self._pick(worker)
+        place = self._pick(worker)
         law = self.service.size_law
         if input_size is None:
             return Drawn(self._samples[place], self._sizes[place])
         use.low_size, use.high_size = min(use.low_size, input_size), max(use.high_size, input_size)
-        if law is None or self._ratios is None:
-            factor = input_size * self._per_size or 1.0
-            return Drawn(self._samples[place] * factor, input_size)
-        secs = law.base_secs + law.secs_per_unit * input_size
-        return Drawn(max(0.0, secs * self._ratios[place]), input_size)
+        if law is None:
+            return Drawn(self._samples[place], input_size)
+        return Drawn(law.secs(input_size) * self._ratios[place], input_size)
 
     def _pick(self, worker: int) -> int:
         pool = worker % len(self._pools) if self._pools and worker >= 0 else -1
-        picks = self._picks.get(pool)
-        if not picks:
-            rng, num = self._rng, len(self._samples)
-            if pool < 0:
-                picks = rng.integers(num, size=_CHUNK).tolist()
-            else:
-                places = self._pools[pool]
-                picks = places[rng.integers(len(places), size=_CHUNK)].tolist()
-            self._picks[pool] = picks
+        if not (picks := self._picks.get(pool)):
+            places = np.arange(len(self._samples)) if pool < 0 else self._pools[pool]
+            picks = self._picks[pool] = self._rng.choice(places, _CHUNK).tolist()
         return picks.pop()
-
-    def _pick_by_time(self, moment: float, worker: int) -> int:
-        """One of the samples that began around this moment of the recording."""
-        if self._pools and worker >= 0:
-            places, num = self._pools[worker % len(self._pools)], _NEIGHBOURS // 2
-            starts = self._starts[places]
-        else:
-            places, num, starts = np.arange(len(self._samples)), _NEIGHBOURS, self._starts
-        num = min(num, len(places))
-        first = int(np.searchsorted(starts, moment)) - num // 2
-        first = max(0, min(first, len(places) - num))
-        return int(places[first + self._rng.integers(num)])
 
     # Work
 
@@ -228,7 +220,7 @@ class Station:
         now = self.kernel.time
         if self._is_shared:
             self._advance(now)
-            work /= self._speed(self._num_shares + 1)
+            work /= self._speed(len(self._shares) + 1)
         elif self._is_queue:
             work = self._queue_end(work) - now
         try:
@@ -238,8 +230,7 @@ class Station:
 
     def _begin(self) -> None:
         self.num_under_way += 1
-        loads = self.use.loads
-        loads[self.num_under_way] = loads.get(self.num_under_way, 0) + 1
+        self.use.loads[self.num_under_way] += 1
 
     def _queue_end(self, work: float) -> float:
         """When the work is done that the next free server does from now on."""
@@ -250,12 +241,12 @@ class Station:
     # The clock of work
 
     async def _share(self, work: float) -> None:
-        kernel = self.kernel
+        kernel, shares = self.kernel, self._shares
         self._advance(kernel.time)
         self._num_begun += 1
         slot = Slot(kernel, self._what)
-        heapq.heappush(self._shares, (self._work + work, self._num_begun, slot))
-        self._num_shares += 1
+        share = self._work + work, self._num_begun, slot
+        heapq.heappush(shares, share)
         self._plan_next()
         try:
             await kernel.park(slot)
@@ -263,8 +254,8 @@ class Station:
             if not slot.is_woken:  # it was cancelled
                 self._advance(kernel.time)
                 if not slot.is_woken:
-                    slot.wake()
-                    self._num_shares -= 1
+                    shares.remove(share)
+                    heapq.heapify(shares)
                 self._plan_next()
 
     def _advance(self, now: float) -> None:
@@ -272,17 +263,13 @@ class Station:
         shares = self._shares
         while shares:
             ends, _, slot = shares[0]
-            if slot.is_woken:
-                heapq.heappop(shares)
-                continue
-            speed = self._speed(self._num_shares)
+            speed = self._speed(len(shares))
             ends_at = self._at + max(0.0, ends - self._work) / speed
             if ends_at > now + _SAME * now:
                 self._work += (now - self._at) * speed
                 break
             self._work, self._at = max(ends, self._work), ends_at
             heapq.heappop(shares)
-            self._num_shares -= 1
             slot.wake()
         self._at = now
 
@@ -291,10 +278,8 @@ class Station:
         timer, shares = self._timer, self._shares
         if timer is not None and timer.due:
             self.kernel.forget(timer)
-        while shares and shares[0][2].is_woken:
-            heapq.heappop(shares)
         if shares:
-            left = max(0.0, shares[0][0] - self._work) / self._speed(self._num_shares)
+            left = max(0.0, shares[0][0] - self._work) / self._speed(len(shares))
             self._timer = timer = Call(self._fire, self._what)
             self.kernel.push(self._at + left, timer)
 
@@ -306,5 +291,5 @@ class Station:
         """Of each of so many that are under way; 1.0: of one alone."""
         speeds = self._speeds
         while num >= len(speeds):
-            speeds.append(self.service.speed(len(speeds), assume=self._beyond))
+            speeds.append(self.service.speed(len(speeds)))
         return speeds[num]

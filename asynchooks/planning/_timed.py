@@ -5,76 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _check
-from .._engine.base import Engine, Slot
+from .._engine.base import Engine
 from .._engine.current import engine_if_any
-from .._engine.recording import Kind, Span, current_recorder, recorded_in
+from .._engine.recording import Kind, Recorder, Span, current_recorder
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLAIN = (int, float)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimedWork:
-    """A function that `timed` decorates, and what is known of it.
-
-    Args:
-        name: of this kind of work.
-        returns: in a plan: a function of the call's arguments and `drawn`, or the value itself.
-        output_size: of the function's result; what it gives is drawn together with the seconds.
-        input_size: of the call's arguments; the seconds depend on what it gives.
-        worker: of the call's arguments: whose machine does it; None: a shared service does.
-    """
-
-    name: str
-    returns: Any = None
-    output_size: Callable[[Any], float] | None = None
-    input_size: Callable[..., float] | None = None
-    worker: Callable[..., int] | None = None
-
-
-class Performer(ABC):
-    """Stands in for timed work of the program, and for its threads, in virtual time."""
-
-    @abstractmethod
-    def call_apart(self, engine: Engine, fn: Callable[[], Any], slot: Slot) -> None:
-        """Call a blocking function as a thread does, and wake the slot with what it returns.
-
-        Args:
-            engine: of the running task.
-            fn: what to call; it must not raise.
-            slot: where the running task waits for it.
-        """
-
-    @abstractmethod
-    async def perform(
-        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """What an async function returns, after as many seconds as are drawn."""
-
-    @abstractmethod
-    def perform_inline(
-        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """What a plain function returns; the seconds pass for all tasks of the event loop.
-
-        In what `call_apart` calls they pass for that call alone.
-        """
-
-
-def timed(
-    name: str,
-    *,
-    returns: Any = None,
-    output_size: Callable[[Any], float] | None = None,
-    input_size: Callable[..., float] | None = None,
-    worker: Callable[..., int] | None = None,
-) -> Callable[[F], F]:
+class timed:  # noqa: N801 - read as a decorator: `@timed("rollout")`
     """Time the calls of a function whose work is done outside of the program, or computed.
 
     While `record` or `TraceHook` records, each call is a span of this name. In a plan the function
@@ -104,119 +47,134 @@ def timed(
         async def rollout(prompt):
             return await client.generate(prompt)
     """
-    if callable(name):
-        raise TypeError(
-            "timed got a function; name the kind of work: @timed('rollout') in place of @timed"
-        )
-    _check.instance("name", name, str, "the name of this kind of work, such as 'rollout'")
-    if not name:
-        raise ValueError("name is ''; give the name of this kind of work, such as 'rollout'")
-    for which, fn in (("output_size", output_size), ("input_size", input_size), ("worker", worker)):
-        if fn is not None:
-            _check.function(which, fn, "a function that returns a number, or None")
-    if output_size is not None and input_size is not None:
-        raise ValueError(
-            f"timed({name!r}) got both input_size and output_size; give the one that its duration "
-            "depends on"
-        )
-    work = TimedWork(name, returns, output_size, input_size, worker)
 
-    def decorate(fn: F) -> F:
+    def __init__(
+        self,
+        name: str,
+        *,
+        returns: Any = None,
+        output_size: Callable[[Any], float] | None = None,
+        input_size: Callable[..., float] | None = None,
+        worker: Callable[..., int] | None = None,
+    ) -> None:
+        if callable(name):
+            raise TypeError(
+                "timed got a function; name the kind of work: @timed('rollout') in place of @timed"
+            )
+        self.name = _checked_name(name, "kind of work", "rollout")
+        self.returns, self.output_size, self.input_size = returns, output_size, input_size
+        self.worker = worker
+        for which in ("output_size", "input_size", "worker"):
+            if (fn := getattr(self, which)) is not None:
+                _check.function(which, fn, "a function that returns a number, or None")
+        if output_size is not None and input_size is not None:
+            raise ValueError(
+                f"timed({name!r}) got both input_size and output_size; give the one that its "
+                "duration depends on"
+            )
+
+    def __call__(self, fn: F) -> F:
+        """The function, with its calls timed."""
         _check.function("the decorated function", fn, "a function")
         if inspect.isclass(fn):
             raise TypeError(
-                f"timed({name!r}) decorates the class {fn.__qualname__}; decorate its method"
+                f"timed({self.name!r}) decorates the class {fn.__qualname__}; decorate its method"
             )
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
             raise TypeError(
-                f"timed({name!r}) decorates the generator {fn.__qualname__}; decorate the function "
-                "that makes one item"
+                f"timed({self.name!r}) decorates the generator {fn.__qualname__}; decorate the "
+                "function that makes one item"
             )
-        made: Any = _async_call(work, fn) if inspect.iscoroutinefunction(fn) else _call(work, fn)
+        made: Any = _async_call(self, fn) if inspect.iscoroutinefunction(fn) else _call(self, fn)
         return made  # type: ignore[no-any-return]
 
-    return decorate
+
+def _checked_name(name: str, of: str, example: str) -> str:
+    _check.instance("name", name, str, f"the name of the {of}, such as {example!r}")
+    if not name:
+        raise ValueError(f"name is ''; give the name of the {of}, such as {example!r}")
+    return name
 
 
-def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
-    name, worker, has_size = work.name, work.worker, _has_size(work)
-
+def _async_call(work: timed, fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        place = recorded_in.get()
-        if place is None or place.recorder.is_closed:
+        if (recorder := current_recorder()) is None:
             return await fn(*args, **kwargs)
-        recorder = place.recorder
-        if (stand_in := recorder.stand_in) is not None:
-            return await stand_in.perform(work, args, kwargs)
-        whose = None if worker is None else worker_of(work, args, kwargs)
-        span = recorder.work_span(engine_if_any(), Kind.WORK, name, whose)
-        try:
-            result = await fn(*args, **kwargs)
-            size = _size(work, result, args, kwargs) if has_size else math.nan
-        except BaseException as error:  # of the size, too: an open span would count as load
-            span.end(error)
-            raise
-        span.end(None, size)
-        return result
+        with Call(recorder, engine_if_any(), work, args, kwargs) as this:
+            if (plan := recorder.stand_in) is None:
+                return this.sized(await fn(*args, **kwargs))
+            drawn = await plan.serve(this)
+        return plan.returned(this, drawn)
 
     return call
 
 
-def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
-    name, worker, has_size = work.name, work.worker, _has_size(work)
-
+def _call(work: timed, fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        place = recorded_in.get()
-        if place is None or place.recorder.is_closed:
+        if (recorder := current_recorder()) is None:
             return fn(*args, **kwargs)
-        recorder = place.recorder
-        if (stand_in := recorder.stand_in) is not None:
-            return stand_in.perform_inline(work, args, kwargs)
-        whose = None if worker is None else worker_of(work, args, kwargs)
         engine = engine_if_any()
-        recorder.note_inline(engine, name)
-        span = recorder.work_span(engine, Kind.WORK, name, whose)
-        try:
-            result = fn(*args, **kwargs)
-            size = _size(work, result, args, kwargs) if has_size else math.nan
-        except BaseException as error:  # of the size, too: an open span would count as load
-            span.end(error)
-            raise
-        span.end(None, size)
-        return result
+        recorder.note_inline(engine, work.name)
+        with Call(recorder, engine, work, args, kwargs) as this:
+            if (plan := recorder.stand_in) is None:
+                return this.sized(fn(*args, **kwargs))
+            drawn = plan.hold(this)
+        return plan.returned(this, drawn)
 
     return call
 
 
-def _has_size(work: TimedWork) -> bool:
-    return work.input_size is not None or work.output_size is not None
+class Call:
+    """One call of timed work, which is a span from `with` to its end, in a recording and in a plan.
 
+    An error of the size ends the span as well: an open one would count as load.
+    """
 
-def worker_of(work: TimedWork, args: Any, kwargs: Any) -> int:
-    """Which worker's machine does a call."""
-    assert work.worker is not None
-    return _check.integer(f"worker of {work.name!r}", work.worker(*args, **kwargs), least=0)
+    __slots__ = ("_span", "args", "kwargs", "size", "work", "worker")
 
+    def __init__(
+        self,
+        recorder: Recorder,
+        engine: Engine | None,
+        work: timed,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.work, self.args, self.kwargs = work, args, kwargs
+        self.size = math.nan
+        self.worker: int | None = None
+        if work.worker is not None:
+            worker = work.worker(*args, **kwargs)
+            self.worker = _check.integer(f"worker of {work.name!r}", worker, least=0)
+        self._span = recorder.work_span(engine, Kind.WORK, work.name, self.worker)
 
-def _size(work: TimedWork, result: Any, args: Any, kwargs: Any) -> float:
-    if work.input_size is not None:
-        return input_size_of(work, args, kwargs)
-    assert work.output_size is not None
-    return _checked_size("output_size", work, work.output_size(result))
+    def __enter__(self) -> Call:
+        return self
 
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._span.end(error, self.size)
 
-def input_size_of(work: TimedWork, args: Any, kwargs: Any) -> float:
-    """The size of what a call is given, >= 0."""
-    assert work.input_size is not None
-    return _checked_size("input_size", work, work.input_size(*args, **kwargs))
+    def input_size(self) -> float | None:
+        """The size of what the call is given, >= 0; None if its seconds do not depend on one."""
+        size_of = self.work.input_size
+        if size_of is None:
+            return None
+        return self._checked("input_size", size_of(*self.args, **self.kwargs))
 
+    def sized(self, result: Any) -> Any:
+        """The result, once the size is known."""
+        if self.work.output_size is not None:
+            self.size = self._checked("output_size", self.work.output_size(result))
+        elif (size := self.input_size()) is not None:
+            self.size = size
+        return result
 
-def _checked_size(which: str, work: TimedWork, size: Any) -> float:
-    if type(size) in _PLAIN and 0 <= size < math.inf:
-        return float(size)  # of most: a check with a text of its own takes 0.5 us
-    return _check.number(f"{which} of {work.name!r}", size, least=0.0)
+    def _checked(self, which: str, size: Any) -> float:
+        if type(size) in _PLAIN and 0 <= size < math.inf:
+            return float(size)  # of most: a check with a text of its own takes 0.5 us
+        return _check.number(f"{which} of {self.work.name!r}", size, least=0.0)
 
 
 class span:  # noqa: N801 - read as a statement: `async with span("reward"):`
@@ -233,9 +191,7 @@ class span:  # noqa: N801 - read as a statement: `async with span("reward"):`
     __slots__ = ("_name", "_open")
 
     def __init__(self, name: str) -> None:
-        self._name = _check.instance("name", name, str, "the name of the block, such as 'reward'")
-        if not name:
-            raise ValueError("name is ''; give the name of the block, such as 'reward'")
+        self._name = _checked_name(name, "block", "reward")
         self._open: list[Span | None] = []
 
     def __enter__(self) -> None:

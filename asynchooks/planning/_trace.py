@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from .. import _check
 from .._engine.recording import Kind
 from .._errors import TraceError
-from .._tracing._label import Label
 from .._tracing._reader import (
     BEGUN,
     ENDED,
@@ -35,22 +33,9 @@ WARM_UP = 0.1
 """Share of a run that its figures leave out at its beginning."""
 RUN, STEP = "run", "step"
 """Names of the spans of `session.run`, and of the step within it; their kind is `Kind.RUN`."""
-UPDATE, PUSH = "update", "push"
-"""Names of marks: an update of a parameter server (its version), a gradient (its staleness)."""
-
-
-class Uses(NamedTuple):
-    """Results that a learner took, each some steps after the call that made it had begun.
-
-    Example:
-        uses = Trace.read("run.pftrace").uses
-        print(len(uses.time), uses.staleness.max())
-    """
-
-    time: Floats
-    ident: NDArray[np.int64]
-    """Of the span that made it."""
-    staleness: Floats
+USE, UPDATE, PUSH = "use", "update", "push"
+"""Names of marks: a result that a learner took, so many steps after the call that made it began; an
+update of a parameter server (its version); a gradient (its staleness)."""
 
 
 class Marks(NamedTuple):
@@ -65,6 +50,8 @@ class Marks(NamedTuple):
     value: Floats
     worker: NDArray[np.int64]
     """-1 if none was named."""
+    ident: NDArray[np.int64]
+    """Of the span that made what was used; -1 of all others."""
 
 
 class Figures(NamedTuple):
@@ -89,25 +76,12 @@ class Figures(NamedTuple):
     """Over which the rate was counted; the first tenth of a run is left out."""
 
 
-class Law(NamedTuple):
-    """Little's law of one kind of work: both are equal where nothing is missing.
-
-    Example:
-        law = Trace.read("run.pftrace").littles_law("rollout")
-        assert math.isclose(law.mean_under_way, law.rate_times_secs, rel_tol=0.01)
-    """
-
-    mean_under_way: float
-    rate_times_secs: float
-
-
 _MOST_SHOWN = 8
-_NO_USES = Uses(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """One run of a program: its spans, uses and marks, in the seconds of its machine's clock.
+    """One run of a program: its spans and marks, in the seconds of its machine's clock.
 
     Example:
         trace = Trace.read("run.pftrace")
@@ -117,18 +91,17 @@ class Trace:
 
     spans: Mapping[Kind, Mapping[str, Spans]]
     """By kind and name; `find` looks there."""
-    uses: Uses = _NO_USES
-    """Of results of `rollouts`."""
     marks: Mapping[str, Marks] = field(default_factory=dict)
-    """By name: "push", "push (dropped)", "pull" and "update" of parameter servers."""
+    """By name: "use" of results of `rollouts`, whose values are their staleness, and "push",
+    "push (dropped)", "pull" and "update" of parameter servers."""
     began: float = 0.0
-    """When the first recorder began."""
+    """When the recorder began."""
     ended: float = 0.0
-    """When the last one ended, or what it wrote last."""
+    """When it ended, or what it wrote last."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What `record` was given as settings: the arguments of the program."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Of the recorder: the machine, its load, the stages of data, the protocol."""
+    """What else the recorder says: of stages of data, of the protocol, of processor time."""
     is_complete: bool = True
     """Whether the recorder was closed; a killed process lacks its last half second."""
 
@@ -142,59 +115,80 @@ class Trace:
         return f"<Trace of {self.ended - self.began:.3g} s: {shown}{rest}>"
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *more_paths: str | os.PathLike[str]) -> Trace:
+    def read(cls, path: str | os.PathLike[str]) -> Trace:
         """What was recorded of one run.
 
         Args:
             path: of a file that `record` or `TraceHook` has written, also of a process that was
-                killed; files may be joined (`cat a b > c`).
-            more_paths: of files that other processes of the run have written. The clocks of
-                other machines are joined by their time of day, which their hosts should keep equal.
+                killed.
 
         Raises:
-            TraceError: a file is no trace, of another version, without a span, given twice, or of
-                a clock that has jumped; or several processes did not run at the same time.
-            OSError: a file cannot be read.
+            TraceError: the file is no trace, of another version, without a span, of a clock that
+                has jumped, or joined of several.
+            OSError: the file cannot be read.
         """
-        contents: list[tuple[str, Content]] = []
-        known: set[str] = set()
-        for each in (path, *more_paths):
-            name = _check.path("path", each, "the path of a file that record(...) has written")
-            if (real := os.path.realpath(name)) in known:
-                raise TraceError(f"{name} is given twice; give each file of a run once")
-            known.add(real)
-            with open(name, "rb") as file:
-                contents += [(name, content) for content in read_contents(file.read(), name)]
-        return _trace_of(contents)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A dict for each span, in order of their beginnings, for a table."""
-        rows = [
-            {
-                "kind": kind.value,
-                "name": name,
-                "begun": begun,
-                "ended": ended,
-                "size": size,
-                "worker": worker,
-                "track": track,
-                "is_cut": is_cut,
-            }
-            for kind, by_name in self.spans.items()
-            for name, spans in by_name.items()
-            for begun, ended, size, worker, track, is_cut in zip(
-                spans.begun.tolist(), spans.ended.tolist(), spans.size.tolist(),
-                spans.worker.tolist(), spans.track.tolist(), spans.is_cut.tolist(), strict=True,
+        source = _check.path("path", path, "the path of a file that record(...) has written")
+        with open(source, "rb") as file:
+            contents = read_contents(file.read(), source)
+        content = contents[0]
+        if len(contents) > 1:
+            raise TraceError(
+                f"{source} is joined of {len(contents)} files, each of a process with a clock and "
+                "a program of its own; give one of them"
             )
-        ]  # fmt: skip
-        return sorted(rows, key=lambda row: float(str(row["begun"])))
+        secs = content.spans[:, ENDED] - content.spans[:, BEGUN]
+        if (back := max(content.secs_back, -float(secs.min(initial=0.0)))) > 0:
+            raise TraceError(
+                f"{source} was recorded by a clock that went back by {back:g} s, where a clock "
+                "only goes forward; record the run again"
+            )
+        if not len(content.spans):
+            raise TraceError(
+                f"{source} has no span; record a run in which a session, a stage or timed work "
+                "does something"
+            )
+        return cls.of(content)
+
+    @classmethod
+    def of(cls, content: Content) -> Trace:
+        """What one recorder has written, or a plan has kept, as columns."""
+        labels = [*content.labels.values()]
+        workers = np.array([each.worker for each in labels], np.int64)
+        are_on_session = np.array([each.is_on_session for each in labels], np.bool_)
+        spans: dict[Kind, dict[str, Spans]] = {}
+        marks: dict[str, Marks] = {}
+        for kind, name in dict.fromkeys((each.kind, each.name) for each in labels):
+            numbers = [place for place, each in enumerate(labels) if each[:2] == (name, kind)]
+            table = content.marks if kind is None else content.spans
+            rows = table[np.isin(table[:, LABEL], numbers)]
+            rows = rows[np.argsort(rows[:, BEGUN], kind="stable")]
+            label, track, ident = rows[:, [LABEL, TRACK, IDENT]].astype(np.int64).T
+            begun, value = rows[:, BEGUN], rows[:, VALUE]
+            if kind is None:
+                marks[name] = Marks(begun, value, workers[label], ident)
+            elif len(rows):
+                of_kind = spans.setdefault(kind, {})
+                of_kind[name] = Spans(
+                    begun, rows[:, ENDED], value, workers[label], track, ident,
+                    rows[:, IS_CUT] > 0, are_on_session[label],
+                )  # fmt: skip
+        about, times = content.about, content.spans[:, BEGUN : ENDED + 1]
+        return cls(
+            spans,
+            marks,
+            about.get("began", float(times.min(initial=math.inf))),
+            about.get("ended", float(times.max(initial=-math.inf))),
+            about.get("settings", {}),
+            about | ({"cpu": content.cpu} if content.cpu else {}),
+            "ended" in about,
+        )
 
     def find(self, name: str, kind: Kind | None = None) -> Spans:
         """The spans of a name, in order of their beginnings; none if nothing was recorded.
 
         Args:
             name: of the spans.
-            kind: of the spans; None: the first of WORK, REQUEST, SERVE, and the others, which has
+            kind: of the spans; None: the first of WORK, REQUEST, and the others, which has
                 spans of the name.
         """
         for each in KINDS if kind is None else (kind,):
@@ -223,10 +217,10 @@ class Trace:
         start, end = self.window()
         times, secs = self.update_times(), end - start
         num = int(np.count_nonzero((times > start) & (times <= end)))
-        stale, used_at = self.uses.staleness, self.uses.time
-        if not len(stale) and PUSH in self.marks:
-            stale, used_at = self.marks[PUSH].value, self.marks[PUSH].time
-        stale = stale[(used_at >= start) & (used_at <= end)]
+        used = self.marks.get(USE, self.marks.get(PUSH))
+        stale = np.zeros(0)
+        if used is not None:
+            stale = used.value[(used.time >= start) & (used.time <= end)]
         return Figures(
             num / secs if secs > 0 else math.nan,
             float(stale.mean()) if len(stale) else math.nan,
@@ -242,169 +236,21 @@ class Trace:
         work = [each.pick(each.is_on_session) for each in self.spans.get(Kind.WORK, {}).values()]
         if not any(len(each) for each in work):
             work = [self.find(STEP, Kind.RUN)]
-        busy = _outermost(Spans.joined(work))
+        busy = Spans.joined(work)
         if not total > 0:
             return math.nan
-        # sums of the same seconds differ by rounding
-        return max(0.0, 1.0 - _secs_within(busy, start, end) / total)
-
-    def under_way(self, name: str, kind: Kind | None = None) -> tuple[Floats, Floats]:
-        """(Times, how many are under way from each on), of the spans of a name."""
-        spans = self.find(name, kind)
-        times = np.concatenate([spans.begun, spans.ended])
-        change = np.concatenate([np.ones(len(spans)), -np.ones(len(spans))])
-        order = np.lexsort((change, times))  # ends before beginnings of one time
-        return times[order], np.cumsum(change[order])
-
-    def littles_law(self, name: str, kind: Kind | None = None) -> Law:
-        """The mean number under way, and the rate times the mean duration."""
-        spans = self.find(name, kind)
-        times, nums = self.under_way(name, kind)
-        secs = float(times[-1] - times[0]) if len(times) else 0.0
-        if secs <= 0:
-            return Law(math.nan, math.nan)
-        mean = float((nums[:-1] * np.diff(times)).sum()) / secs
-        return Law(mean, len(spans) / secs * float(spans.secs.mean()))
-
-
-def _trace_of(contents: list[tuple[str, Content]]) -> Trace:
-    """The run whose processes have recorded these."""
-    spans: dict[Kind, dict[str, list[Spans]]] = {}
-    uses, marks = [np.zeros((0, 3))], dict[str, list[NDArray[np.float64]]]()
-    about: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    bounds: list[tuple[float, float, str]] = []
-    first = contents[0][1].about
-    for number, (source, content) in enumerate(contents):
-        # idents and tracks of several files are apart
-        own_track, own_ident = number << 16, number << 44
-        _check_clock(source, content)
-        if secs := _secs_apart(first.get("machine", {}), content.about.get("machine", {})):
-            content.shift(secs)
-        settings = content.about.get("settings", {}) | settings
-        about = content.about | about  # what the first file says counts
-        if len(contents) == 1 and content.cpu:
-            about["cpu"] = content.cpu
-        for label_number, label in content.labels.items():
-            some = content.spans[content.spans[:, LABEL] == label_number]
-            if label.kind is not None and len(some):
-                found = _spans_of(some, label, own_track, own_ident)
-                spans.setdefault(label.kind, {}).setdefault(label.name, []).append(found)
-            moments = content.marks[content.marks[:, LABEL] == label_number]
-            if len(moments):
-                workers = np.full(len(moments), label.worker, np.float64)
-                columns = np.stack([moments[:, BEGUN], moments[:, VALUE], workers], 1)
-                marks.setdefault(label.name, []).append(columns)
-        used = content.uses
-        idents = np.where(used[:, IDENT] >= 0, used[:, IDENT] + own_ident, -1.0)
-        uses.append(np.stack([used[:, BEGUN], idents, used[:, VALUE]], 1))
-        if len(content.spans):
-            began = content.about.get("began", float(content.spans[:, BEGUN].min()))
-            ended = content.about.get("ended", float(content.spans[:, ENDED].max()))
-            bounds.append((began, ended, source))
-    if not bounds:
-        raise TraceError(
-            f"{contents[0][0]} has no span; record a run in which a session, a stage or timed work "
-            "does something"
+        secs = sum(
+            _union_within(busy.pick(busy.track == track), start, end)
+            for track in np.unique(busy.track)
         )
-    _check_overlap(bounds)
-    used = np.concatenate(uses)
-    used = used[np.argsort(used[:, 0], kind="stable")]
-    return Trace(
-        {
-            kind: {name: Spans.joined(parts) for name, parts in by_name.items()}
-            for kind, by_name in spans.items()
-        },
-        Uses(used[:, 0], used[:, 1].astype(np.int64), used[:, 2]),
-        {name: _marks_of(np.concatenate(parts)) for name, parts in marks.items()},
-        min(began for began, _, _ in bounds),
-        max(ended for _, ended, _ in bounds),
-        settings,
-        about,
-        all("ended" in content.about for _, content in contents),
-    )
+        return max(0.0, 1.0 - secs / total)  # sums of the same seconds differ by rounding
 
 
-def _spans_of(rows: NDArray[np.float64], label: Label, own_track: int, own_ident: int) -> Spans:
-    num = len(rows)
-    return Spans.of(
-        rows[:, BEGUN],
-        rows[:, ENDED],
-        size=rows[:, VALUE],
-        worker=np.full(num, label.worker, np.int64),
-        track=rows[:, TRACK].astype(np.int64) + own_track,
-        ident=np.where(rows[:, IDENT] >= 0, rows[:, IDENT] + own_ident, -1.0).astype(np.int64),
-        is_cut=rows[:, IS_CUT] > 0,
-        is_on_session=np.full(num, label.is_on_session),
-    )
-
-
-def _marks_of(rows: NDArray[np.float64]) -> Marks:
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    return Marks(rows[:, 0], rows[:, 1], rows[:, 2].astype(np.int64))
-
-
-def _check_clock(source: str, content: Content) -> None:
-    secs = content.spans[:, ENDED] - content.spans[:, BEGUN]
-    if (back := max(content.secs_back, -float(secs.min(initial=0.0)))) > 0:
-        raise TraceError(
-            f"{source} was recorded by a clock that went back by {back:g} s, where a clock only "
-            "goes forward; record the run again"
-        )
-
-
-def _secs_apart(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """How far the clock of another machine is behind that of the first; 0: it is the same one."""
-    if None in (first.get("boot"), other.get("boot")) or first["boot"] == other["boot"]:
-        return 0.0
-    if None in (first.get("host_time"), other.get("host_time")):
-        return 0.0
-    return float(other["host_time"]) - float(first["host_time"])
-
-
-def _check_overlap(bounds: list[tuple[float, float, str]]) -> None:
-    """Processes of one run on one machine share a clock, and run at the same time."""
-    by_source: dict[str, list[tuple[float, float]]] = {}
-    for began, ended, source in bounds:
-        by_source.setdefault(source, []).append((began, ended))
-    if len(by_source) < 2:
-        return
-    of_all = _Overlaps([each[:2] for each in bounds])
-    for source, own in by_source.items():
-        of_own = _Overlaps(own)
-        for began, ended in own:
-            if of_all.num_of(began, ended) > of_own.num_of(began, ended):
-                continue
-            other = next(each for each in bounds if each[2] != source)
-            raise TraceError(
-                f"{source} was recorded from {began:.6g} to {ended:.6g} s, and {other[2]} from "
-                f"{other[0]:.6g} to {other[1]:.6g} s: files of one run overlap; give files of "
-                "several runs as several traces"
-            )
-
-
-class _Overlaps:
-    """How many intervals overlap another one."""
-
-    def __init__(self, intervals: list[tuple[float, float]]) -> None:
-        self._begins = sorted(began for began, _ in intervals)
-        self._ends = sorted(ended for _, ended in intervals)
-
-    def num_of(self, began: float, ended: float) -> int:
-        return bisect_right(self._begins, ended) - bisect_left(self._ends, began)
-
-
-def _outermost(spans: Spans) -> Spans:
-    """Those that are in no other one of their track, as timed work may call other timed work."""
-    spans = spans.pick(np.lexsort((-spans.ended, spans.begun, spans.track)))
-    kept = np.ones(len(spans), np.bool_)
-    latest: dict[int, float] = {}
-    for place, (track, ended) in enumerate(
-        zip(spans.track.tolist(), spans.ended.tolist(), strict=True)
-    ):
-        kept[place] = ended > latest.get(track, -math.inf)
-        latest[track] = max(ended, latest.get(track, -math.inf))
-    return spans.pick(kept)
+def _union_within(spans: Spans, start: float, end: float) -> float:
+    """Seconds of a window in which one of these is under way, as timed work may call other work."""
+    begun, ended = np.clip(spans.begun, start, end), np.clip(spans.ended, start, end)
+    latest = np.maximum.accumulate(np.concatenate([[start], ended]))
+    return float(np.maximum(ended - np.maximum(begun, latest[:-1]), 0.0).sum())
 
 
 def _secs_within(spans: Spans, start: float, end: float) -> float:

@@ -19,7 +19,6 @@ from asynchooks import (
     StopTraining,
 )
 from asynchooks.distributed import RemoteParameterServer, ServerAddress
-from asynchooks.planning import record, timed
 from asynchooks.protocols import ProtocolHook
 
 NUM_WORKERS, PER_PROCESS = 12, 4
@@ -114,29 +113,3 @@ def run(program: str, scheduler: str, address: tuple[str, str]) -> None:
                 await globals()[program](server)
 
     asyncio.run(main())
-
-
-async def train_recorded(address: ServerAddress, process: int, num_steps: int, path: str) -> None:
-    """Two workers with sessions, recorded into a file of this process."""
-    async with RemoteParameterServer(address) as server, record(path):
-        async with anyio.create_task_group() as group:
-            for index in (2 * process, 2 * process + 1):
-                group.start_soon(_train_steps, server, index, num_steps)
-
-
-async def _train_steps(server: RemoteParameterServer, index: int, num_steps: int) -> None:
-    async def step() -> dict[str, Any]:
-        parameters, version = await server.pull(index)
-        await compute(index)
-        await server.push(index, parameters, version)
-        return {}
-
-    creator = FunctionSessionCreator(step, global_step=server.global_step)
-    async with MonitoredSession([ProtocolHook(server, index)], creator) as session:
-        for _ in range(num_steps):
-            await session.run([])
-
-
-@timed("compute", worker=lambda index: index)
-async def compute(index: int) -> None:
-    await anyio.sleep(0.005)

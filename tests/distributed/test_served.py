@@ -76,7 +76,7 @@ class Process:
 async def a_server(
     lease_secs: float = float("inf"), **options: Any
 ) -> AsyncIterator[ServedParameters]:
-    server = ServedParameters(np.ones(2), Synchronous(), 2, lease_secs, options, None)
+    server = ServedParameters(np.ones(2), Synchronous(), 2, lease_secs, options)
     try:
         yield server
     finally:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ from .recorded import lognormal, simulated, with_columns
 FREE, SHARED, QUEUE = Dependence.FREE, Dependence.SHARED, Dependence.QUEUE
 
 
-def fitted(*recordings: Spans, is_input_size: bool = False) -> Service:
-    return fit(recordings, "rollout", is_input_size=is_input_size)
+def fitted(*recordings: Spans) -> Service:
+    return fit(recordings, "rollout")
 
 
 def pauses(rng: np.random.Generator, mean: float, num: int = 2000) -> Floats:
@@ -250,10 +250,10 @@ def test_outside_of_the_recorded_load_the_speed_is_bracketed() -> None:
     assert service.load_high == 16
 
     def comes_out(num: float, assume: Beyond) -> float:
-        return num * service.speed(num, assume=assume)
+        return num * replace(service, beyond=assume).speed(num)
 
     for num in (8, 12, 16):
-        assert len({service.speed(num, assume=each) for each in Beyond}) == 1
+        assert len({replace(service, beyond=each).speed(num) for each in Beyond}) == 1
     for num in (1, 4, 20, 32, 100):
         worst, law, best = (
             comes_out(num, each) for each in (Beyond.WORST, Beyond.LAW, Beyond.BEST)
@@ -273,7 +273,7 @@ def test_queues_and_own_machines_need_no_bracket() -> None:
     own = fitted(with_columns(batching(0, 4), worker=np.zeros(1003, np.int64)))
     assert own.is_own
     for service in (queue, own):
-        assert {service.speed(500, assume=each) for each in Beyond} == {1.0}
+        assert {replace(service, beyond=each).speed(500) for each in Beyond} == {1.0}
 
 
 # What is read
@@ -285,14 +285,6 @@ def test_a_service_is_one_readable_line() -> None:
     assert line.startswith("rollout: 2,000 spans, 34 cut; mean 0.")
     assert "shared, slowdown 0.05" in line
     assert line.endswith("load 4 to 32")
-
-
-def test_a_description_is_json() -> None:
-    found = json.loads(json.dumps(fitted(batching(0, 4), batching(0, 32)).describe()))
-    assert found["dependence"] == "shared"
-    assert found["num_cut"] == 34
-    low, high = found["slowdown_interval"]
-    assert low < found["slowdown"] < high
 
 
 def test_a_kind_that_was_never_whole_is_named() -> None:
@@ -353,11 +345,9 @@ def any_spans(draw: st.DrawFn) -> Spans:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(any_spans(), min_size=1, max_size=2), st.booleans(), st.integers(0, 9))
-def test_any_spans_are_fitted_with_finite_work(
-    recordings: list[Spans], is_input_size: bool, seed: int
-) -> None:
-    service = fit(recordings, "any", is_input_size=is_input_size)
+@given(st.lists(any_spans(), min_size=1, max_size=2), st.integers(0, 9))
+def test_any_spans_are_fitted_with_finite_work(recordings: list[Spans], seed: int) -> None:
+    service = fit(recordings, "any")
     for each in (service, service.resampled(np.random.default_rng(seed))):
         assert len(each.samples) == sum(int((~spans.is_cut).sum()) for spans in recordings)
         assert len(each.samples) == len(each.sizes) == len(each.workers)
@@ -369,4 +359,3 @@ def test_any_spans_are_fitted_with_finite_work(
             assert (each.size_law.ratios >= 0.0).all()
             assert min(each.size_law.base_secs, each.size_law.secs_per_unit) >= 0.0
         assert str(each)
-        json.dumps(each.describe())

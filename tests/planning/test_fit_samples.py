@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from asynchooks.planning._censoring import kaplan_meier, places_by_weight
 from asynchooks.planning._fit import fit
+from asynchooks.planning._likelihood import places_by_weight, weights_beside_cut
 from asynchooks.planning._service import Dependence, Service, SizeLaw
 from asynchooks.planning._spans import Floats, Spans
 
@@ -18,8 +18,8 @@ FREE, SHARED = Dependence.FREE, Dependence.SHARED
 NUM = 2000
 
 
-def fitted(*recordings: Spans, is_input_size: bool = False) -> Service:
-    return fit(recordings, "step", is_input_size=is_input_size)
+def fitted(*recordings: Spans) -> Service:
+    return fit(recordings, "step")
 
 
 def one_by_one(secs: Floats, **columns: Floats) -> Spans:
@@ -37,10 +37,10 @@ def says(service: Service, words: str) -> bool:
 
 def test_weights_of_what_was_cut_move_to_what_is_longer() -> None:
     samples, cut = np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.5])
-    assert kaplan_meier(samples, cut) == pytest.approx([0.2, 0.2, 0.3, 0.3])
-    assert kaplan_meier(samples, np.array([2.0])) == pytest.approx([0.2, 0.2, 0.3, 0.3])
-    assert kaplan_meier(samples, np.array([9.0])) == pytest.approx([0.2, 0.2, 0.2, 0.4])
-    assert kaplan_meier(samples, np.zeros(0)) == pytest.approx([0.25] * 4)
+    assert weights_beside_cut(samples, cut) == pytest.approx([0.2, 0.2, 0.3, 0.3])
+    assert weights_beside_cut(samples, np.array([2.0])) == pytest.approx([0.2, 0.2, 0.3, 0.3])
+    assert weights_beside_cut(samples, np.array([9.0])) == pytest.approx([0.2, 0.2, 0.2, 0.4])
+    assert weights_beside_cut(samples, np.zeros(0)) == pytest.approx([0.25] * 4)
     assert places_by_weight(np.array([0.5, 0.0, 0.25, 0.25])).tolist() == [0, 0, 2, 3]
 
 
@@ -102,13 +102,12 @@ def test_the_law_of_sizes_is_found() -> None:
         rng = np.random.default_rng(seed)
         sizes = rng.integers(100, 5000, NUM).astype(np.float64)
         secs = (0.03 + 4e-5 * sizes) * rng.lognormal(-0.02, 0.2, NUM)
-        service = fitted(one_by_one(secs, size=sizes), is_input_size=True)
+        service = fitted(one_by_one(secs, size=sizes))
         law = service.size_law
         assert law is not None
         assert law.base_secs == pytest.approx(0.03, rel=0.12)
         assert law.secs_per_unit == pytest.approx(4e-5, rel=0.05)
         assert law.ratios.mean() == pytest.approx(1.0, abs=0.02)
-        assert (law.low, law.high) == service.size_range()
         again = service.resampled(np.random.default_rng(seed)).size_law
         assert again is not None
         assert again.base_secs != law.base_secs
@@ -127,17 +126,16 @@ def test_no_coefficient_of_a_law_is_negative() -> None:
 
 def test_one_size_alone_tells_no_law() -> None:
     spans = one_by_one(lognormal(np.random.default_rng(0), 100), size=np.full(100, 8.0))
-    service = fitted(spans, is_input_size=True)
+    service = fitted(spans)
     assert service.size_law is None
     assert service.size_range() == (8.0, 8.0)
-    assert says(service, "only inputs of size 8 were recorded")
+    assert says(service, "only size 8 was recorded")
 
 
 def test_sizes_of_outputs_stay_with_their_samples() -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(10, 1000, 400).astype(np.float64)
     service = fitted(one_by_one(0.01 * sizes, size=sizes))
-    assert service.size_law is None
     for each in (service, service.resampled(rng)):
         assert each.samples == pytest.approx(0.01 * each.sizes)
 
@@ -148,7 +146,7 @@ def test_a_slowdown_is_found_beside_sizes() -> None:
     works = (0.05 + 1e-3 * sizes) * rng.lognormal(0.0, 0.05, NUM)
     spans = simulated(SHARED, works, num_clients=24, slowdown=0.1, pauses=rng.exponential(1.0, NUM))
     # spans begin in the order of works
-    service = fitted(with_columns(spans, size=np.resize(sizes, len(spans))), is_input_size=True)
+    service = fitted(with_columns(spans, size=np.resize(sizes, len(spans))))
     assert service.dependence is SHARED
     assert service.slowdown == pytest.approx(0.1, rel=0.05)
     assert service.size_law is not None
@@ -201,29 +199,16 @@ def shocks(rng: np.random.Generator) -> Spans:
     return Spans.joined(parts)
 
 
-def test_slowness_of_all_at_the_same_times_is_drawn_by_time() -> None:
-    rng = np.random.default_rng(0)
-    spans = shocks(rng)
-    service = fit([spans], "step", is_input_size=False, began=[-2.0])
-    assert service.starts is not None
-    assert (np.diff(service.starts) >= 0.0).all()
-    assert service.starts[0] == 2.0
+def test_slowness_of_all_at_the_same_times_is_said() -> None:
+    service = fitted(shocks(np.random.default_rng(0)))
+    assert service.is_slow_together
     assert says(service, "slow at the same times")
-    again = service.resampled(rng)
-    assert again.starts is service.starts
-    assert (again.samples == service.samples).all()
 
 
-def test_of_several_recordings_common_slowness_is_said_alone() -> None:
-    service = fitted(shocks(np.random.default_rng(0)), shocks(np.random.default_rng(1)))
-    assert service.starts is None
-    assert says(service, "drawn without regard")
-
-
-def test_independent_work_is_not_drawn_by_time() -> None:
+def test_independent_work_is_not_slow_together() -> None:
     for seed in range(10):
         service = fitted(worked(np.random.default_rng(seed), [1.0, 1.6] * 4))
-        assert service.starts is None
+        assert not service.is_slow_together
         assert not service.notes
 
 

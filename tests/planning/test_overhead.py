@@ -12,7 +12,7 @@ import pytest
 
 from asynchooks._engine.recording import Kind
 from asynchooks.planning import Plan, Trace, record, timed
-from asynchooks.planning._overhead import loop_secs
+from asynchooks.planning._model import loop_secs
 from asynchooks.planning._spans import Spans
 
 SPIN_SECS = 0.004

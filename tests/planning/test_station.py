@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,25 +11,25 @@ import pytest
 
 from asynchooks.planning import Dependence, Service, SizeLaw
 from asynchooks.planning._service import Beyond
-from asynchooks.planning._station import Blocks, Station
+from asynchooks.planning._station import Station
 from asynchooks.simulation import Simulation, current_simulation
 
 from .planned import run_in_virtual_time, service_of
 
 
-def station_of(service: Service, seed: int = 0, **options: Any) -> Station:
+def station_of(service: Service, seed: int = 0) -> Station:
     kernel = current_simulation().kernel
-    return Station(kernel, service, np.random.default_rng(seed), **options)
+    return Station(kernel, service, np.random.default_rng(seed))
 
 
 def ends_of(
-    service: Service, jobs: list[tuple[float, float]], backend: str = "turbo", **options: Any
+    service: Service, jobs: list[tuple[float, float]], backend: str = "turbo"
 ) -> list[float]:
     """When jobs (begin, work) end."""
     ends = [math.nan] * len(jobs)
 
     async def main() -> None:
-        simulation, station = current_simulation(), station_of(service, **options)
+        simulation, station = current_simulation(), station_of(service)
 
         async def one(number: int, begins: float, work: float) -> None:
             await simulation.sleep(begins)
@@ -165,7 +166,7 @@ def test_each_worker_draws_its_own_and_further_ones_repeat_them_in_order() -> No
 
 def test_sizes_are_drawn_with_the_work_or_given_and_then_make_it() -> None:
     drawn = service_of("work", [1.0, 3.0], sizes=np.array([10.0, 30.0]))
-    law = SizeLaw(0.5, 0.25, np.array([1.0]), 1.0, 8.0)
+    law = SizeLaw(0.5, 0.25, np.array([1.0]))
     given = service_of("work", [1.0], size_law=law)
 
     async def main() -> None:
@@ -178,32 +179,13 @@ def test_sizes_are_drawn_with_the_work_or_given_and_then_make_it() -> None:
     run_in_virtual_time(main)
 
 
-def test_work_of_one_recorded_size_is_taken_as_constant_or_as_in_proportion() -> None:
+def test_work_of_one_recorded_size_is_taken_as_constant() -> None:
     service = service_of("work", [2.0], sizes=np.array([8.0]))
 
     async def main() -> None:
         assert station_of(service).draw(16.0).secs == 2.0
-        assert station_of(service, are_sizes_linear=True).draw(16.0).secs == 4.0
 
     run_in_virtual_time(main)
-
-
-def test_draws_by_blocks_of_time_are_of_neighbouring_moments() -> None:
-    starts = np.linspace(0.0, 100.0, 1001)
-    service = service_of("work", starts.copy(), starts=starts)
-
-    async def main() -> list[float]:
-        blocks = Blocks(100.0, np.random.default_rng(0))
-        station = station_of(service, blocks=blocks)
-        found = []
-        for _ in range(50):
-            found.append(station.draw().secs)
-            await current_simulation().sleep(0.15)
-        return found
-
-    moments = np.array(run_in_virtual_time(main))  # 7.5 s, within one block of 10 s
-    shift = moments - 0.15 * np.arange(50)
-    assert shift.max() - shift.min() < 1.0
 
 
 def test_beyond_the_recorded_load_what_comes_out_lies_between_two_lines() -> None:
@@ -213,7 +195,7 @@ def test_beyond_the_recorded_load_what_comes_out_lies_between_two_lines() -> Non
     )  # fmt: skip
 
     def throughput(num: float, beyond: Beyond) -> float:
-        return num * service.speed(num, assume=beyond)
+        return num * replace(service, beyond=beyond).speed(num)
 
     for num in (4.0, 10.0, 16.0):
         assert len({throughput(num, each) for each in Beyond}) == 1
@@ -229,8 +211,8 @@ def test_beyond_the_recorded_load_what_comes_out_lies_between_two_lines() -> Non
 def test_a_free_service_is_full_beyond_the_recorded_load_in_the_worst_case() -> None:
     service = service_of("work", [1.0], load_high=2.0)
     jobs = [(0.0, 1.0)] * 4
-    assert ends_of(service, jobs, beyond=Beyond.LAW) == [1.0] * 4
-    assert ends_of(service, jobs, beyond=Beyond.WORST) == [2.0] * 4
+    assert ends_of(service, jobs) == [1.0] * 4
+    assert ends_of(replace(service, beyond=Beyond.WORST), jobs) == [2.0] * 4
 
 
 def test_one_seed_draws_the_same() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from asynchooks.cli import main
 from asynchooks.planning import Plan, Trace, TraceError
 from asynchooks.simulation import Empirical
 
@@ -42,7 +41,7 @@ def raw(text: bytes) -> bytes:
 
 CALL, RUN, STEP, SESSION = 1, 2, 3, 4
 LABELS: dict[int, dict[str, Any]] = {
-    CALL: {"name": "fn", "cat": "call"},
+    CALL: {"name": "fn", "cat": "work"},
     RUN: {"name": "run", "cat": "run", "args": {"is_on_session": True}},
     STEP: {"name": "step", "cat": "run", "args": {"is_on_session": True}},
     SESSION: {"name": "worker", "cat": "session", "args": {"is_on_session": True}},
@@ -52,9 +51,7 @@ RUNS = [
     (STEP, SECOND, 3 * SECOND), (RUN, 3 * SECOND, 4 * SECOND), (STEP, 3 * SECOND, 4 * SECOND),
     (SESSION, 0, 5 * SECOND),
 ]  # fmt: skip
-ROLLOUTS = {"fn": "fn", "concurrency": 2, "batch_size": 1, "max_staleness": 1}
-MAP = {"fn": "fn", "concurrency": 2, "ordered": True}
-STAGE = {"stage rollouts": ROLLOUTS}
+STAGE = {"stage rollouts": {"fn": "fn", "concurrency": 2}}
 
 
 def trace(
@@ -120,33 +117,7 @@ CRAFTED: dict[str, bytes] = {
         for name in ("began", "ended")
         for each in NO_NUMBERS
     },
-    **{
-        f"{name} {each!r}": trace({**STAGE, name: each})
-        for name in ("settings", "machine", "server", "parameter server", "stage map_concurrent")
-        for each in NO_OBJECTS
-    },
-    **{
-        f"{name} of rollouts {each!r}": trace({"stage rollouts": {**ROLLOUTS, name: each}})
-        for name in ("concurrency", "batch_size", "max_staleness")
-        for each in NO_COUNTS
-    },
-    **{
-        f"num_workers {each!r}": trace(
-            {"parameter server": {"num_workers": each, "protocol": "async"}}
-        )
-        for each in [*NO_COUNTS, 0]
-    },
-    **{
-        f"{name} of a server {each!r}": trace({
-            **STAGE,
-            "server": {
-                "processor_secs": 1.0, "served_processor_secs": 0.5, "requests": {}, name: each,
-            },
-        })
-        for name in ("processor_secs", "served_processor_secs", "requests")
-        for each in NO_NUMBERS
-        if not isinstance(each, dict)
-    },
+    **{f"settings {each!r}": trace({**STAGE, "settings": each}) for each in NO_OBJECTS},
     "deep": trace(more=raw(b"[" * 99_999 + b"]" * 99_999)),
     "no object": trace(more=raw(b"[]")),
     "a number of 5,000 digits": trace(more=raw(b'{"began": ' + b"9" * 5000 + b"}")),
@@ -179,35 +150,6 @@ def test_a_trace_like_those_is_read(tmp_path: Path) -> None:
     assert Plan.read(path).traces[0].figures().num_updates == 1
 
 
-LARGE = {
-    "concurrency": trace({"stage rollouts": {**ROLLOUTS, "concurrency": 60_000}}),
-    "batch_size": trace({
-        "stage rollouts": {**ROLLOUTS, "concurrency": 10**9, "batch_size": 10**9},
-    }),
-    "concurrency of a map": trace({"stage map_concurrent": {**MAP, "concurrency": 10**9}}),
-    "batch": trace({"stage map_concurrent": MAP, "stage batch": {"batch_size": 10**9}}),
-    "buffer_size": trace({"stage map_concurrent": MAP, "stage prefetch": {"buffer_size": 10**9}}),
-    "num_workers": trace(
-        {"parameter server": {"num_workers": 10**9, "protocol": "async"}},
-        {"name": "gradient", "cat": "work", "args": {"worker": 0, "is_on_session": True}},
-    ),
-    "protocol": trace(
-        {"parameter server": {"num_workers": 2, "protocol": "ksync:1000000000"}},
-        {"name": "gradient", "cat": "work", "args": {"worker": 0, "is_on_session": True}},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_a_trace_that_asks_for_a_run_beyond_all_it_has_is_not_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    path = tmp_path / "crafted.pftrace"
-    path.write_bytes(LARGE[name])
-    assert main(["plan", str(path), "--json", "--processes", "1"]) == 1
-    assert "asynchooks plan: error: the trace" in capsys.readouterr().err
-
-
 EXTREME_TIMES = {
     "tiny calls, huge steps": [
         (CALL, 0, 1), (CALL, 1, 2), (RUN, 0, 1e16), (STEP, 0, 1e16),
@@ -223,24 +165,27 @@ EXTREME_TIMES = {
 
 CHILD = """
 import resource, sys
-import asynchooks.cli, asynchooks.planning, rich
-from asynchooks._cli import plan
+from asynchooks.planning import Plan, PlanError, TraceError
 
 pages = int(open("/proc/self/statm").read().split()[0])
 most = pages * resource.getpagesize() + (1 << 30)
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 resource.setrlimit(resource.RLIMIT_CPU, (200, 200))
 for path in sys.argv[1:]:
-    code = asynchooks.cli.main(["plan", path, "--json", "--processes", "1", "--runs", "2"])
-    print("END OF TRACE", code)
+    try:
+        plan = Plan.read(path)
+        print(plan, plan.traces[0].figures())
+    except (TraceError, PlanError):
+        pass
+    print("END OF TRACE")
 """
 
 
 @pytest.mark.faults
-def test_planning_ends_whatever_a_small_trace_says(tmp_path: Path) -> None:
+def test_reading_and_fitting_end_whatever_a_small_trace_says(tmp_path: Path) -> None:
     rng = random.Random(1)
     paths = []
-    for place, data in enumerate([*CRAFTED.values(), *LARGE.values(),
+    for place, data in enumerate([*CRAFTED.values(),
                                   *(trace(rows=rows) for rows in EXTREME_TIMES.values()),
                                   *(damaged(trace(), rng) for _ in range(40))]):  # fmt: skip
         paths.append(tmp_path / f"{place}.pftrace")

@@ -1,6 +1,6 @@
 """What plans predict, and what real runs of the same programs then give.
 
-    python -m tests.benchmarks.planning [batching gradients seen_gradients dask_processes pytorch]
+    python -m tests.benchmarks.planning [batching gradients seen_gradients pytorch]
         [--secs 25] [--recorded-secs 60] [--runs 5] [--keep DIR] [--json FILE]
 
 Each program is recorded once at one or two settings. Others are then planned from that, and run
@@ -88,8 +88,7 @@ def recording(name: str, directory: Path, settings: Settings) -> Trace:
             cwd=ROOT, check=True, timeout=settings["secs"] + MOST_SECS_MORE,
         )  # fmt: skip
         (directory / "done").touch()
-    paths = sorted(directory.glob("*.pftrace"))
-    return Trace.read(*paths)
+    return Trace.read(directory / "run.pftrace")
 
 
 def rows_of(

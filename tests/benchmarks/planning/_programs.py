@@ -9,7 +9,7 @@ from typing import Any
 
 from asynchooks.planning import record
 
-from .programs import batching, dask_processes, gradients, pytorch
+from .programs import batching, gradients, pytorch
 
 Settings = Mapping[str, Any]
 
@@ -21,15 +21,10 @@ class Program:
     main: Callable[..., Awaitable[None]]
     recorded: tuple[Settings, ...]
     planned: tuple[Settings, ...]
-    run: Callable[..., Awaitable[None]] | None = None
-    """Runs it really, and records into the directory that it gets first; None: `main`."""
     always: Settings = field(default_factory=dict)
 
     async def run_recorded(self, directory: Path, settings: Settings) -> None:
         """Run it really, and leave what was recorded in the directory, which is empty."""
-        if self.run is not None:
-            await self.run(directory, **settings)
-            return
         async with record(directory / "run.pftrace", settings=settings):
             await self.main(**settings)
 
@@ -61,17 +56,6 @@ PROGRAMS: Mapping[str, Program] = {
     "gradients": Program(gradients.main, recorded=({},), planned=_WORKERS),
     "seen_gradients": Program(
         gradients.main, recorded=({},), planned=_WORKERS, always={"is_seen": True}
-    ),
-    "dask_processes": Program(
-        dask_processes.main,
-        recorded=({},),
-        planned=(
-            {"num_processes": 1},
-            {"per_process": 2},
-            {"per_process": 8},
-            *_PROTOCOLS,
-        ),
-        run=dask_processes.main_on_dask,
     ),
     "pytorch": Program(
         pytorch.main,
