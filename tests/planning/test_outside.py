@@ -101,6 +101,7 @@ class OwnError(Exception):
 class UnsendableError(Exception):
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
+        self.lock = threading.Lock()  # other libraries may have taught pickle all else
 
 
 def test_an_error_of_the_program_has_its_traceback_in_a_note(backend: Any) -> None:
