@@ -397,7 +397,7 @@ class Prefetch(Buffered):
         if self._is_handing_out:  # to ask a thread once for all that goes, not for what is left now
             self._is_handing_out = False
             await self._engine.checkpoint()
-            limit = self._num_room()
+            limit = max(limit, self._num_room())  # one may have been put back: 0 would read the end
         recorder = self._recorder
         if recorder is None:
             return await self._source._read(limit)

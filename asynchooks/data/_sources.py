@@ -273,15 +273,13 @@ class AsyncSource(SourceStage):
                 raise too_short(self, begin - self._num_to_pass, begin)
             self._num_given = 0
             self._num_to_pass -= 1
-        before = len(found.items)
-        has_more = await self._add(found, size)
-        if self._is_pass_over:
-            if len(found.items) == before:
+        if self._is_pass_over:  # known with the first item, however the next ones are cancelled
+            has_item = await self._add(found, len(found.items) + 1)
+            self._is_pass_over = False
+            if not has_item:
                 iterator, self._iterator = self._iterator, self._source.__aiter__()
                 await _close(iterator)
-                has_more = await self._add(found, size)
-            self._is_pass_over = False
-        return has_more
+        return await self._add(found, size)
 
     async def _add(self, found: Gathered, size: int) -> bool:
         """Add items until there are so many; False if the end came first.
@@ -298,9 +296,10 @@ class AsyncSource(SourceStage):
         before = len(items)
         try:
             while len(items) < size:
-                items.append(await step())
+                item = await step()
                 if stateful is not None:
                     self._last_own = Own(stateful.state_dict())
+                items.append(item)
         except StopAsyncIteration:
             return self._ended(len(items) > before)
         except RuntimeError as error:

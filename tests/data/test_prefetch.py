@@ -13,6 +13,7 @@ import pytest
 from asynchooks.data import (
     Stage,
     batch,
+    chain,
     interleave,
     map_concurrent,
     prefetch,
@@ -356,3 +357,25 @@ async def test_a_reader_is_given_an_error_where_the_task_of_a_stage_is_cancelled
         with anyio.fail_after(10), pytest.raises(RuntimeError, match="cancelled from outside") as e:
             await anext(items)
     assert isinstance(e.value.__cause__, asyncio.CancelledError)
+
+
+async def test_an_item_that_is_put_back_as_the_buffer_fills_does_not_end_the_input() -> None:
+    may_end = anyio.Event()
+
+    async def first() -> AsyncIterator[int]:
+        yield 0
+        await may_end.wait()
+
+    async with prefetch(chain(first(), [1, 2], [3, 4, 5]), 3) as stage:
+        taken = await stage.take(None)  # type: ignore[attr-defined]
+
+        async def give_back() -> None:
+            other = await stage.take(None)  # type: ignore[attr-defined]
+            for each in (other, taken):
+                stage.put_back(each)  # type: ignore[attr-defined]
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(give_back)
+            await settle()
+            may_end.set()
+        assert [item async for item in stage] == [0, 1, 2, 3, 4, 5]

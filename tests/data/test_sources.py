@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -442,3 +442,44 @@ async def test_an_iterator_that_goes_on_after_an_error_is_read_on_to_its_end(siz
                 continue
             break
     assert items == [0, 1, 2, 3]
+
+
+class Passes:
+    """Three items in each pass; at the end of the second pass it is cancelled once."""
+
+    def __init__(self) -> None:
+        self.at = self.num_ended = 0
+        self.scope = anyio.CancelScope()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.at = state["at"]
+
+    def __aiter__(self) -> Self:
+        if self.num_ended:
+            self.at = 0
+        return self
+
+    async def __anext__(self) -> int:
+        if self.at == 3:
+            if self.num_ended == 1 and not self.scope.cancel_called:
+                self.scope.cancel()
+                await anyio.lowlevel.checkpoint()
+            self.num_ended += 1
+            raise StopAsyncIteration
+        self.at += 1
+        return self.at
+
+
+async def test_a_cancellation_behind_a_pass_that_was_over_begins_no_further_one() -> None:
+    source = Passes()
+    stage = batch(source, 4)
+    own = {"stage": "async iterable", "state": {"at": 3}, "pass_over": True}
+    stage.load_state_dict({"stage": "batch", "items": 0, "source": own, "place": 0, "beyond": []})
+    async with stage:
+        with source.scope:
+            await anext(stage)
+        assert source.scope.cancelled_caught
+        assert await read_all(stage) == [[1, 2, 3]]
