@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from .._errors import PlanError
 from ..simulation import Simulation
@@ -30,7 +30,7 @@ STALL_SECS = 30.0
 """Real seconds in which nothing happens in virtual time: then the plan is given up."""
 _TICKS = 5
 """How often in these seconds the child looks whether virtual time goes on, and says so."""
-_CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"
+_CAN_FORK = sys.platform != "darwin"
 """The libraries of macOS may crash in a fork."""
 _children: set[int] = set()
 """The process ids of those that live."""
@@ -69,7 +69,7 @@ def in_child(work: Callable[[Watch], T]) -> T:
         PlanError: the child has died, or nothing happens in virtual time.
         BaseException: what `work` raises; a PlanError in place of what cannot be pickled.
     """
-    if not _CAN_FORK:
+    if sys.platform == "win32" or not _CAN_FORK:
         return work(Watch())
     _flush()  # or the child would write it as well
     # the warning is of threads, which the child has none of, and needs none
@@ -110,14 +110,15 @@ def in_child(work: Callable[[Watch], T]) -> T:
     failure, result = answer
     if failure is not None:
         raise failure
-    return result  # type: ignore[no-any-return]
+    return cast(T, result)
 
 
 def kill_children() -> None:
     """End all children, which other threads wait for: each raises a PlanError there."""
-    with _lock:
-        for pid in _children:
-            os.kill(pid, signal.SIGKILL)
+    if sys.platform != "win32":  # where there are none
+        with _lock:
+            for pid in _children:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _work_in_child(work: Callable[[Watch], Any], theirs: Connection) -> NoReturn:
@@ -136,7 +137,8 @@ def _work_in_child(work: Callable[[Watch], Any], theirs: Connection) -> NoReturn
             answer = None, work(watch)
         except BaseException as error:
             answer = _sendable(error), None
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        if sys.platform != "win32":
+            signal.setitimer(signal.ITIMER_REAL, 0)
         _flush()
         theirs.send(answer)
     finally:
@@ -176,8 +178,9 @@ def _look_for_stalls(watch: Watch, theirs: Connection) -> None:
         if num >= _TICKS:
             os._exit(0)
 
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, STALL_SECS / _TICKS, STALL_SECS / _TICKS)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, STALL_SECS / _TICKS, STALL_SECS / _TICKS)
 
 
 def _stall(watch: Watch, frame: FrameType | None) -> PlanError:
