@@ -134,7 +134,7 @@ def with_states(saved: bytes, states: Mapping[str, Any]) -> bytes:
 
 
 def _as_bytes(texts: Mapping[str, Any]) -> bytes:
-    return json.dumps(texts, indent=1).encode()
+    return json.dumps(texts).encode()
 
 
 def _texts(states: Iterable[_State]) -> dict[str, Any]:
