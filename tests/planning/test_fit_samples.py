@@ -132,6 +132,12 @@ def test_one_size_alone_tells_no_law() -> None:
     assert says(service, "only size 8 was recorded")
 
 
+def test_the_range_of_sizes_leaves_the_outermost_hundredths_out() -> None:
+    sizes = np.arange(1001.0)
+    service = fitted(one_by_one(0.5 + 0.01 * sizes, size=sizes))
+    assert service.size_range() == (10.0, 990.0)
+
+
 def test_sizes_of_outputs_stay_with_their_samples() -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(10, 1000, 400).astype(np.float64)
