@@ -14,7 +14,7 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 from .._errors import OverlappingCallError, StopTraining
-from .base import STOPPED, Engine, Slot
+from .base import STOPPED, TIMED_OUT, Engine, Slot
 from .current import current_engine, engine_if_any, system_now
 from .stop import EndsAtStop, LostPeer, Stop
 
@@ -25,10 +25,16 @@ _PATIENCE_SECS = 30.0
 
 
 class Lock:
-    """`async with lock:` lets one task in at a time, in order of asking. Cancellation safe."""
+    """`async with lock:` lets one task in at a time, in order of asking. Cancellation safe.
 
-    def __init__(self, what: str) -> None:
+    Args:
+        what: it is, for people.
+        hint: what the log says where a task waits for long; "" where that is usual.
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
         self._what = what
+        self._hint = hint
         self._is_held = False
         self._queue: deque[Slot] = deque()
 
@@ -49,7 +55,18 @@ class Lock:
         slot = Slot(engine, self._what)
         self._queue.append(slot)
         try:
-            await engine.park(slot)
+            until = engine.now() + _PATIENCE_SECS if self._hint else math.inf
+            if await engine.park(slot, until) is TIMED_OUT:
+                logger.warning(
+                    "A task has waited for %s for %g s, and waits on. %s",
+                    self._what,
+                    _PATIENCE_SECS,
+                    self._hint,
+                )
+                again = Slot(engine, self._what)
+                self._queue[self._queue.index(slot)] = again
+                slot = again
+                await engine.park(slot)
         except BaseException:
             if slot.is_woken:  # the lock came together with the cancellation: pass it on
                 self.leave()

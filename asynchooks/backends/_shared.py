@@ -89,7 +89,11 @@ class _Common:
     def __init__(self, handle: SessionHandle) -> None:
         self.handle = handle
         # for opening, recreating and closing it; those that open together queue here in turn
-        self.lock = Lock("the shared session")
+        hint = (
+            "Another worker opens or restores it. If a hook's begin of that worker waits for this "
+            "one, both wait for ever: let the hook wait in before_run"
+        )
+        self.lock = Lock("the shared session", hint)
         self.users: dict[_SharedHandle, None] = {}  # in order of opening
         self.engine: Engine | None = None  # of the event loop that they run in
         self.raw: RawSession | None = None

@@ -15,6 +15,7 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
+from asynchooks.simulation import Simulation, current_simulation
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, settle
@@ -30,6 +31,35 @@ class Slow(SessionRunHook):
 
     async def begin(self) -> None:
         await self.may_begin.wait()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
+def test_a_begin_that_waits_for_a_later_worker_is_told_of_in_the_log(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        simulation, creator = current_simulation(), SharedSessionCreator(counting_creator())
+
+        class Waits(SessionRunHook):
+            async def begin(self) -> None:
+                await simulation.sleep(60.0)  # as long as the other one waits to open
+
+        async def worker(*hooks: SessionRunHook) -> None:
+            async with MonitoredSession(hooks, creator):
+                pass
+
+        first = simulation.start(worker, Waits())
+        second = simulation.start(worker)
+        await simulation.sleep(29.0)
+        assert not caplog.records
+        await simulation.sleep(2.0)
+        (said,) = caplog.messages
+        assert "waited for the shared session for 30 s" in said
+        assert "before_run" in said
+        await first.wait()
+        await second.wait()
+
+    Simulation(backend=backend).run(main)
 
 
 async def test_all_workers_share_one_raw_session_which_the_last_one_closes() -> None:
