@@ -343,8 +343,7 @@ def shorten_traceback(error: BaseException) -> None:
     """Leave out of its traceback what lies in asynchooks between two frames of others.
 
     Of our frames in a row the first and the last stay: users see which line of ours they called,
-    and which one called theirs. Where we raised the error, the last row stays whole. Causes keep
-    their tracebacks.
+    and which one called theirs, or raised. Causes keep their tracebacks.
     """
     entries: list[TracebackType] = []
     entry = error.__traceback__
@@ -352,11 +351,10 @@ def shorten_traceback(error: BaseException) -> None:
         entries.append(entry)
         entry = entry.tb_next
     is_ours = [each.tb_frame.f_code.co_filename.startswith(_OURS) for each in entries]
-    last = max((place for place, ours in enumerate(is_ours) if not ours), default=-1)
     kept = [
         each
         for place, each in enumerate(entries)
-        if place > last or is_ours[place - 1 : place + 2] != [True, True, True]
+        if is_ours[place - 1 : place + 2] != [True, True, True]
     ]
     shortened = None
     if len(kept) < len(entries):
