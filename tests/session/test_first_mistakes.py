@@ -1,0 +1,136 @@
+"""What newcomers write who have read no more than the first pages, and what they are told."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+
+import anyio
+import pytest
+
+from asynchooks import (
+    GlobalStepWaiterHook,
+    MonitoredSession,
+    SharedSessionCreator,
+    StepUnreachableError,
+    StopAtStepHook,
+    StopTraining,
+)
+from asynchooks._stopping import session_stop
+
+from ..support.helpers import settle
+
+pytestmark = pytest.mark.anyio
+
+
+def step() -> dict[str, float]:
+    return {"loss": 0.5}
+
+
+# --- loops and waits that would never end ---------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_loop_of_runs_that_are_not_awaited_ends_with_an_error(is_kept: bool) -> None:
+    num_turns, run = 0, None
+    with pytest.raises(RuntimeError, match=r"each one is to be awaited, `await session\.run"):
+        async with MonitoredSession([StopAtStepHook(last_step=3)], step) as session:
+            while not session.should_stop():
+                num_turns += 1
+                run = session.run("loss")
+                run = run if is_kept else None
+    assert num_turns == 2
+    run = None
+    gc.collect()  # the error's frames hold the coroutine, of which Python warns in its turn
+
+
+async def test_a_run_whose_task_was_cancelled_before_it_began_is_no_mistake() -> None:
+    async with MonitoredSession([], step) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, "loss")
+            group.cancel_scope.cancel()
+        run = session.run("loss")
+        run.close()
+        assert await session.run("loss") == 0.5
+        assert session.global_step.value <= 2
+
+
+async def test_a_loop_that_swallows_the_end_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    num_turns = 0
+    async with MonitoredSession([StopAtStepHook(last_step=3)], step) as session:
+        while num_turns < 50:
+            num_turns += 1
+            try:
+                await session.run("loss")
+            except Exception:
+                continue
+    assert caplog.text.count("10 runs have raised StopTraining, which ends the block") == 1
+    assert "while not session.should_stop():" in caplog.text
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds are no time for a test, and no clock of the event loops is ours."""
+    monkeypatch.setattr(session_stop, "_PATIENCE_SECS", 0.05)
+
+
+async def fail() -> None:
+    raise ConnectionError("the producer is away")
+
+
+@pytest.mark.usefixtures("short_patience")
+@pytest.mark.parametrize("is_in_thread", [False, True])
+async def test_a_wait_in_the_body_after_a_stop_is_told_of_once(
+    is_in_thread: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with MonitoredSession([], step) as session:
+        if is_in_thread:
+            await anyio.to_thread.run_sync(session.request_stop, "enough")
+        else:
+            session.request_stop("enough")
+        await anyio.sleep(0.2)  # as `await queue.get()`, which nobody fills any more
+        session.request_stop("once more")
+        await anyio.sleep(0.1)
+    assert caplog.text.count("`await session.or_stop(queue.get)`") == 1
+    assert "by session.request_stop" in caplog.text
+    assert "enough" in caplog.text
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_a_body_that_ends_at_a_stop_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConnectionError, match="the producer is away"):
+        async with MonitoredSession([], step) as session:
+            session.start_soon(fail)
+            with pytest.raises(StopTraining):
+                await session.or_stop(anyio.sleep, math.inf)
+    await anyio.sleep(0.1)
+    assert "or_stop" not in caplog.text
+
+
+async def test_what_watches_the_body_ends_with_it() -> None:
+    num_tasks = len(anyio.get_running_tasks())
+    async with MonitoredSession([], step) as session:
+        session.request_stop("enough")
+        await settle()
+        assert len(anyio.get_running_tasks()) == num_tasks + 1
+    await settle()
+    assert len(anyio.get_running_tasks()) == num_tasks
+
+
+async def test_a_lone_waiter_is_told_who_may_bring_its_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with MonitoredSession([GlobalStepWaiterHook(5)], step) as session:
+        with anyio.move_on_after(0.05):
+            await session.run("loss")
+    assert "All open workers wait for global_step 5" in caplog.text
+    assert "no GlobalStepWaiterHook in its hooks" in caplog.text
+    creator = SharedSessionCreator(step, num_workers=1)
+    with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
+        async with MonitoredSession([GlobalStepWaiterHook(5)], creator) as session:
+            await session.run("loss")
