@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Coroutine
-from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
+from collections.abc import Callable, Coroutine
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine, signature
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -182,11 +182,31 @@ def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], expecte
     return value
 
 
-def function(name: str, value: T, expected: str = "a function") -> T:
-    """The value, which can be called."""
+def function(
+    name: str, value: T, expected: str = "a function", *, num_args: int | None = None
+) -> T:
+    """The value, which can be called; with so many arguments by position, if that is known."""
     if not callable(value):
         raise TypeError(f"{name} is {shown(value)}; give {expected}")
+    if num_args is not None and (takes := misfit(value, num_args)):
+        raise TypeError(
+            f"{name} is {shown(value)}, which takes {takes}, and is called with {num_args} "
+            f"arguments; give {expected}"
+        )
     return value
+
+
+def misfit(value: Callable[..., object], num_args: int) -> str:
+    """The parameters of what can not be called with so many arguments; "" where it can."""
+    try:
+        parameters = signature(value)
+    except (TypeError, ValueError):  # one of C may not say what it takes
+        return ""
+    try:
+        parameters.bind(*[None] * num_args)
+    except TypeError:
+        return str(parameters)
+    return ""
 
 
 def async_function(name: str, value: T, expected: str, *, arguments: bool = False) -> T:

@@ -140,7 +140,7 @@ class EvaluationHook(TimedOutputHook):
         results = (
             "a function of the session and the step that returns a mapping of names to numbers"
         )
-        self._fn = _check.function("evaluate", evaluate, results)
+        self._fn = _check.function("evaluate", evaluate, results, num_args=2)
         by_default = Evaluate.CONCURRENT if is_async(evaluate) else Evaluate.EXCLUSIVE
         self._is_exclusive = (mode or by_default) is Evaluate.EXCLUSIVE
         if self._is_exclusive and on_failure is not OnFailure.STOP:

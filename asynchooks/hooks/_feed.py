@@ -90,7 +90,8 @@ class FeedHook(SessionRunHook):
     ) -> None:
         self._consumers = consumers_of(source)
         if after_epoch is not None:
-            check.function("after_epoch", after_epoch, "a function of the session and the epoch")
+            expected = "a function of the session and the epoch"
+            check.function("after_epoch", after_epoch, expected, num_args=2)
         self._after_epoch = after_epoch
         is_empty = isinstance(names, (list, tuple, Mapping)) and not names
         if is_empty or isinstance(names, (set, frozenset, int, float)):

@@ -98,6 +98,8 @@ class LoggingTensorHook(SessionRunHook):
         has_timer = every_n_iter is not None or every_n_secs is not None
         self._timer = timer_of(**intervals) if has_timer else None
         self._interval = None if every_n_steps is None else Interval(every_n_steps, None)
+        if formatter is not None:
+            _check.function("formatter", formatter, "a function of a dict of values", num_args=1)
         self._at_end = at_end
         self._formatter = formatter
         self.uses_default_graph = formatter is not None  # which is the user's

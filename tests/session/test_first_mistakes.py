@@ -5,17 +5,28 @@ from __future__ import annotations
 import gc
 import logging
 import math
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
 
 from asynchooks import (
+    EvaluationHook,
+    FeedFnHook,
+    FeedHook,
     GlobalStepWaiterHook,
+    LoggingTensorHook,
+    MetricsHook,
     MonitoredSession,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
     SharedSessionCreator,
     StepUnreachableError,
     StopAtStepHook,
     StopTraining,
+    data,
 )
 from asynchooks._stopping import session_stop
 
@@ -134,3 +145,83 @@ async def test_a_lone_waiter_is_told_who_may_bring_its_step(
     with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
         async with MonitoredSession([GlobalStepWaiterHook(5)], creator) as session:
             await session.run("loss")
+
+
+# --- hooks and functions that are called otherwise than they are written --------------------------
+
+
+class PrintsLoss(SessionRunHook):
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        print(run_values.results["loss"])
+
+
+class Stops(SessionRunHook):
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        run_context.session.request_stop()
+
+
+async def notes_of(hook: SessionRunHook) -> str:
+    with pytest.raises((TypeError, AttributeError)) as raised:
+        async with MonitoredSession([hook], step) as session:
+            await session.run("loss")
+    return " / ".join(raised.value.__notes__)
+
+
+async def test_results_without_a_request_say_what_to_return() -> None:
+    assert await notes_of(PrintsLoss()) == (
+        "run_values.results is None, as its before_run asked for nothing; return "
+        'SessionRunArgs({"loss": "loss"}) / in after_run of PrintsLoss'
+    )
+
+
+async def test_a_stop_of_the_raw_session_says_whose_it_is() -> None:
+    assert "request_stop is a method of run_context and of coord" in await notes_of(Stops())
+
+
+def hook_with(moment: str, method: Any) -> SessionRunHook:
+    hook: SessionRunHook = type("Mine", (SessionRunHook,), {moment: method})()
+    return hook
+
+
+async def two(first: object, second: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("moment", "method", "expected"),
+    [
+        ("begin", two, r"begin of hooks\[0\], a Mine, takes .*second.* write begin\(self\)"),
+        ("after_run", two, r"write after_run\(self, run_context, run_values\)"),
+        ("end", lambda self: None, r"takes \(\) beside self; write end\(self, session\)"),
+        ("on_drop", two, r"write on_drop\(self\)"),
+    ],
+)
+def test_a_method_of_another_signature_is_refused_with_the_right_one(
+    moment: str, method: Any, expected: str
+) -> None:
+    with pytest.raises(TypeError, match=expected):
+        MonitoredSession([hook_with(moment, method)], step)
+
+
+def test_a_method_that_takes_more_by_choice_is_right() -> None:
+    async def after_run(self: Any, *args: Any, loud: bool = False) -> None: ...
+
+    MonitoredSession([hook_with("after_run", after_run)], step)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EvaluationHook(lambda step: {}, every_n_steps=1),  # type: ignore[arg-type, misc]
+        lambda: FeedHook([1], "x", after_epoch=lambda epoch: None),  # type: ignore[arg-type, misc]
+        lambda: FeedFnHook(lambda context: {}),  # type: ignore[arg-type, misc]
+        lambda: LoggingTensorHook(["loss"], 1, formatter=lambda: ""),  # type: ignore[arg-type, misc]
+        lambda: MetricsHook(lambda values: None, "loss"),  # type: ignore[arg-type]
+        lambda: data.map([1], lambda: 1),  # type: ignore[arg-type, misc]
+        lambda: data.filter([1], lambda item, place: True),  # type: ignore[arg-type, misc]
+    ],
+)
+def test_a_function_of_another_signature_is_refused_where_it_is_given(
+    make: Callable[[], object],
+) -> None:
+    with pytest.raises(TypeError, match=r"lambda.*, which takes \(.*\), and is called with \d arg"):
+        make()
