@@ -23,6 +23,7 @@ them in errors; stops are a tree, `_engine/stop.py`; side tasks: `_stopping/task
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import warnings
@@ -30,7 +31,6 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from enum import Enum, auto
 from functools import wraps
-from inspect import CORO_CREATED, getcoroutinestate
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat, TypeVar, cast
 
@@ -62,6 +62,7 @@ from ._errors import (
     is_stop,
     leaves_as_itself,
     leaves_of,
+    public_dir,
     raised_by,
     shorten_traceback,
 )
@@ -118,7 +119,8 @@ def _refuses_unawaited(run: F) -> F:
         session._called = called = run(session, fetches, feed_dict, options, run_metadata)
         return called
 
-    return call  # type: ignore[return-value]  # to type checkers it stays the coroutine function
+    mark = getattr(inspect, "markcoroutinefunction", lambda fn: fn)  # from Python 3.12 on
+    return cast(F, mark(call))
 
 
 class State(Enum):
@@ -181,6 +183,7 @@ class MonitoredSession(AsyncOnly):
                 loss = await session.run("loss")
     """
 
+    __dir__ = public_dir
     _in_with = "session"
     _recovers: ClassVar[bool] = True
     _called: Any = None  # a run that has not begun
@@ -268,6 +271,7 @@ class MonitoredSession(AsyncOnly):
                 begin = hooks.begin(handle.has_global_step, handle.graph)
                 await handle.in_session_context(begin, hooks.culprit)
             await self._recovering(self._create)
+            self._board.begin(self._engine.now(), self._gate.value)
         except BaseException as error:
             leaving = await self._close(error) or error
             if leaving is not error:
@@ -753,8 +757,9 @@ class MonitoredSession(AsyncOnly):
 
     def _check_awaited(self) -> None:
         """Raise RuntimeError if the run that was called last has not begun."""
-        called, self._called = self._called, None
-        if getcoroutinestate(called) == CORO_CREATED:
+        has_begun = inspect.getcoroutinestate(self._called) != inspect.CORO_CREATED
+        self._called = None  # which the error's frames must not hold
+        if not has_begun:
             raise RuntimeError(
                 "run() was called, and the run() before it has not begun: each one is to be "
                 'awaited, `await session.run("loss")`, before the next one is called'
