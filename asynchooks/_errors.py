@@ -339,6 +339,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
+def public_dir(instance: object) -> list[str]:
+    """As `__dir__`: of a class of ours no private names, which Python would suggest to users."""
+    names = object.__dir__(instance)
+    if not type(instance).__module__.startswith("asynchooks."):
+        return [*names]
+    return [name for name in names if name.endswith("__") or not name.startswith("_")]
+
+
 def shorten_traceback(error: BaseException) -> None:
     """Leave out of its traceback what lies in asynchooks between two frames of others.
 

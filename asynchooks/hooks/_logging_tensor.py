@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import ref
 
 from .. import _check
 from .._engine.current import current_engine
 from .._hook import (
+    SessionHooks,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -22,6 +25,8 @@ from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
 from ._interval import Interval, names_options
 
+logger = logging.getLogger("asynchooks")
+
 
 @names_options
 class LoggingTensorHook(SessionRunHook):
@@ -32,6 +37,7 @@ class LoggingTensorHook(SessionRunHook):
     values once more; with a step function it logs those of the last run, as computing them again
     would be one more training step.
 
+    It counts the runs of one session at a time: of a second one that is open the log tells.
     Unless the program configures logging, the lines go to standard error, behind the global step.
 
     Args:
@@ -58,7 +64,7 @@ class LoggingTensorHook(SessionRunHook):
 
     acts_outside = True
     uses_default_graph = False
-    needs_session_in_begin = False
+    _session: Callable[[], SessionHooks | None] = staticmethod(lambda: None)
     _shown = (
         ("tensors", "_tags"),
         ("every_n_iter", "_timer._every_steps"),
@@ -105,6 +111,14 @@ class LoggingTensorHook(SessionRunHook):
         self.uses_default_graph = formatter is not None  # which is the user's
 
     async def begin(self) -> None:
+        session, last = SessionHooks.of(self), self._session()
+        self._session = ref(session)
+        if last is not None and last is not session and last.is_open:
+            logger.warning(
+                "%r is in two sessions that are open, whose runs it counts together: its lines are "
+                "of either. Give each session a LoggingTensorHook of its own",
+                self,
+            )
         if self._timer is not None:
             self._timer.reset()
         self._num_runs = 0

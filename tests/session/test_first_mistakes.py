@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from asynchooks import (
     LoggingTensorHook,
     MetricsHook,
     MonitoredSession,
+    SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
@@ -53,8 +53,7 @@ async def test_a_loop_of_runs_that_are_not_awaited_ends_with_an_error(is_kept: b
                 run = session.run("loss")
                 run = run if is_kept else None
     assert num_turns == 2
-    run = None
-    gc.collect()  # the error's frames hold the coroutine, of which Python warns in its turn
+    run = None  # within this test, Python warns of it
 
 
 async def test_a_run_whose_task_was_cancelled_before_it_began_is_no_mistake() -> None:
@@ -225,3 +224,45 @@ def test_a_function_of_another_signature_is_refused_where_it_is_given(
 ) -> None:
     with pytest.raises(TypeError, match=r"lambda.*, which takes \(.*\), and is called with \d arg"):
         make()
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+async def test_a_logging_hook_in_two_open_sessions_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def other() -> dict[str, float]:
+        return {"loss": 0.25}
+
+    hook = LoggingTensorHook(["loss"], every_n_iter=1)
+    for _ in range(2):  # one after the other, and twice in one session, as in TensorFlow
+        async with MonitoredSession([hook, hook], step) as session:
+            await session.run("loss")
+    assert "open" not in caplog.text
+    async with MonitoredSession([hook], step), MonitoredSession([hook], other):
+        pass
+    assert caplog.text.count("is in two sessions that are open") == 1
+
+
+async def test_the_first_status_has_the_rate_since_the_session_opened() -> None:
+    async with MonitoredSession([], step) as session:
+        await anyio.sleep(0.01)
+        await session.run("loss")
+        rate = session.status().steps_per_sec
+        assert rate is not None
+        assert 0 < rate <= 100
+
+
+class Own(SessionRunHook):
+    _private = 1
+
+
+async def test_no_private_name_is_suggested_for_a_misspelt_one() -> None:
+    async with MonitoredSession([], step) as session:
+        context = SessionRunContext(SessionRunArgs("loss"), session.raw_session())
+        for each in (session, context, session.raw_session(), LoggingTensorHook(["loss"], 1)):
+            names = dir(each)
+            assert [name for name in names if name[0] == "_" and name[-2:] != "__"] == []
+        assert "global_step" in dir(session)
+    assert "_private" in dir(Own())  # its author may ask
