@@ -51,6 +51,8 @@ class SessionHooks:
         self.leave: list[Callable[[BaseException | None], Awaitable[BaseException | None]]] = []
         """Called in reverse order, after every hook's `after_close`; each is given what leaves the
         session, and returns what leaves it instead. It raises nothing."""
+        self.epochs: Any = None
+        """The first FeedHook that began, which knows the epochs; that room is above."""
         self.checks: list[Callable[[], None]] = []
         """Called when every hook has begun; what one raises is an error of this begin."""
 

@@ -110,6 +110,9 @@ class FeedHook(SessionRunHook):
         self._end: TrainingEnd | None = None  # ends the waits for items
         self._no_stop = Stop()  # where no session calls the hook
         self._run = CurrentRun(None)
+        self.counts_epochs = False
+        """Whether a hook is to ask for `epochs_ended`."""
+        self._epoch = 0  # of the item of the last run, if so
 
     async def begin(self) -> None:
         if self._consumer is not None:
@@ -118,6 +121,7 @@ class FeedHook(SessionRunHook):
                 "same source, and list it once"
             )
         shared = SessionHooks.of(self)
+        shared.epochs, self.counts_epochs = shared.epochs or self, False
         self._run.stop, self._end = shared.stop, None
         graph = begin_graph.get()
         self._names = self._given if graph is None else _as_fed(graph, self._given)
@@ -140,6 +144,8 @@ class FeedHook(SessionRunHook):
             raise StopTraining(f"the input {self._consumers.stage!r} has ended") from None
         if self._after_epoch is not None:
             await self._end_epochs(self._after_epoch, run_context, consumer.epoch)
+        if self.counts_epochs:
+            self._epoch = consumer.epoch
         return SessionRunArgs(None, self._feeds(item, consumer.num_before))
 
     async def _end_epochs(
@@ -183,6 +189,26 @@ class FeedHook(SessionRunHook):
         if self._consumer is not None:
             self._run.end()
             self._consumer.use()
+
+    async def epochs_ended(self) -> tuple[int, int]:
+        """How many passes end before the item of the last run, and before the next item.
+
+        That is waited for, and the next run is fed it.
+        """
+        consumer, before = self._consumer, self._epoch
+        assert consumer is not None
+        try:
+            await consumer.take(self._end)
+        except StopAsyncIteration:
+            return before, self._consumers.num_epochs
+        except StopTraining:
+            return before, before
+        return before, consumer.epoch
+
+    @property
+    def shown_epoch(self) -> str:
+        """The pass of the item that was used last, for people; "" without `repeat`."""
+        return self._consumers.shown_epoch()
 
     def leave_out(self) -> bool:
         """Feed what the last run was fed no more, when model and input go back behind it.

@@ -23,7 +23,10 @@ _SAME = (
     ("retention", "save_best_only", "save_top_k", "max_to_keep"),
 )
 """Spellings of one option: ours, TensorFlow's, and those of other libraries."""
-_OF_EPOCHS = "repeat(source, 5) around the data of FeedHook makes 5 epochs, after_epoch ends each"
+_OF_EPOCHS = (
+    "repeat(source, 5) around the data of FeedHook makes 5 epochs; its after_epoch is called "
+    "behind each, and EvaluationHook(every_n_epochs=1) evaluates there"
+)
 
 
 def names_options(cls: type[T]) -> type[T]:
