@@ -933,6 +933,7 @@ class MonitoredSession(AsyncOnly):
         state = self.__dict__.get("_state", State.NEW)  # none where the constructor failed
         if state in (State.NEW, State.CLOSED):
             return
+        self._stop.is_ending = True
         self._runner.thread.drop()
         self._hooks.on_drop()
         self._gate.drop(self._worker)

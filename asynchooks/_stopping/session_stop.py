@@ -66,7 +66,7 @@ class SessionStop(Stop):
             return
         slot = self._body = Slot(engine, "the end of the block")
         is_late = await engine.park(slot, engine.now() + _PATIENCE_SECS) is TIMED_OUT
-        if is_late and self.is_set and not worker.is_running:
+        if is_late and self.is_set and not (self.is_ending or worker.is_running):
             logger.warning(
                 "A stop was requested %g s ago, by %s, and the body of `async with` has neither "
                 "ended nor run a step since. If it waits for another library, as by `await "

@@ -87,8 +87,8 @@ class EvaluationHook(TimedOutputHook):
             of several, >= 1; exactly one of the three is given. Of one source that several workers
             feed, the epochs are those of all: an item of an epoch that ends may still be in hand of
             another worker. Each run then waits for the next item, before it returns: only that, or
-            the end of the data, says that an epoch has ended. The last one before a stop may be
-            left to the evaluation `at_end`.
+            the end of the data, says that an epoch has ended. One that ends with a stop is left
+            to the evaluation `at_end`.
         mode: None for the default of the function, see above. `Evaluate.CONCURRENT` says what a
             plain function must not share.
         at_end: whether to evaluate at a clean end, unless there is a result of that step. Not
@@ -257,6 +257,8 @@ class EvaluationHook(TimedOutputHook):
 
     async def _look_at_epochs(self, run_context: SessionRunContext) -> None:
         """After each run: only the next item, or the end of the data, says that an epoch ends."""
+        if run_context.stop_requested:
+            return  # there may be no next item
         before, ended = await self._shared.epochs.epochs_ended()
         every = self._every_n_epochs
         if every is not None and ended // every > before // every:
