@@ -13,6 +13,7 @@ from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Stage, State, T, saved_count
 
 
+@check.names_options
 def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
     """Read the source again and again; each pass is an epoch.
 

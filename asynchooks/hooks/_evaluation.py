@@ -23,7 +23,6 @@ from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
 from ..checkpoints import Mode
 from ..metrics._live import to_number
-from ._interval import names_options
 from ._metrics import Metric, Result, Results
 from ._summaries import SummaryWriter, TimedOutputHook
 
@@ -52,7 +51,7 @@ class Evaluate(Enum):
     """No worker that shares the model runs a step meanwhile."""
 
 
-@names_options
+@_check.names_options
 class EvaluationHook(TimedOutputHook):
     """Evaluates the model every n steps or seconds, and at the end.
 

@@ -28,14 +28,13 @@ from ..backends._creator import close_raw
 from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
 from ._input_position import saved_position
-from ._interval import names_options
 from ._metrics import text_of
 
 _ENDED = "epochs_ended"
 """In the saved state: for how many passes `after_epoch` was called."""
 
 
-@names_options
+@check.names_options
 class FeedHook(SessionRunHook):
     """Feeds each run the next item of a source; where that ends, training ends cleanly.
 

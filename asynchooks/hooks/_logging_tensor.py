@@ -23,12 +23,12 @@ from .._running.hook_state import TimerState
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ._interval import Interval, names_options
+from ._interval import Interval
 
 logger = logging.getLogger("asynchooks")
 
 
-@names_options
+@_check.names_options
 class LoggingTensorHook(SessionRunHook):
     """Logs values every n steps, every n runs of this session, every n seconds, and/or at the end.
 

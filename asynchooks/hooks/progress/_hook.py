@@ -21,7 +21,6 @@ from ..._hook import (
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import raw_session_of
 from .._evaluation import EvaluationHook
-from .._interval import names_options
 from .._values import ValueReader, Wanted
 from ._display import DISPLAYS, Display
 from ._rows import Outcome, Row
@@ -33,7 +32,7 @@ _MAX_VALUES = 4
 """Metrics that are shown where the user chose none."""
 
 
-@names_options
+@_check.names_options
 class ProgressHook(SessionRunHook):
     """Shows how far training is: steps, epochs, rate, time left, and values.
 
