@@ -9,14 +9,32 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Coroutine
-from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
+from collections.abc import Callable, Coroutine
+from difflib import get_close_matches
+from functools import wraps
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine, signature
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ._errors import MetricError, shown
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+_SAME = (
+    ("every_n_steps", "every_n_iter", "every_steps", "save_steps", "log_every_n_steps"),
+    ("every_n_secs", "every_secs", "save_secs"),
+    ("last_step", "max_steps"),
+    ("num_epochs", "epochs", "max_epochs", "n_epochs"),
+    ("metric", "monitor"),
+    ("restore_best", "restore_best_weights"),
+    ("retention", "save_best_only", "save_top_k", "max_to_keep"),
+)
+"""Spellings of one option: ours, TensorFlow's, and those of other libraries."""
+_OF_EPOCHS = (
+    "repeat(source, 5) around the data of FeedHook makes 5 epochs; its after_epoch is called "
+    "behind each, and EvaluationHook(every_n_epochs=1) evaluates there"
+)
 
 MOST_NAME_BYTES = 255
 """Of the name of a file, on the file systems that are in use."""
@@ -182,11 +200,31 @@ def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], expecte
     return value
 
 
-def function(name: str, value: T, expected: str = "a function") -> T:
-    """The value, which can be called."""
+def function(
+    name: str, value: T, expected: str = "a function", *, num_args: int | None = None
+) -> T:
+    """The value, which can be called; with so many arguments by position, if that is known."""
     if not callable(value):
         raise TypeError(f"{name} is {shown(value)}; give {expected}")
+    if num_args is not None and (takes := misfit(value, num_args)):
+        raise TypeError(
+            f"{name} is {shown(value)}, which takes {takes}, and is called with {num_args} "
+            f"arguments; give {expected}"
+        )
     return value
+
+
+def misfit(value: Callable[..., object], num_args: int) -> str:
+    """The parameters of what can not be called with so many arguments; "" where it can."""
+    try:
+        parameters = signature(value)
+    except (TypeError, ValueError):  # one of C may not say what it takes
+        return ""
+    try:
+        parameters.bind(*[None] * num_args)
+    except TypeError:
+        return str(parameters)
+    return ""
 
 
 def async_function(name: str, value: T, expected: str, *, arguments: bool = False) -> T:
@@ -208,3 +246,25 @@ def async_function(name: str, value: T, expected: str, *, arguments: bool = Fals
             f"function{then}: {called}{more} in place of {called}(...)"
         )
     return function(name, value, expected)
+
+
+def names_options(made: F) -> F:
+    """Have a hook, or a function, answer an option that it does not have with the one it has."""
+    cls: Any = made if isinstance(made, type) else None
+    fn = made if cls is None else cls.__init__
+    known = list(signature(fn).parameters)
+
+    @wraps(fn)
+    def checked(*args: Any, **options: Any) -> Any:
+        for name in options:
+            if name not in known:
+                same = [each for names in _SAME if name in names for each in names if each in known]
+                right = [*same, *get_close_matches(name, known), ", ".join(known[1:])][0]
+                what = _OF_EPOCHS if "epoch" in name and not same else f"write {right}"
+                raise TypeError(f"{made.__name__} got {name}; {what}")
+        return fn(*args, **options)
+
+    if cls is None:
+        return cast(F, checked)
+    cls.__init__ = checked
+    return made

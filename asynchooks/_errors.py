@@ -339,12 +339,19 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
+def public_dir(instance: object) -> list[str]:
+    """As `__dir__`: of a class of ours no private names, which Python would suggest to users."""
+    names = object.__dir__(instance)
+    if not type(instance).__module__.startswith("asynchooks."):
+        return [*names]
+    return [name for name in names if name.endswith("__") or not name.startswith("_")]
+
+
 def shorten_traceback(error: BaseException) -> None:
     """Leave out of its traceback what lies in asynchooks between two frames of others.
 
     Of our frames in a row the first and the last stay: users see which line of ours they called,
-    and which one called theirs. Where we raised the error, the last row stays whole. Causes keep
-    their tracebacks.
+    and which one called theirs, or raised. Causes keep their tracebacks.
     """
     entries: list[TracebackType] = []
     entry = error.__traceback__
@@ -352,11 +359,10 @@ def shorten_traceback(error: BaseException) -> None:
         entries.append(entry)
         entry = entry.tb_next
     is_ours = [each.tb_frame.f_code.co_filename.startswith(_OURS) for each in entries]
-    last = max((place for place, ours in enumerate(is_ours) if not ours), default=-1)
     kept = [
         each
         for place, each in enumerate(entries)
-        if place > last or is_ours[place - 1 : place + 2] != [True, True, True]
+        if is_ours[place - 1 : place + 2] != [True, True, True]
     ]
     shortened = None
     if len(kept) < len(entries):

@@ -10,7 +10,7 @@ from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ._engine.stop import StopReason, reason_for
-from ._errors import call_text
+from ._errors import call_text, public_dir
 from .metrics._live import LiveMetrics
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class SessionHooks:
         self.leave: list[Callable[[BaseException | None], Awaitable[BaseException | None]]] = []
         """Called in reverse order, after every hook's `after_close`; each is given what leaves the
         session, and returns what leaves it instead. It raises nothing."""
+        self.epochs: Any = None
+        """The first FeedHook that began, which knows the epochs; that room is above."""
         self.checks: list[Callable[[], None]] = []
         """Called when every hook has begun; what one raises is an error of this begin."""
 
@@ -58,6 +60,11 @@ class SessionHooks:
     def is_by_hand(self) -> bool:
         """Whether no session calls the hook."""
         return self.stop is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session that calls the hook is open."""
+        return self.stop is not None and self.stop.worker is not None
 
     @classmethod
     def of(cls, hook: SessionRunHook) -> SessionHooks:
@@ -158,6 +165,7 @@ class SessionRunContext:
         await run_context.finish()
     """
 
+    __dir__ = public_dir
     # of few runs
     called_by: Any = None  # the session's `HookList`, which is above; None by hand
     stop_reason: StopReason | None = None
@@ -334,6 +342,8 @@ class SessionRunHook:
 
         Called before `after_create_session` if a checkpoint that holds a state was restored.
         """
+
+    __dir__ = public_dir
 
     def __repr__(self) -> str:
         if not self._shown:

@@ -23,12 +23,14 @@ them in errors; stops are a tree, `_engine/stop.py`; side tasks: `_stopping/task
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import warnings
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from enum import Enum, auto
+from functools import wraps
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat, TypeVar, cast
 
@@ -60,6 +62,7 @@ from ._errors import (
     is_stop,
     leaves_as_itself,
     leaves_of,
+    public_dir,
     raised_by,
     shorten_traceback,
 )
@@ -92,7 +95,32 @@ logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MANY_REFUSED = 10
+"""So many runs that end by StopTraining are those of a loop that goes on all the same."""
+
 _is_session = holds_loop(lambda session: "the session")
+
+
+def _refuses_unawaited(run: F) -> F:
+    """A call fails where the one before it was not awaited: a loop of those would never end."""
+
+    @wraps(run)
+    def call(
+        session: Any,
+        fetches: Any,
+        feed_dict: Any = None,
+        options: Any = None,
+        run_metadata: Any = None,
+    ) -> Any:
+        if session._called is not None:
+            session._check_awaited()
+        session._called = called = run(session, fetches, feed_dict, options, run_metadata)
+        return called
+
+    mark = getattr(inspect, "markcoroutinefunction", lambda fn: fn)  # from Python 3.12 on
+    return cast(F, mark(call))
 
 
 class State(Enum):
@@ -155,8 +183,11 @@ class MonitoredSession(AsyncOnly):
                 loss = await session.run("loss")
     """
 
+    __dir__ = public_dir
     _in_with = "session"
     _recovers: ClassVar[bool] = True
+    _called: Any = None  # a run that has not begun
+    _num_refused = 0  # runs that ended by StopTraining
 
     def __init__(
         self,
@@ -240,6 +271,7 @@ class MonitoredSession(AsyncOnly):
                 begin = hooks.begin(handle.has_global_step, handle.graph)
                 await handle.in_session_context(begin, hooks.culprit)
             await self._recovering(self._create)
+            self._board.begin(self._engine.now(), self._gate.value)
         except BaseException as error:
             leaving = await self._close(error) or error
             if leaving is not error:
@@ -285,6 +317,7 @@ class MonitoredSession(AsyncOnly):
 
     # --- running ----------------------------------------------------------------------------------
 
+    @_refuses_unawaited
     @holds_loop(lambda session: str(session._hooks.current or "the step"))
     async def run(
         self,
@@ -307,9 +340,11 @@ class MonitoredSession(AsyncOnly):
         Raises:
             StopTraining: the input has ended, the last step was reached, or a stop was requested;
                 it ends the block cleanly.
-            RuntimeError: the session is not open, or a run is already under way.
+            RuntimeError: the session is not open, a run is already under way, or the last one was
+                called without `await`.
             BaseException: what a hook or the step raised, with a note that says which one.
         """
+        self._called = None
         if self._state not in _OPEN or self._worker.is_running:
             self._check_may_run("run")
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
@@ -329,6 +364,15 @@ class MonitoredSession(AsyncOnly):
                     failures = await self._recover(error, failures)
         except BaseException as error:
             if type(error) is StopTraining:  # a loop that swallows it would hold the event loop
+                self._num_refused += 1
+                if self._num_refused == _MANY_REFUSED:
+                    logger.warning(
+                        "%d runs have raised StopTraining, which ends the block: does a loop "
+                        "around them catch it, as by `except Exception`? Write `while not "
+                        "session.should_stop():`, and catch your own errors only",
+                        _MANY_REFUSED,
+                        extra=self._stop.log_fields(error),
+                    )
                 await self._engine.turn()
             shorten_traceback(error)
             raise
@@ -711,6 +755,16 @@ class MonitoredSession(AsyncOnly):
                 "them one model), and within a step_fn use step_context.run_with_hooks()"
             )
 
+    def _check_awaited(self) -> None:
+        """Raise RuntimeError if the run that was called last has not begun."""
+        has_begun = inspect.getcoroutinestate(self._called) != inspect.CORO_CREATED
+        self._called = None  # which the error's frames must not hold
+        if not has_begun:
+            raise RuntimeError(
+                "run() was called, and the run() before it has not begun: each one is to be "
+                'awaited, `await session.run("loss")`, before the next one is called'
+            )
+
     # --- closing ----------------------------------------------------------------------------------
 
     @_is_session
@@ -764,7 +818,7 @@ class MonitoredSession(AsyncOnly):
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """The one way out: end hooks, tasks, threads and the raw session; returns what leaves."""
         stop, hooks = self._stop, self._hooks
-        stop.is_ending = True
+        stop.end()
         self._enter(State.CLOSING)
         stop.reason = self.stop_reason  # a limit is forgotten with the last worker
         is_reported = False
@@ -786,7 +840,7 @@ class MonitoredSession(AsyncOnly):
         finally:
             self._runner.thread.close()
             self._handle.close()
-            stop.worker = None
+            stop.worker = self._called = None
             self._gate.close(self._worker)
             self._state = State.CLOSED
             self._others.notify()
@@ -879,6 +933,7 @@ class MonitoredSession(AsyncOnly):
         state = self.__dict__.get("_state", State.NEW)  # none where the constructor failed
         if state in (State.NEW, State.CLOSED):
             return
+        self._stop.is_ending = True
         self._runner.thread.drop()
         self._hooks.on_drop()
         self._gate.drop(self._worker)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 from asynchooks import __version__
 
 project = "asynchooks"
-author = "The asynchooks developers"
+author = project_copyright = "The asynchooks developers"
 release = __version__
 
 extensions = [

@@ -184,6 +184,13 @@ class Engine(ABC):
         what the caller sets after the start is there.
         """
 
+    def start_soon(self, fn: Callable[[], Awaitable[None]]) -> None:
+        """Start `fn()` from any thread or signal handler; in virtual time nothing is started.
+
+        It must not raise, and nothing waits for it.
+        """
+        return
+
     @abstractmethod
     def shielded(self, seconds: float) -> AbstractContextManager[Any]:
         """A scope that cancellation does not enter, for that many seconds at most.

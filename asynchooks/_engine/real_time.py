@@ -87,6 +87,11 @@ class RealTimeEngine(Engine):
         task.may_run = True
         return task
 
+    def start_soon(self, fn: Callable[[], Awaitable[None]]) -> None:
+        if (home := self._home()) is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._call_soon(home, self._spawn, fn)
+
     def shielded(self, seconds: float) -> AbstractContextManager[Any]:
         return anyio.move_on_after(seconds, shield=True)
 

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from .._check import misfit
 from .._engine.threads import is_async
 from .._errors import tensorflow_train
 from .._hook import AnyHook, SessionRunHook
@@ -23,11 +24,15 @@ _ELSEWHERE = {
     name: moment
     for moment, names in {
         "begin": "on_begin on_start on_train_begin on_train_start on_fit_start",
+        "after_create_session": "after_session_created on_create_session on_session_created",
         "before_run": (
-            "before_step on_step_begin on_step_start on_batch_begin on_batch_start "
-            "on_train_batch_begin on_train_batch_start on_train_step_begin on_train_step_start"
+            "on_run_begin on_run_start before_step on_step_begin on_step_start on_batch_begin "
+            "on_batch_start on_train_batch_begin on_train_batch_start on_train_step_begin "
+            "on_train_step_start"
         ),
-        "after_run": ("after_step on_step_end on_batch_end on_train_batch_end on_train_step_end"),
+        "after_run": (
+            "on_run_end after_step on_step_end on_batch_end on_train_batch_end on_train_step_end"
+        ),
         "end": "on_end on_train_end on_fit_end",
         "on_error": "on_exception",
         "load_state_dict": "load_state",
@@ -109,6 +114,13 @@ def _check_methods(hook: Any, which: str) -> None:
             raise TypeError(
                 f"{moment} of {which}, a {kind}, holds a `yield`, so that a call of it would run "
                 "nothing of its body; write a coroutine (`async def`) or a plain method without it"
+            )
+        is_shipped = str(method.__module__).startswith(("asynchooks.", "tensorflow."))
+        names = [*inspect.signature(getattr(SessionRunHook, moment)).parameters]
+        if not is_shipped and (takes := misfit(method, len(names) - 1)):
+            raise TypeError(
+                f"{moment} of {which}, a {kind}, takes {takes} beside self; write "
+                f"{moment}({', '.join(names)})"
             )
         if moment == "on_drop" and is_async(method):
             raise TypeError(

@@ -110,7 +110,16 @@ class HookCall:
             bug.__cause__ = error
             return bug
         note_once(error, f"in {self}")
+        if isinstance(error, AttributeError) and error.name in _OF_SESSION:
+            note_once(
+                error,
+                "a hook gets the raw session: request_stop is a method of run_context and of "
+                "coord, start_soon and or_stop are of coord, which after_create_session gets",
+            )
         return error
+
+
+_OF_SESSION = ("request_stop", "start_soon", "or_stop", "should_stop")
 
 
 def needs(hook: Any, what: str) -> bool:
@@ -323,6 +332,10 @@ class HookList(SessionHooks):
             record.cut_run(error)
         error = as_stop(error)
         if call is not None:
+            asked = merged is not None and call.place in merged.fetches
+            if call.moment == "after_run" and not asked and "NoneType" in str(error):
+                why = "is None, as its before_run asked for nothing; return"
+                note_once(error, f'run_values.results {why} SessionRunArgs({{"loss": "loss"}})')
             return call.blamed(error, is_stopping=self.stop.is_set)
         if is_input_end(error):
             return input_ended(error, "the step")
@@ -458,7 +471,8 @@ class MergedRun:
         self._raw = raw
         self._args = args
         self._hooks = hooks
-        self._fetches: dict[int, Any] = {}  # by the hook's place
+        self.fetches: dict[int, Any] = {}
+        """What hooks ask for, by their places."""
 
     def add(self, call: HookCall, request: Any) -> None:
         """Add what a hook asks for."""
@@ -466,7 +480,7 @@ class MergedRun:
             request = _converted(request, call.owner)
         fetches, feeds, options = request
         if fetches is not None:
-            self._fetches[call.place] = fetches
+            self.fetches[call.place] = fetches
         if options is not None:
             self._options += (options,)
         if feeds:
@@ -505,8 +519,8 @@ class MergedRun:
         if options is not None and metadata is None and self._hooks.hooks:
             metadata = self._raw.new_run_metadata()
         self._args = (fetches, feed_dict, options, metadata)
-        if self._fetches:
-            fetches, last = (fetches, *self._fetches.values()), self._hooks.last_fetches
+        if self.fetches:
+            fetches, last = (fetches, *self.fetches.values()), self._hooks.last_fetches
             if len(last) == len(fetches) and all(map(operator.is_, last, fetches)):
                 fetches = last
             self._hooks.last_fetches = fetches
@@ -519,16 +533,16 @@ class MergedRun:
             _, no_options, no_metadata = unasked
             options = no_options if options is None else options
             unasked = SessionRunValues(None, options, no_metadata if metadata is None else metadata)
-        if not self._fetches:
+        if not self.fetches:
             return outputs, unasked, NOTHING
         its, (_, options, metadata) = {}, unasked
-        for number, place in enumerate(self._fetches, 1):
+        for number, place in enumerate(self.fetches, 1):
             its[place] = SessionRunValues(outputs[number], options, metadata)
         return outputs[0], unasked, its
 
     def blame(self, error: Exception) -> None:
         """Name the hooks whose fetches or feeds made the run fail, if that is the cause."""
-        for place, fetches in self._fetches.items():
+        for place, fetches in self.fetches.items():
             if self._raw.rejects(fetches, error):
                 hook = self._hooks.hooks[place]
                 what = getattr(hook, "_fetches_are", "")

@@ -50,8 +50,8 @@ class Status:
     limit: int | None
     """The step at which training ends; None without one."""
     steps_per_sec: float | None
-    """Over the last ten seconds, or since a status was last asked for, if that is longer ago. None
-    at the first time, and unless the phase is "open"."""
+    """Over the last ten seconds, or since a status was last asked for or the session opened, if
+    that is longer ago. None unless the phase is "open"."""
     should_stop: bool
     """Whether the training loop is to end."""
     stop_reason: StopReason | None
@@ -130,6 +130,10 @@ class StatusBoard:
         self._limit: int | None = None  # as it was known last
         self._rate = Rate()
         hooks.live.watchers += (self.notify,)
+
+    def begin(self, now: float, step: int) -> None:
+        """The session has opened: the first rate is that since now."""
+        self._rate.look(now, step)
 
     def status(self, session: Any, hooks: HookList, gate: Gate, now: float) -> Status:
         """The status now, in seconds on the session's engine; called by the session."""

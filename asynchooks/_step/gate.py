@@ -538,7 +538,13 @@ class Gate:
         if waiter.value is not None:
             slot.wake(waiter.value)
         elif all_wait and not slot.is_woken:
-            logger.warning("All open workers wait for %s or another step: %r", slot.what, self)
+            logger.warning(
+                "All open workers wait for %s or another step, which only a worker can bring that "
+                "opens later: %r. Let one of them train without that wait (no GlobalStepWaiterHook "
+                "in its hooks); with SharedSessionCreator(step, num_workers=...) this is an error",
+                slot.what,
+                self,
+            )
 
     def leave(self, waiter: Waiter) -> None:
         """A task waits no more; its entry goes when it is the first one, or in a sweep."""

@@ -7,6 +7,7 @@ make a step, and who is woken by one, is decided in `gate.py`.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import AsyncIterator, Callable
 from copy import copy
 from dataclasses import dataclass
@@ -62,6 +63,14 @@ class GlobalStepStatistics:
     """Whether updates of other processes arrive; None where no other process moves the step."""
 
 
+def _of_value(operation: Callable[[Any, Any], Any]) -> Callable[[GlobalStep, Any], Any]:
+    return lambda step, other: operation(step.value, other)
+
+
+def _before_value(operation: Callable[[Any, Any], Any]) -> Callable[[GlobalStep, Any], Any]:
+    return lambda step, other: operation(other, step.value)
+
+
 class GlobalStep(FedStep):
     """The number of training steps made so far, shared by all workers of one model.
 
@@ -69,6 +78,10 @@ class GlobalStep(FedStep):
     `session.global_step` and `run_context.global_step`, and can also use it without a session. Most
     programs need `value`, `wait_for`, `exclusive` and `statistics` only; the rest is for sessions,
     hooks and creators.
+
+    In comparisons, arithmetic, texts and as an index it stands for its `value`, so
+    `session.global_step % 100 == 0` is what it looks like. `if session.global_step:` asks whether
+    there is one, and holds at step 0, too; `is_same` says whether two are one counter.
 
     Args:
         value: the first value, in steps.
@@ -130,6 +143,25 @@ class GlobalStep(FedStep):
 
     def __repr__(self) -> str:
         return repr(self.gate)
+
+    def __index__(self) -> int:
+        return self.value
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    __eq__ = _of_value(operator.eq)
+    __hash__ = object.__hash__  # its value moves
+    __lt__, __le__ = _of_value(operator.lt), _of_value(operator.le)
+    __gt__, __ge__ = _of_value(operator.gt), _of_value(operator.ge)
+    __add__, __radd__ = _of_value(operator.add), _before_value(operator.add)
+    __sub__, __rsub__ = _of_value(operator.sub), _before_value(operator.sub)
+    __mul__, __rmul__ = _of_value(operator.mul), _before_value(operator.mul)
+    __truediv__, __rtruediv__ = _of_value(operator.truediv), _before_value(operator.truediv)
+    __floordiv__, __mod__ = _of_value(operator.floordiv), _of_value(operator.mod)
 
     @property
     def name(self) -> str:

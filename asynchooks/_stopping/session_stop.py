@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from .._engine.base import TIMED_OUT, Slot
+from .._engine.current import current_engine
 from .._engine.stop import Stop, StopReason
 from .._errors import is_preemption
 from .._log import fields
@@ -13,6 +15,9 @@ from .coordinator import Coordinator
 from .tasks import TaskGroup
 
 logger = logging.getLogger("asynchooks")
+
+_PATIENCE_SECS = 10.0
+"""How long the body of a block may do something else after a stop before the log asks for it."""
 
 
 class SessionStop(Stop):
@@ -34,11 +39,48 @@ class SessionStop(Stop):
         self.for_all: StopReason | None = None  # asked for by this session, for all of its model
         self.recovers = True  # a lost raw session is recreated
         self.input: Any = None  # of loops in the block; closed at the end
+        self._body: Slot | None = None  # from a stop on: woken as the block ends
 
     @property
     def run_stop(self) -> Stop:
         """What waits in a run end at: also when a preemption is reported to the coordinator."""
         return self if self.coord is None else self.coord.stop
+
+    def set(
+        self,
+        reason: StopReason | None = None,
+        error: BaseException | None = None,
+        *,
+        for_good: bool = True,
+        apart_from: Stop | None = None,
+    ) -> None:
+        is_first, worker = not self.is_set, self.worker
+        super().set(reason, error, for_good=for_good, apart_from=apart_from)
+        if is_first and worker is not None and worker.engine is not None and not self.is_ending:
+            worker.engine.start_soon(self._watch_body)
+
+    async def _watch_body(self) -> None:
+        """Log once if the body of the block goes on: no stop ends a wait of another library."""
+        worker, engine = self.worker, current_engine()
+        if worker is None or self.is_ending or self._body is not None:
+            return
+        slot = self._body = Slot(engine, "the end of the block")
+        is_late = await engine.park(slot, engine.now() + _PATIENCE_SECS) is TIMED_OUT
+        if is_late and self.is_set and not (self.is_ending or worker.is_running):
+            logger.warning(
+                "A stop was requested %g s ago, by %s, and the body of `async with` has neither "
+                "ended nor run a step since. If it waits for another library, as by `await "
+                "queue.get()`, a stop ends that as `await session.or_stop(queue.get)`",
+                _PATIENCE_SECS,
+                self.reason,
+                extra=self.log_fields(self.reason),
+            )
+
+    def end(self) -> None:
+        """What it belongs to ends."""
+        self.is_ending = True
+        if self._body is not None:
+            self._body.wake()
 
     def is_curable(self, error: BaseException | None) -> bool:
         """Whether recreating the raw session makes an error of its coordinator forgotten."""

@@ -202,8 +202,9 @@ class FunctionSession(RawSession):
         ):
             raise StepFunctionError(
                 f'the output "global_step" is {step}, and the step was at {before[1]} before the '
-                "run: it goes back only where a checkpoint is restored. Return the step after the "
-                "run, or none, so that each run counts as one"
+                "run. Return the step after the run, or none, so that each run counts as one. "
+                "After a restored checkpoint the function counts on only if the saver holds its "
+                "count, too"
             )
         return step
 

@@ -17,7 +17,7 @@ from .._engine.current import current_engine
 from .._engine.stop import LostPeer
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import Outcome, StepTimes, drop, is_async, run_blocking
-from .._errors import FetchError, PreemptionError
+from .._errors import FetchError, PreemptionError, public_dir
 from .._step.global_step import GlobalStep
 
 logger = logging.getLogger("asynchooks")
@@ -38,6 +38,7 @@ class RawSession(ABC):
                 pass
     """
 
+    __dir__ = public_dir
     is_async: bool
     """Whether `run` is a coroutine function, which suspends instead of blocking."""
     outlived_by_model = False

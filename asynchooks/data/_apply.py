@@ -55,7 +55,7 @@ def map(  # noqa: A001
         squares = data.map(range(4), lambda number: number**2)
         assert [square async for square in squares] == [0, 1, 4, 9]
     """
-    check.function("fn", fn, "a function that takes an item")
+    check.function("fn", fn, "a function that takes an item", num_args=1)
     return Map(stage_of(source), fn, max_failures)
 
 
@@ -83,7 +83,8 @@ def filter(  # noqa: A001
         even = data.filter(range(6), lambda number: number % 2 == 0)
         assert [number async for number in even] == [0, 2, 4]
     """
-    check.function("predicate", predicate, "a function that takes an item and returns a bool")
+    expected = "a function that takes an item and returns a bool"
+    check.function("predicate", predicate, expected, num_args=1)
     return Filter(stage_of(source), predicate, max_failures)
 
 

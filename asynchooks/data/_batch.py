@@ -94,7 +94,7 @@ def batch(
             raise TypeError(
                 f"collate is {collate!r}, which is async; call it through map_concurrent"
             )
-        check.function("collate", collate, "a function that takes a list of items")
+        check.function("collate", collate, "a function that takes a list of items", num_args=1)
     return Batch(stage_of(source), batch_size, drop_remainder, collate)
 
 

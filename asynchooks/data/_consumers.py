@@ -22,6 +22,7 @@ from .._step.global_step import GlobalStep
 from .._stopping.session_stop import SessionStop
 from ._position import Position
 from ._prefetch import Buffered, Prefetch, Taken
+from ._repeat import Repeat
 from ._sources import stage_of
 from ._stage import Phase, Stage, epoch_of, take_all
 
@@ -237,6 +238,16 @@ class Consumers:
     def num_epochs(self) -> int:
         """Passes, at the end of the source."""
         return epoch_of(self.stage._used().last_mark) + 1
+
+    def shown_epoch(self) -> str:
+        """The pass of the item that was used last, for people; "" without `repeat`."""
+        repeats = [stage for stage in self.stage._walk() if isinstance(stage, Repeat)]
+        try:
+            number = epoch_of(self.stage._used().after()[1]) + 1
+        except InputStateError:  # items of several passes are mixed
+            repeats.clear()
+        total = repeats[0].num_epochs if repeats else None
+        return f"epoch {number}{'' if total is None else f' of {total}'}" if repeats else ""
 
     def is_current(self, taken: Taken) -> bool:
         """Whether the input did not go back since it was taken."""

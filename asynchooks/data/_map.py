@@ -83,7 +83,7 @@ def map_concurrent(
         async with map_concurrent(fetch, range(4), concurrency=2) as results:
             assert [result async for result in results] == [0, 10, 20, 30]
     """
-    check.function("fn", fn, "a function that takes an item")
+    check.function("fn", fn, "a function that takes an item", num_args=1)
     concurrency = check.integer("concurrency", concurrency, least=1)
     check.instance("ordered", ordered, bool, "True or False")
     max_failures = check.integer("max_failures", max_failures, least=0)

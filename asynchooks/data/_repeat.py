@@ -13,6 +13,7 @@ from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Stage, State, T, saved_count
 
 
+@check.names_options
 def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
     """Read the source again and again; each pass is an epoch.
 
@@ -47,7 +48,7 @@ class Repeat(Stage[Any]):
         self._source = source
         if num_epochs is None or num_epochs > 1:
             source._check_repeatable()  # says now that it cannot be, not after the first pass
-        self._num_epochs = num_epochs
+        self.num_epochs = num_epochs
 
     def _begin_sources(self, state: State | None, epoch: Epoch) -> None:
         self._number = 0 if state is None else saved_count(state["epoch"])
@@ -63,7 +64,7 @@ class Repeat(Stage[Any]):
         return {"epoch": 0}
 
     async def _pull(self, limit: int) -> Sequence[Pair]:
-        num_epochs = self._num_epochs
+        num_epochs = self.num_epochs
         while num_epochs is None or self._number < num_epochs:
             pairs = () if self._is_pass_over else await self._source._read(limit)
             if pairs:
@@ -92,7 +93,7 @@ class Repeat(Stage[Any]):
                 f"repeat: {self._source!r} gave items, and none in pass {self._number + 1}; if it "
                 "is made by a function, that must return something new each time"
             )
-        if self._num_epochs is None:
+        if self.num_epochs is None:
             raise InputError(f"repeat: {self._source!r} is empty, and is to be repeated for ever")
 
     def _epoch_of(self, data: Any, below: Mark) -> int:

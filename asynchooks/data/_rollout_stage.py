@@ -131,7 +131,8 @@ def rollouts(
     if version is not None:
         check.instance("version", version, GlobalStep, "a GlobalStep that the learner publishes")
     if accept is not None:
-        check.function("accept", accept, "a function that takes a result and returns a bool")
+        expected = "a function that takes a result and returns a bool"
+        check.function("accept", accept, expected, num_args=1)
     if restart is not None:
         check.instance("restart", restart, Restart, "Restart(max_attempts=...)")
     max_failures = check.integer("max_failures", max_failures, least=0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._check import names_options
 from .._engine.current import now
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues, worker_of
 from .._log import show
 from .._stopping.coordinator import Coordinator
 from ..data._consumers import consumers_of_last_stage
 from ..data._stage import Stage
-from ._interval import names_options
 from ._summaries import SummaryWriter, TimedOutputHook
 
 

@@ -23,14 +23,13 @@ from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
 from ..checkpoints import Checkpoint, Mode
-from ._interval import names_options
 from ._metrics import Metric
 from .checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
 
 
-@names_options
+@_check.names_options
 class EarlyStoppingHook(SessionRunHook):
     """Stops all workers of the model when a metric has not improved for a number of looks at it.
 

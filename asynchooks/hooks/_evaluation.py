@@ -23,7 +23,6 @@ from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
 from ..checkpoints import Mode
 from ..metrics._live import to_number
-from ._interval import names_options
 from ._metrics import Metric, Result, Results
 from ._summaries import SummaryWriter, TimedOutputHook
 
@@ -52,7 +51,7 @@ class Evaluate(Enum):
     """No worker that shares the model runs a step meanwhile."""
 
 
-@names_options
+@_check.names_options
 class EvaluationHook(TimedOutputHook):
     """Evaluates the model every n steps or seconds, and at the end.
 
@@ -82,7 +81,13 @@ class EvaluationHook(TimedOutputHook):
             NumPy's, arrays and tensors of shape (); NaN is allowed. On a step function
             `session.run` in it would be one more training step.
         every_n_steps: steps between two evaluations, >= 0.
-        every_n_secs: seconds between two evaluations, >= 0; exactly one of the two is given.
+        every_n_secs: seconds between two evaluations, >= 0.
+        every_n_epochs: passes of `repeat` around the data of the session's FeedHook, the first one
+            of several, >= 1; exactly one of the three is given. Of one source that several workers
+            feed, the epochs are those of all: an item of an epoch that ends may still be in hand of
+            another worker. Each run then waits for the next item, before it returns: only that, or
+            the end of the data, says that an epoch has ended. One that ends with a stop is left
+            to the evaluation `at_end`.
         mode: None for the default of the function, see above. `Evaluate.CONCURRENT` says what a
             plain function must not share.
         at_end: whether to evaluate at a clean end, unless there is a result of that step. Not
@@ -95,10 +100,12 @@ class EvaluationHook(TimedOutputHook):
         name: of the evaluations in the log, in tags and in errors.
 
     Raises:
-        ValueError: both or neither interval are given, or `on_failure` is given for exclusive
-            evaluations.
+        ValueError: several intervals or none are given, or `on_failure` is given for exclusive
+            evaluations; in begin: there is `every_n_epochs`, and no FeedHook.
         TypeError: an argument is of the wrong type; in an evaluation: its results are no mapping.
         MetricError: in an evaluation: a result is not one number.
+        InputStateError: out of `run`: there is `every_n_epochs`, and a stage, such as `interleave`,
+            mixes items of several passes.
         RuntimeError: in an evaluation: it read an input to its end, and did not catch that.
         ImportError: in begin: output_dir needs TensorBoard, which is not installed.
 
@@ -115,8 +122,9 @@ class EvaluationHook(TimedOutputHook):
     uses_default_graph = False
     _shown = (
         ("evaluate", "_fn"),
-        ("every_n_steps", "_timer._every_steps"),
+        ("every_n_steps", "_every_n_steps"),
         ("every_n_secs", "_timer._every_secs"),
+        ("every_n_epochs", "_every_n_epochs"),
         ("name", "_name"),
     )
 
@@ -126,6 +134,7 @@ class EvaluationHook(TimedOutputHook):
         every_n_steps: int | None = None,
         every_n_secs: float | None = None,
         *,
+        every_n_epochs: int | None = None,
         mode: Evaluate | None = None,
         at_end: bool = True,
         output_dir: str | None = None,
@@ -140,7 +149,7 @@ class EvaluationHook(TimedOutputHook):
         results = (
             "a function of the session and the step that returns a mapping of names to numbers"
         )
-        self._fn = _check.function("evaluate", evaluate, results)
+        self._fn = _check.function("evaluate", evaluate, results, num_args=2)
         by_default = Evaluate.CONCURRENT if is_async(evaluate) else Evaluate.EXCLUSIVE
         self._is_exclusive = (mode or by_default) is Evaluate.EXCLUSIVE
         if self._is_exclusive and on_failure is not OnFailure.STOP:
@@ -150,8 +159,15 @@ class EvaluationHook(TimedOutputHook):
                 "leaves the run; leave it out, or give mode=Evaluate.CONCURRENT"
             )
         super().__init__(
-            output_dir, summary_writer, every_n_secs=every_n_secs, every_n_steps=every_n_steps
+            output_dir,
+            summary_writer,
+            every_n_epochs=every_n_epochs,
+            every_n_secs=every_n_secs,
+            every_n_steps=every_n_steps,
         )
+        if every_n_epochs is not None:
+            every_n_epochs = _check.integer("every_n_epochs", every_n_epochs, least=1)
+        self._every_n_steps, self._every_n_epochs = every_n_steps, every_n_epochs
         self._at_end = at_end
         self._on_failure = on_failure
         self._name = _check.metric_name(name, "name")
@@ -208,7 +224,19 @@ class EvaluationHook(TimedOutputHook):
         self.followers = []
         await super().begin()
         # also for those that decide by its metrics
-        self._session_stop = SessionHooks.of(self).stop
+        self._shared = SessionHooks.of(self)
+        self._session_stop = self._shared.stop
+        if self._every_n_epochs is not None:
+            self._shared.checks.append(self._check_epochs)
+
+    def _check_epochs(self) -> None:
+        if self._shared.epochs is None:
+            raise ValueError(
+                f"EvaluationHook got every_n_epochs={self._every_n_epochs}, and its session has no "
+                "FeedHook, whose data has the epochs; give it one, FeedHook(repeat(loader, 10), "
+                "names), or evaluate every_n_steps of your own loop"
+            )
+        self._shared.epochs.counts_epochs = True
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         await super().after_create_session(session, coord)
@@ -221,14 +249,26 @@ class EvaluationHook(TimedOutputHook):
         self._is_restored = False
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        step = run_context.global_step.value
-        if not self._timer.should_trigger_for_step(step):
-            return
+        if self._every_n_epochs is not None:
+            run_context.finish_with(lambda: self._look_at_epochs(run_context))
+        elif self._timer.should_trigger_for_step(run_context.global_step.value):
+            await self._begin_one(run_context)
+
+    async def _look_at_epochs(self, run_context: SessionRunContext) -> None:
+        """After each run: only the next item, or the end of the data, says that an epoch ends."""
+        if run_context.stop_requested:
+            return  # there may be no next item
+        before, ended = await self._shared.epochs.epochs_ended()
+        every = self._every_n_epochs
+        if every is not None and ended // every > before // every:
+            await self._begin_one(run_context)
+
+    async def _begin_one(self, run_context: SessionRunContext) -> None:
         raw = raw_session_of(run_context.session)
         if self._is_exclusive:
             run_context.finish_with(lambda: self._evaluate_now(raw), exclusive=True)
         elif not self._concurrent.is_running:
-            await self._start(raw, step)
+            await self._start(raw, run_context.global_step.value)
 
     async def end(self, session: Any) -> None:
         await self.evaluate_last(session)

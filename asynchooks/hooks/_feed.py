@@ -28,14 +28,13 @@ from ..backends._creator import close_raw
 from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
 from ._input_position import saved_position
-from ._interval import names_options
 from ._metrics import text_of
 
 _ENDED = "epochs_ended"
 """In the saved state: for how many passes `after_epoch` was called."""
 
 
-@names_options
+@check.names_options
 class FeedHook(SessionRunHook):
     """Feeds each run the next item of a source; where that ends, training ends cleanly.
 
@@ -90,7 +89,8 @@ class FeedHook(SessionRunHook):
     ) -> None:
         self._consumers = consumers_of(source)
         if after_epoch is not None:
-            check.function("after_epoch", after_epoch, "a function of the session and the epoch")
+            expected = "a function of the session and the epoch"
+            check.function("after_epoch", after_epoch, expected, num_args=2)
         self._after_epoch = after_epoch
         is_empty = isinstance(names, (list, tuple, Mapping)) and not names
         if is_empty or isinstance(names, (set, frozenset, int, float)):
@@ -109,6 +109,9 @@ class FeedHook(SessionRunHook):
         self._end: TrainingEnd | None = None  # ends the waits for items
         self._no_stop = Stop()  # where no session calls the hook
         self._run = CurrentRun(None)
+        self.counts_epochs = False
+        """Whether a hook is to ask for `epochs_ended`."""
+        self._epoch = 0  # of the item of the last run, if so
 
     async def begin(self) -> None:
         if self._consumer is not None:
@@ -117,6 +120,7 @@ class FeedHook(SessionRunHook):
                 "same source, and list it once"
             )
         shared = SessionHooks.of(self)
+        shared.epochs, self.counts_epochs = shared.epochs or self, False
         self._run.stop, self._end = shared.stop, None
         graph = begin_graph.get()
         self._names = self._given if graph is None else _as_fed(graph, self._given)
@@ -139,6 +143,8 @@ class FeedHook(SessionRunHook):
             raise StopTraining(f"the input {self._consumers.stage!r} has ended") from None
         if self._after_epoch is not None:
             await self._end_epochs(self._after_epoch, run_context, consumer.epoch)
+        if self.counts_epochs:
+            self._epoch = consumer.epoch
         return SessionRunArgs(None, self._feeds(item, consumer.num_before))
 
     async def _end_epochs(
@@ -182,6 +188,26 @@ class FeedHook(SessionRunHook):
         if self._consumer is not None:
             self._run.end()
             self._consumer.use()
+
+    async def epochs_ended(self) -> tuple[int, int]:
+        """How many passes end before the item of the last run, and before the next item.
+
+        That is waited for, and the next run is fed it.
+        """
+        consumer, before = self._consumer, self._epoch
+        assert consumer is not None
+        try:
+            await consumer.take(self._end)
+        except StopAsyncIteration:
+            return before, self._consumers.num_epochs
+        except StopTraining:
+            return before, before
+        return before, consumer.epoch
+
+    @property
+    def shown_epoch(self) -> str:
+        """The pass of the item that was used last, for people; "" without `repeat`."""
+        return self._consumers.shown_epoch()
 
     def leave_out(self) -> bool:
         """Feed what the last run was fed no more, when model and input go back behind it.

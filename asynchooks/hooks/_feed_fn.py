@@ -47,7 +47,8 @@ class FeedFnHook(SessionRunHook):
     _shown = (("feed_fn", "feed_fn"),)
 
     def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
-        self.feed_fn = _check.function("feed_fn", feed_fn, "a function that returns a feed_dict")
+        expected = "a function that returns a feed_dict, without arguments"
+        self.feed_fn = _check.function("feed_fn", feed_fn, expected, num_args=0)
         has_state = has_methods(feed_fn, "state_dict", "load_state_dict")
         self._stateful: Any = feed_fn if has_state else None
         self._is_coroutine = is_async(feed_fn) and self._stateful is None

@@ -16,7 +16,6 @@ from .._errors import shown
 from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from ..metrics._names import apart_from
-from ._interval import names_options
 from ._values import KeepsValues, Wanted
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ _FEW_POINTS = 30
 """Up to so many are marked in a plot."""
 
 
-@names_options
+@_check.names_options
 class HistoryHook(KeepsValues):
     """Keeps metrics in memory, a row for each step: for pandas, plots and notebooks.
 

@@ -1,49 +1,14 @@
-"""When a hook is due that keeps values, and the names of options by which its user says that."""
+"""When a hook is due that keeps values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from functools import wraps
-from inspect import signature
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import _check
 
-T = TypeVar("T")
-
 _DEFAULT_STEPS = 100
-_SAME = (
-    ("every_n_steps", "every_n_iter", "every_steps", "save_steps", "log_every_n_steps"),
-    ("every_n_secs", "every_secs", "save_secs"),
-    ("last_step", "max_steps"),
-    ("metric", "monitor"),
-    ("restore_best", "restore_best_weights"),
-    ("retention", "save_best_only", "save_top_k", "max_to_keep"),
-)
-"""Spellings of one option: ours, TensorFlow's, and those of other libraries."""
-_OF_EPOCHS = "repeat(source, 5) around the data of FeedHook makes 5 epochs, after_epoch ends each"
-
-
-def names_options(cls: type[T]) -> type[T]:
-    """Have a hook answer an option that it does not have with the name of the one it has."""
-    init: Any = cls.__init__
-    known = list(signature(init).parameters)
-
-    @wraps(init)
-    def checked(self: T, *args: Any, **options: Any) -> None:
-        for name in options:
-            if name not in known:
-                if "epoch" in name:
-                    raise TypeError(f"{cls.__name__} got {name}; {_OF_EPOCHS}")
-                same = [each for names in _SAME if name in names for each in names if each in known]
-                right = [*same, *get_close_matches(name, known), ", ".join(known[1:])][0]
-                raise TypeError(f"{cls.__name__} got {name}; write {right}")
-        init(self, *args, **options)
-
-    cls.__init__ = checked  # type: ignore[assignment]  # its type stays that of the class's own
-    return cls
 
 
 class Interval:

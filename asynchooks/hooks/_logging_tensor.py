@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import ref
 
 from .. import _check
 from .._engine.current import current_engine
 from .._hook import (
+    SessionHooks,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -20,10 +23,12 @@ from .._running.hook_state import TimerState
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ._interval import Interval, names_options
+from ._interval import Interval
+
+logger = logging.getLogger("asynchooks")
 
 
-@names_options
+@_check.names_options
 class LoggingTensorHook(SessionRunHook):
     """Logs values every n steps, every n runs of this session, every n seconds, and/or at the end.
 
@@ -32,6 +37,7 @@ class LoggingTensorHook(SessionRunHook):
     values once more; with a step function it logs those of the last run, as computing them again
     would be one more training step.
 
+    It counts the runs of one session at a time: of a second one that is open the log tells.
     Unless the program configures logging, the lines go to standard error, behind the global step.
 
     Args:
@@ -58,7 +64,7 @@ class LoggingTensorHook(SessionRunHook):
 
     acts_outside = True
     uses_default_graph = False
-    needs_session_in_begin = False
+    _session: Callable[[], SessionHooks | None] = staticmethod(lambda: None)
     _shown = (
         ("tensors", "_tags"),
         ("every_n_iter", "_timer._every_steps"),
@@ -98,11 +104,21 @@ class LoggingTensorHook(SessionRunHook):
         has_timer = every_n_iter is not None or every_n_secs is not None
         self._timer = timer_of(**intervals) if has_timer else None
         self._interval = None if every_n_steps is None else Interval(every_n_steps, None)
+        if formatter is not None:
+            _check.function("formatter", formatter, "a function of a dict of values", num_args=1)
         self._at_end = at_end
         self._formatter = formatter
         self.uses_default_graph = formatter is not None  # which is the user's
 
     async def begin(self) -> None:
+        session, last = SessionHooks.of(self), self._session()
+        self._session = ref(session)
+        if last is not None and last is not session and last.is_open:
+            logger.warning(
+                "%r is in two sessions that are open, whose runs it counts together: its lines are "
+                "of either. Give each session a LoggingTensorHook of its own",
+                self,
+            )
         if self._timer is not None:
             self._timer.reset()
         self._num_runs = 0

@@ -16,7 +16,6 @@ from .._stopping.tasks import OnFailure
 from ..backends._raw_session import raw_session_of
 from ..metrics._outlet import Outlet, restored
 from ..metrics._sink import FunctionSink, Resume, Sink
-from ._interval import names_options
 from ._values import KeepsValues, Wanted
 
 SinkLike = Sink | Callable[[int, dict[str, Any]], object]
@@ -24,7 +23,7 @@ SinkLike = Sink | Callable[[int, dict[str, Any]], object]
 _LONGEST_CLOSE_SECS = 30.0
 
 
-@names_options
+@_check.names_options
 class MetricsHook(KeepsValues):
     """Gives metrics to sinks: TensorBoard, a file, a tracker, or a function.
 

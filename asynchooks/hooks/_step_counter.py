@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from .._check import names_options
 from .._hook import SessionRunContext, SessionRunValues, worker_of
 from .._log import fields, show
 from .._stopping.coordinator import Coordinator
-from ._interval import names_options
 from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")

@@ -10,12 +10,11 @@ from .._errors import StopTraining
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._stopping.coordinator import Coordinator
 from ..backends._raw_session import RawSession
-from ._interval import names_options
 
 _STEPS = "an integer number of steps"
 
 
-@names_options
+@_check.names_options
 class StopAtStepHook(SessionRunHook):
     """Stops training exactly at a global step, however many workers of this process share it.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._check import names_options
 from .._errors import shown
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunValues, begin_graph
 from .._stopping.coordinator import Coordinator
 from ..metrics._event_files import scalar_summary
 from ..metrics._live import to_float
-from ._interval import names_options
 from ._summaries import EventWriter, TimedOutputHook
 
 

@@ -19,7 +19,6 @@ from .._log import fields
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ..hooks._interval import names_options
 from ..metrics._event_files import errors_of_writing, tensorflows_writer
 
 logger = logging.getLogger("asynchooks")
@@ -30,7 +29,7 @@ _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""
 
 
-@names_options
+@_check.names_options
 class ProfilerHook(SessionRunHook):
     """Traces a run every n steps or seconds, never the first, into `timeline-<step>.json`.
 

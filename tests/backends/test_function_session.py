@@ -168,6 +168,7 @@ async def test_a_wrong_fetch_says_what_to_give(fetches: Any, message: str) -> No
         *((each, "expected a mapping") for each in (None, 3, [("loss", 1)])),
         ({"global_step": None}, 'output "global_step" is None'),
         ({"global_step": 1}, '"global_step" is 1, and the step was at 10'),
+        ({"global_step": 1}, "After a restored checkpoint .* only if the saver holds its count"),
     ],
 )
 async def test_a_step_with_wrong_outputs_is_an_error(outputs: Any, message: str) -> None:

@@ -21,7 +21,7 @@ from asynchooks import (
     StopAtStepHook,
     SummarySaverHook,
 )
-from asynchooks.data import prefetch
+from asynchooks.data import prefetch, repeat
 
 
 def saver(**options: Any) -> CheckpointSaverHook:
@@ -85,8 +85,13 @@ WRONG: list[tuple[Callable[..., Any], str, str]] = [
     (logging, "save_steps", "LoggingTensorHook got save_steps; write every_n_steps"),
     (early_stopping, "monitor", "EarlyStoppingHook got monitor; write metric"),
     (saver, "save_best_only", "CheckpointSaverHook got save_best_only; write retention"),
-    (evaluation, "every_n_epochs", r"EvaluationHook got every_n_epochs; repeat\(source, 5\) aro"),
+    (
+        saver,
+        "every_n_epochs",
+        r"CheckpointSaverHook got every_n_epochs; repeat\(source, 5\) .*EvaluationHook\(every_n_ep",
+    ),
     (StopAtStepHook, "max_epochs", r"StopAtStepHook got max_epochs; repeat\(source, 5\) around "),
+    (lambda **options: repeat([1], **options), "epochs", "repeat got epochs; write num_epochs"),
     (saver, "save_step", "CheckpointSaverHook got save_step; write save_steps"),
     (summaries, "every_n_iter", "SummarySaverHook got every_n_iter; write every_n_steps"),
     (ProgressHook, "save_secs", "ProgressHook got save_secs; write every_n_secs"),

@@ -16,6 +16,7 @@ import pytest
 
 from asynchooks import (
     EvaluationHook,
+    FeedHook,
     FunctionSessionCreator,
     MetricError,
     MetricsHook,
@@ -29,6 +30,7 @@ from asynchooks import (
 from asynchooks._engine.base import Engine
 from asynchooks._engine.current import system_now
 from asynchooks._running.status import Rate
+from asynchooks.data import interleave, prefetch, repeat
 from asynchooks.hooks.progress._display import DISPLAYS, Display
 from asynchooks.hooks.progress._rows import Line, number_text, rate_text, secs_text
 from asynchooks.hooks.progress._surfaces import PlainSurface, Surface, TerminalSurface
@@ -115,6 +117,31 @@ async def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(shown: S
     assert re.fullmatch(
         r"done at step 300 of 1,000 in 1\d s · 2\d(\.\d)? steps/s · loss 0.5\n", last
     )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("source", "epochs"),
+    [
+        (lambda: prefetch(repeat(range(4), 3), 2), ["", "epoch 1 of 3 · ", "epoch 2 of 3 · "]),
+        (lambda: repeat(range(4)), ["", "epoch 1 · ", "epoch 2 · "]),
+        (lambda: interleave([repeat([1], 9), repeat([2], 9)]), ["", "", ""]),
+        (lambda: range(9), ["", "", ""]),
+    ],
+)
+async def test_lines_say_which_epoch_of_how_many_it_is(
+    shown: Shown, source: Callable[[], Any], epochs: list[str]
+) -> None:
+    creator = FunctionSessionCreator(lambda x: {"loss": 0.5})
+    lines = []
+    async with opened(shown, [FeedHook(source(), "x"), shown.hook([])], creator) as session:
+        for num_steps in (0, 4, 5):
+            while session.global_step < num_steps:
+                await session.run([])
+            lines.append(shown.look(11.0))
+    text = " | ".join(lines).replace("\n", "")
+    assert text.count("epoch") == sum(bool(each) for each in epochs), text
+    assert all(f"step {num} · {each}" in text for num, each in zip((0, 4, 5), epochs, strict=True))
 
 
 @pytest.mark.anyio

@@ -49,6 +49,38 @@ async def test_a_step_that_is_reached_returns_at_once() -> None:
     assert await GlobalStep(5).wait_for(-3) == 5
 
 
+def test_it_stands_for_its_value_where_a_number_is_meant() -> None:
+    step, same = GlobalStep(7), GlobalStep(7)
+    assert [step == each for each in (7, 8, same, None)] == [True, False, True, False]
+    assert [step < 8, step <= 7, step > 6.5, step >= 8] == [True, True, True, False]
+    assert not step.is_same(same)
+    assert (step % 5, step // 2, step / 2, step - 1, step + 1, step * 2) == (2, 3, 3.5, 6, 8, 14)
+    assert (10 - step, 1 + step, 2 * step, 14 / step) == (3, 8, 14, 2.0)
+    assert (int(step), float(step), [*range(step)][-1]) == (7, 7.0, 6)
+    assert f"step {step}, {step:03d}, {step!s}" == "step 7, 007, 7"
+    step.publish(8)
+    assert step == 8
+    assert step in {step: None}
+    assert bool(GlobalStep())  # `step or default` asks for the object
+    with pytest.raises(TypeError, match="'int' and 'str'"):
+        step + "1"
+
+
+async def test_it_is_a_number_in_the_loop_and_in_a_hook() -> None:
+    seen: list[int] = []
+
+    class Sees(SessionRunHook):
+        async def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
+            if run_context.global_step % 2 == 0:
+                seen.append(run_context.global_step + 0)
+
+    hooks = [Sees(), StopAtStepHook(last_step=5)]
+    async with MonitoredSession(hooks, lambda: {"loss": 0.5}) as session:
+        while session.global_step < 4:
+            await session.run("loss")
+    assert (seen, int(session.global_step)) == ([2, 4], 4)
+
+
 async def test_a_waiter_gets_the_value_that_woke_it_though_the_step_has_gone_back() -> None:
     step = GlobalStep()
     async with in_task(step.wait_for, 10) as box, in_task(step.wait_for, 13) as late:

@@ -109,11 +109,11 @@ async def test_the_value_is_right_right_after_every_run(step_runner: Any) -> Non
             op, stride = [(model.train_op, 1), (by_three, 3), (model.step, 0)][run % 3]
             await session.run(op)
             expected += stride
-            assert session.global_step.value == expected
+            assert session.global_step == session.global_step.value == expected
             assert await session.global_step.wait_for(expected) == expected
         session.raw_session().run(by_three)  # beside the session: read after its next run
         await session.run(model.train_op)
-        assert session.global_step.value == expected + 4
+        assert session.global_step == session.global_step.value == expected + 4
 
 
 @RUNNERS

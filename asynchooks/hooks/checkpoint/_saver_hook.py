@@ -31,7 +31,6 @@ from ...checkpoints._place import ADDED_BYTES, CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import object_store_of
 from .._evaluation import EvaluationHook
-from .._interval import names_options
 from .._metrics import Metric
 from . import _format
 from ._checkpointer import Checkpointer
@@ -57,7 +56,7 @@ class WhenBusy(Enum):
     """It is left out; the next one is due an interval later."""
 
 
-@names_options
+@_check.names_options
 class CheckpointSaverHook(SessionRunHook):
     """Saves checkpoints when a session is created, every n steps or seconds, and at the end.
 

@@ -25,14 +25,13 @@ from ...backends._raw_session import RawSession, raw_session_of
 from ...metrics._live import described
 from .._feed import FeedHook
 from .._feed_fn import FeedFnHook
-from .._interval import names_options
 from .._metrics import named, text_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
 
 
-@names_options
+@_check.names_options
 class NanTensorHook(SessionRunHook):
     """Checks the loss of each run; NaN fails the training, or stops it. Infinity does neither.
 

@@ -21,7 +21,6 @@ from ..._hook import (
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import raw_session_of
 from .._evaluation import EvaluationHook
-from .._interval import names_options
 from .._values import ValueReader, Wanted
 from ._display import DISPLAYS, Display
 from ._rows import Outcome, Row
@@ -33,9 +32,9 @@ _MAX_VALUES = 4
 """Metrics that are shown where the user chose none."""
 
 
-@names_options
+@_check.names_options
 class ProgressHook(SessionRunHook):
-    """Shows how far training is: steps, rate, time left, and values.
+    """Shows how far training is: steps, epochs, rate, time left, and values.
 
     In a terminal it draws a bar, which stays below what the program prints and logs. That needs
     the extra `progress`. In a Jupyter notebook it updates the output of the cell in which the
@@ -47,6 +46,9 @@ class ProgressHook(SessionRunHook):
     draws, so that a terminal that takes nothing holds up neither training nor, by more than a
     second, its end. Runs are asked for values at most a few times a second. In virtual time the
     hook shows nothing.
+
+    Epochs are the passes of `repeat` around the data of the session's FeedHook; of several, of the
+    first one.
 
     Give it to one session at a time.
 
@@ -156,6 +158,8 @@ class ProgressHook(SessionRunHook):
         row.is_wanted = False
         step = run_context.step
         row.limit = run_context.global_step.limit
+        feed = self._session.epochs
+        row.epoch = "" if feed is None else feed.shown_epoch
         live = self._session.live
         if self._wanted is None:
             row.values = _first(live.latest)

@@ -43,6 +43,8 @@ class Row:
     num_runs: int = 0
     step: GlobalStep | None = None
     begun_at_step: int = 0
+    epoch: str = ""
+    """Of the data, such as "epoch 2 of 5"."""
     limit: int | None = None
     """As the session knew it last: the last session on a step takes its limit with it."""
     model: object = None
@@ -70,13 +72,19 @@ class Line:
     """What runs beside it."""
     is_open: bool = True
     """Whether a raw session was created."""
+    epoch: str = ""
 
     def cells(self) -> tuple[str, str, str, str, str, str]:
         """Name, phase, steps, rate, time left and values, for a table."""
         return (
             self.name,
             ", ".join(self._special_phases()) or "training",
-            f"{self.step:,}" if self.limit is None else f"{self.step:,}/{self.limit:,}",
+            DOT.join(
+                [
+                    f"{self.step:,}" if self.limit is None else f"{self.step:,}/{self.limit:,}",
+                    *self._epochs(),
+                ]
+            ),
             "" if self.rate is None else rate_text(self.rate),
             "".join(self._left()),
             DOT.join(values_text(self.values)),
@@ -84,7 +92,7 @@ class Line:
 
     def text(self) -> str:
         """As `step 1,200 of 10,000 · 356 steps/s · 25 s left · loss 0.312`."""
-        parts = [steps_text(self.step, self.limit)] if self.is_open else []
+        parts = [steps_text(self.step, self.limit), *self._epochs()] if self.is_open else []
         if self.rate is not None:
             parts.append(rate_text(self.rate))
         parts += [*self._left(), *values_text(self.values), *self._special_phases()]
@@ -94,6 +102,9 @@ class Line:
 
     def _special_phases(self) -> list[str]:
         return counted(each for each in self.phases if each != "training")
+
+    def _epochs(self) -> list[str]:
+        return [self.epoch] if self.epoch else []
 
     def _left(self) -> list[str]:
         if self.limit is None or not self.rate:
@@ -140,6 +151,7 @@ class Training:
             [phase for phase, _ in looks],
             [name for _, beside in looks for name in beside],
             any(row.step is not None for row in rows),
+            next((row.epoch for row in rows if row.epoch), ""),
         )
 
     def end(self, row: Row) -> None:

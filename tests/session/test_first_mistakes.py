@@ -1,0 +1,268 @@
+"""What newcomers write who have read no more than the first pages, and what they are told."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    EvaluationHook,
+    FeedFnHook,
+    FeedHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    MetricsHook,
+    MonitoredSession,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    SharedSessionCreator,
+    StepUnreachableError,
+    StopAtStepHook,
+    StopTraining,
+    data,
+)
+from asynchooks._stopping import session_stop
+
+from ..support.helpers import settle
+
+pytestmark = pytest.mark.anyio
+
+
+def step() -> dict[str, float]:
+    return {"loss": 0.5}
+
+
+# --- loops and waits that would never end ---------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_loop_of_runs_that_are_not_awaited_ends_with_an_error(is_kept: bool) -> None:
+    num_turns, run = 0, None
+    with pytest.raises(RuntimeError, match=r"each one is to be awaited, `await session\.run"):
+        async with MonitoredSession([StopAtStepHook(last_step=3)], step) as session:
+            while not session.should_stop():
+                num_turns += 1
+                run = session.run("loss")
+                run = run if is_kept else None
+    assert num_turns == 2
+    run = None  # within this test, Python warns of it
+
+
+async def test_a_run_whose_task_was_cancelled_before_it_began_is_no_mistake() -> None:
+    async with MonitoredSession([], step) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, "loss")
+            group.cancel_scope.cancel()
+        run = session.run("loss")
+        run.close()
+        assert await session.run("loss") == 0.5
+        assert session.global_step.value <= 2
+
+
+async def test_a_loop_that_swallows_the_end_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    num_turns = 0
+    async with MonitoredSession([StopAtStepHook(last_step=3)], step) as session:
+        while num_turns < 50:
+            num_turns += 1
+            try:
+                await session.run("loss")
+            except Exception:
+                continue
+    assert caplog.text.count("10 runs have raised StopTraining, which ends the block") == 1
+    assert "while not session.should_stop():" in caplog.text
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds are no time for a test, and no clock of the event loops is ours."""
+    monkeypatch.setattr(session_stop, "_PATIENCE_SECS", 0.05)
+
+
+async def fail() -> None:
+    raise ConnectionError("the producer is away")
+
+
+@pytest.mark.usefixtures("short_patience")
+@pytest.mark.parametrize("is_in_thread", [False, True])
+async def test_a_wait_in_the_body_after_a_stop_is_told_of_once(
+    is_in_thread: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with MonitoredSession([], step) as session:
+        if is_in_thread:
+            await anyio.to_thread.run_sync(session.request_stop, "enough")
+        else:
+            session.request_stop("enough")
+        await anyio.sleep(0.2)  # as `await queue.get()`, which nobody fills any more
+        session.request_stop("once more")
+        await anyio.sleep(0.1)
+    assert caplog.text.count("`await session.or_stop(queue.get)`") == 1
+    assert "by session.request_stop" in caplog.text
+    assert "enough" in caplog.text
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_a_body_that_ends_at_a_stop_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConnectionError, match="the producer is away"):
+        async with MonitoredSession([], step) as session:
+            session.start_soon(fail)
+            with pytest.raises(StopTraining):
+                await session.or_stop(anyio.sleep, math.inf)
+    await anyio.sleep(0.1)
+    assert "or_stop" not in caplog.text
+
+
+async def test_what_watches_the_body_ends_with_it() -> None:
+    num_tasks = len(anyio.get_running_tasks())
+    async with MonitoredSession([], step) as session:
+        session.request_stop("enough")
+        await settle()
+        assert len(anyio.get_running_tasks()) == num_tasks + 1
+    await settle()
+    assert len(anyio.get_running_tasks()) == num_tasks
+
+
+async def test_a_lone_waiter_is_told_who_may_bring_its_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with MonitoredSession([GlobalStepWaiterHook(5)], step) as session:
+        with anyio.move_on_after(0.05):
+            await session.run("loss")
+    assert "All open workers wait for global_step 5" in caplog.text
+    assert "no GlobalStepWaiterHook in its hooks" in caplog.text
+    creator = SharedSessionCreator(step, num_workers=1)
+    with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
+        async with MonitoredSession([GlobalStepWaiterHook(5)], creator) as session:
+            await session.run("loss")
+
+
+# --- hooks and functions that are called otherwise than they are written --------------------------
+
+
+class PrintsLoss(SessionRunHook):
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        print(run_values.results["loss"])
+
+
+class Stops(SessionRunHook):
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        run_context.session.request_stop()
+
+
+async def notes_of(hook: SessionRunHook) -> str:
+    with pytest.raises((TypeError, AttributeError)) as raised:
+        async with MonitoredSession([hook], step) as session:
+            await session.run("loss")
+    return " / ".join(raised.value.__notes__)
+
+
+async def test_results_without_a_request_say_what_to_return() -> None:
+    assert await notes_of(PrintsLoss()) == (
+        "run_values.results is None, as its before_run asked for nothing; return "
+        'SessionRunArgs({"loss": "loss"}) / in after_run of PrintsLoss'
+    )
+
+
+async def test_a_stop_of_the_raw_session_says_whose_it_is() -> None:
+    assert "request_stop is a method of run_context and of coord" in await notes_of(Stops())
+
+
+def hook_with(moment: str, method: Any) -> SessionRunHook:
+    hook: SessionRunHook = type("Mine", (SessionRunHook,), {moment: method})()
+    return hook
+
+
+async def two(first: object, second: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("moment", "method", "expected"),
+    [
+        ("begin", two, r"begin of hooks\[0\], a Mine, takes .*second.* write begin\(self\)"),
+        ("after_run", two, r"write after_run\(self, run_context, run_values\)"),
+        ("end", lambda self: None, r"takes \(\) beside self; write end\(self, session\)"),
+        ("on_drop", two, r"write on_drop\(self\)"),
+    ],
+)
+def test_a_method_of_another_signature_is_refused_with_the_right_one(
+    moment: str, method: Any, expected: str
+) -> None:
+    with pytest.raises(TypeError, match=expected):
+        MonitoredSession([hook_with(moment, method)], step)
+
+
+def test_a_method_that_takes_more_by_choice_is_right() -> None:
+    async def after_run(self: Any, *args: Any, loud: bool = False) -> None: ...
+
+    MonitoredSession([hook_with("after_run", after_run)], step)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EvaluationHook(lambda step: {}, every_n_steps=1),  # type: ignore[arg-type, misc]
+        lambda: FeedHook([1], "x", after_epoch=lambda epoch: None),  # type: ignore[arg-type, misc]
+        lambda: FeedFnHook(lambda context: {}),  # type: ignore[arg-type, misc]
+        lambda: LoggingTensorHook(["loss"], 1, formatter=lambda: ""),  # type: ignore[arg-type, misc]
+        lambda: MetricsHook(lambda values: None, "loss"),  # type: ignore[arg-type]
+        lambda: data.map([1], lambda: 1),  # type: ignore[arg-type, misc]
+        lambda: data.filter([1], lambda item, place: True),  # type: ignore[arg-type, misc]
+    ],
+)
+def test_a_function_of_another_signature_is_refused_where_it_is_given(
+    make: Callable[[], object],
+) -> None:
+    with pytest.raises(TypeError, match=r"lambda.*, which takes \(.*\), and is called with \d arg"):
+        make()
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+async def test_a_logging_hook_in_two_open_sessions_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def other() -> dict[str, float]:
+        return {"loss": 0.25}
+
+    hook = LoggingTensorHook(["loss"], every_n_iter=1)
+    for _ in range(2):  # one after the other, and twice in one session, as in TensorFlow
+        async with MonitoredSession([hook, hook], step) as session:
+            await session.run("loss")
+    assert "open" not in caplog.text
+    async with MonitoredSession([hook], step), MonitoredSession([hook], other):
+        pass
+    assert caplog.text.count("is in two sessions that are open") == 1
+
+
+async def test_the_first_status_has_the_rate_since_the_session_opened() -> None:
+    async with MonitoredSession([], step) as session:
+        await anyio.sleep(0.01)
+        await session.run("loss")
+        rate = session.status().steps_per_sec
+        assert rate is not None
+        assert 0 < rate <= 100
+
+
+class Own(SessionRunHook):
+    _private = 1
+
+
+async def test_no_private_name_is_suggested_for_a_misspelt_one() -> None:
+    async with MonitoredSession([], step) as session:
+        context = SessionRunContext(SessionRunArgs("loss"), session.raw_session())
+        for each in (session, context, session.raw_session(), LoggingTensorHook(["loss"], 1)):
+            names = dir(each)
+            assert [name for name in names if name[0] == "_" and name[-2:] != "__"] == []
+        assert "global_step" in dir(session)
+    assert "_private" in dir(Own())  # its author may ask
