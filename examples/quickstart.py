@@ -10,23 +10,39 @@ were not trained on.
 
 from __future__ import annotations
 
-import os
-
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # fewer lines from TensorFlow at its start
-
 import argparse
 import logging
 import math
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
 import numpy as np
-import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import asynchooks as ah
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Lose what is written to standard error, as by TensorFlow's libraries while they load."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+with quiet():
+    import tensorflow as tf
 
 NUM_WORKERS, LAST_STEP, K, BATCH_SIZE = 8, 4000, 200, 64
 

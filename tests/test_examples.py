@@ -334,3 +334,28 @@ def test_digits_are_learnt_by_sessions_in_several_dask_processes() -> None:
     assert end is not None, printed
     assert int(end[1]) == 2000
     assert float(end[2]) >= 0.95
+
+
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp"])
+def test_ranks_train_validate_and_resume_together(tmp_path: Path, options: list[str]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+
+    def run_ranks(num_epochs: int) -> str:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        example = [str(ROOT / "examples" / "torch_ddp.py"), str(tmp_path / "ddp")]
+        done = subprocess.run(
+            [*launcher, "--nproc_per_node=2", *example, *options, "--epochs", str(num_epochs)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    # 719 rows a rank, in batches of 32
+    assert run_ranks(3).startswith("2 ranks, steps 0 to 66, test accuracy ")
+    printed = run_ranks(10)
+    assert printed.startswith("2 ranks, steps 66 to 220, test accuracy ")
+    assert float(printed.split()[-1]) >= 0.9
