@@ -6,8 +6,10 @@ import importlib.util
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -359,3 +361,34 @@ def test_ranks_train_validate_and_resume_together(tmp_path: Path, options: list[
     printed = run_ranks(10)
     assert printed.startswith("2 ranks, steps 66 to 220, test accuracy ")
     assert float(printed.split()[-1]) >= 0.9
+
+
+@pytest.mark.timeout(300)
+def test_the_program_to_copy_is_interrupted_resumes_and_learns(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tensorboard")
+    program = [sys.executable, str(ROOT / "examples" / "torch_program.py")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def saved_steps() -> list[int]:
+        return [int(path.name.split("-")[-1]) for path in tmp_path.glob("digits/model.ckpt-*")]
+
+    with subprocess.Popen(program, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL) as first:
+        while max(saved_steps(), default=0) < 40:
+            assert first.poll() is None
+            time.sleep(0.01)
+        first.send_signal(signal.SIGINT)
+    interrupted_at = max(saved_steps())
+    assert 40 <= interrupted_at < 400
+
+    rest = subprocess.run(
+        program, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    evaluated = [int(step) for step in re.findall(r"eval at step (\d+): accuracy", rest.stderr)]
+    assert min(evaluated) > interrupted_at
+    assert all(step % 20 == 0 for step in evaluated)
+    accuracy = re.fullmatch(r"test accuracy of the best weights: ([\d.]+)\n", rest.stdout)
+    assert accuracy is not None, rest.stdout
+    assert float(accuracy[1]) >= 0.9
+    assert [*tmp_path.glob("digits/logs/events.*")]
