@@ -42,12 +42,6 @@ class Estimate(NamedTuple):
         """Whether the interval contains this number."""
         return self.low <= value <= self.high
 
-    def inverted(self, factor: float) -> Estimate:
-        """`factor` divided by it, such as the seconds of so many updates by their rate."""
-        low = factor / self.high if self.high > 0 else math.inf
-        high = factor / self.low if self.low > 0 else math.inf
-        return Estimate(factor / self.value if self.value > 0 else math.inf, low, high)
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -85,7 +79,9 @@ class Prediction:
         Raises:
             TypeError, ValueError: `num_updates` is no integer >= 1.
         """
-        return self.rate.inverted(_check.integer("num_updates", num_updates, least=1))
+        num = _check.integer("num_updates", num_updates, least=1)
+        value, most, least = (num / each if each > 0 else math.inf for each in self.rate)
+        return Estimate(value, least, most)
 
     def cost(self, num_updates: int, price_per_hour: float) -> Estimate:
         """What so many updates cost, in the unit of the price.
