@@ -149,11 +149,11 @@ def _run(
     The exit code is 1 if there is no prediction at all.
     """
     from ..planning import PlanError, Prediction, plot_plan
-    from ..planning._runs import Program
+    from ..planning._runs import settings_of
     from .plan_output import Answer, print_recorded
 
     try:
-        Program.of(main, plan.traces[0].settings, settings[0])
+        settings_of(main, plan.traces[0].settings, settings[0])
     except TypeError as error:
         raise PlanError(str(error)) from error
     with redirect_stdout(sys.stderr):  # what the program prints is no part of the table or JSON
