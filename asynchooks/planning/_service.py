@@ -153,7 +153,7 @@ class Service:
     num_cut: int = 0
     """Spans that were cut, whose weight the longer samples have."""
     notes: tuple[str, ...] = field(default=())
-    """What a reader must know: drift, cuts, few samples, common slowness, heavy tails."""
+    """What a reader must know: cuts, few samples, slowness of all at the same times, drift."""
     evidence: Evidence | None = field(default=None, repr=False)
     """What the samples were made of, for `resampled`."""
 
