@@ -99,7 +99,7 @@ class Runs:
 
     def run(self, seed: int) -> Trace:
         """What one run gives that draws from what was recorded."""
-        _check.integer("seed", seed, least=0)
+        seed = _check.integer("seed", seed, least=0)
         return self._in_child(lambda: self._play(seed, self._model, self._backend).trace())
 
     def predict(self, num_runs: int, seed: int, **options: Any) -> Prediction:
@@ -110,8 +110,8 @@ class Runs:
             seed: of the first of them.
             options: as for `_predicted`.
         """
-        _check.integer("num_runs", num_runs, least=2)
-        _check.integer("seed", seed, least=0)
+        num_runs = _check.integer("num_runs", num_runs, least=2)
+        seed = _check.integer("seed", seed, least=0)
         return self._in_child(lambda: self._predicted(num_runs, seed, **options))
 
     def _in_child(self, work: Callable[[], Found]) -> Found:

@@ -152,11 +152,11 @@ class Station:
 
     # Draws
 
-    def draw(self, input_size: float | None = None, worker: int = -1) -> Drawn:
+    def draw(self, input_size: float = math.nan, worker: int = -1) -> Drawn:
         """The work of one call: seconds at the speed of one alone, and the size.
 
         Args:
-            input_size: what the work depends on; None: its size is drawn with it.
+            input_size: what the work depends on; NaN: its size is drawn with it.
             worker: whose machine does it; -1: none in particular.
         """
         use = self.use
@@ -165,7 +165,7 @@ class Station:
         pools = self._pools
         places = pools[worker % len(pools)] if pools and worker >= 0 else range(len(self._samples))
         place = places[self._rng.integers(len(places))]
-        if input_size is None:
+        if math.isnan(input_size):
             return Drawn(self._samples[place], self._sizes[place])
         use.low_size, use.high_size = min(use.low_size, input_size), max(use.high_size, input_size)
         law = self.service.size_law
