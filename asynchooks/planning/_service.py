@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._likelihood import Posterior
-from ._scipy import optimize
 from ._spans import Floats, shared_speed
 
 _HEAVY = 0.05
@@ -87,7 +86,7 @@ class SizeLaw:
         columns = np.stack([np.ones(len(known)), known / scale], 1)
         weights, line = np.ones(len(known)), np.zeros(2)
         for _ in range(3):
-            line = optimize.nnls(columns * weights[:, None], secs * weights)[0]
+            line = _line(columns * weights[:, None], secs * weights)
             fitted = columns @ line
             weights = 1.0 / np.maximum(fitted, 0.02 * float(fitted.max()) or 1.0)
         base, slope = line.tolist()
@@ -98,6 +97,20 @@ class SizeLaw:
     def secs(self, size: float) -> float:
         """The mean work of this size, in seconds."""
         return self.base_secs + self.secs_per_unit * size
+
+
+def _line(columns: Floats, secs: Floats) -> Floats:
+    """(Base, slope), both >= 0, of least squares.
+
+    SciPy's `nnls` is not used: that of 1.12 gives up where two sizes hardly differ.
+    """
+    both = cast(Floats, np.linalg.lstsq(columns, secs, rcond=None)[0])
+    if both.min() >= 0.0:
+        return both
+    # else the best has one of them at zero
+    products, squares = columns.T @ secs, np.maximum((columns * columns).sum(0), 1e-300)
+    alone = np.maximum(products, 0.0) / squares
+    return np.where(np.arange(2) == np.argmax(alone * products), alone, 0.0)
 
 
 class Evidence(NamedTuple):
