@@ -48,14 +48,13 @@ def a_number(value: object) -> bool:
 def metric_name(value: object, name: str = "the name of a metric") -> str:
     """The name of a metric: a text that a file can hold."""
     text = instance(name, value, str, "a text, such as 'loss'")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise MetricError(
-                f"{name} is {value!r}, which has half of a surrogate pair and so cannot be written "
-                "as UTF-8; give it without, such as name.encode(errors='replace').decode()"
-            ) from error
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MetricError(
+            f"{name} is {value!r}, which has half of a surrogate pair and so cannot be written "
+            "as UTF-8; give it without, such as name.encode(errors='replace').decode()"
+        ) from error
     return text
 
 
@@ -148,11 +147,12 @@ def place(
     result = path(name, value, expected)
     if "://" in result:
         return result
-    *directories, last = os.path.abspath(result).split(os.sep)
+    result = os.path.abspath(result)
+    *directories, last = result.split(os.sep)
     name_of_file(name, last, suffix=suffix)
     for each in directories:
         name_of_file(name, each)
-    return os.path.abspath(result)
+    return result
 
 
 def name_of_file(name: str, value: str, *, suffix: int = 0) -> None:

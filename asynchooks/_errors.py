@@ -19,7 +19,7 @@ logger = logging.getLogger("asynchooks")
 _OURS = os.path.join(os.path.dirname(__file__), "")
 _MAX_NOTES = 3
 _NOTED = "_asynchooks_noted"
-"""The attribute of an error with all notes that it was to be given, also those only counted."""
+"""The attribute of an error with all notes that it was to be given, also those only logged."""
 _AS_ITSELF = "_asynchooks_as_itself"
 
 
@@ -286,23 +286,18 @@ def _is_end_of_iterator(error: BaseException) -> bool:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note, one of three at most: where many hooks and tasks fail, the rest are counted.
+    """Add a note, one of three at most: where many hooks and tasks fail, the rest are in the log.
 
-    Those are in the log. What others have noted stays, and does not count.
+    What others have noted stays, and does not count.
     """
     noted: list[str] = error.__dict__.setdefault(_NOTED, [])
     noted.append(note)
-    num_more = len(noted) - _MAX_NOTES
-    if num_more <= 0:
+    if len(noted) <= _MAX_NOTES:
         error.add_note(note)
         return
     logger.error("A further note on %r: %s", error, note)
-    before, now = (f"and {num} more note{'s' * (num != 1)}" for num in (num_more - 1, num_more))
-    notes: list[str] = getattr(error, "__notes__", [])
-    if before in notes:
-        notes[notes.index(before)] = now
-    else:
-        error.add_note(now)
+    if len(noted) == _MAX_NOTES + 1:
+        error.add_note("further notes are in the log")
 
 
 def note_once(error: BaseException, note: str) -> None:

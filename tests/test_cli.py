@@ -241,8 +241,8 @@ def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path
         ("--seed -1", "argument --seed: '-1'; give a whole number >= 0"),
         ("--until nan", "argument --until: 'nan'; give virtual seconds >= 0"),
         ("--learning-rates inf", "argument --learning-rates: 'inf'; give a learning rate"),
-        ("--protocol sync@x", "argument --protocol: 'x'; give a learning rate, a finite"),
-        ("--compare sync@-1,async", "argument --compare: '-1'; give a learning rate"),
+        ("--protocol sync@x", "argument --protocol/--compare: 'x'; give a learning rate, a finite"),
+        ("--compare sync@-1,async", "argument --protocol/--compare: '-1'; give a learning rate"),
         ("--protocol @0.1", "'' is no protocol"),
         ("--learning-rates 0.1,,1", "argument --learning-rates: ''; give a learning rate"),
         ("--max-secs-without-update 0", "argument --max-secs-without-update: '0'; give virtual"),
@@ -408,6 +408,8 @@ def test_without_a_command_it_prints_its_help_on_stderr_and_exits_with_2(
          "asynchooks simulate --help"),
         ("plan run.pftrace --program learner.py:main --proceses 4", "asynchooks plan: error: "
          "'--proceses' is no option; did you mean '--processes'?"),
+        ("plan run.pftrace --progam learner.py:main", "asynchooks plan: error: '--progam' is no "
+         "option; did you mean '--program'?"),
     ],
 )  # fmt: skip
 def test_a_misspelt_command_or_option_is_refused_with_what_there_is(

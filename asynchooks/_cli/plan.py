@@ -31,7 +31,7 @@ TRACE is a file that record(...) or TraceHook has written. Several are several
 runs.
 
 VALUES are numbers, true, false, none or texts with commas between them, or
-ranges: 8..64 doubles from 8 to 64, and 1..9..2 goes by 2."""
+ranges: 8..64 doubles from 8 to 64."""
 EPILOG = """\
 examples:
 Predict a learner with 8, 16, 32 and 64 rollouts at a time:
@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--program",
         metavar="FILE:NAME",
-        required=True,
         help="Run this async function, of learner.py:main or package.module:main, whose module is "
         "imported: keep what starts a real run under `if __name__ == '__main__':`. What it prints "
         "goes to stderr.",
@@ -127,6 +126,8 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
     """
     from ..planning import Plan
 
+    if options.program is None:  # not by argparse, which would say it of a misspelt one as well
+        raise ValueError("--program is missing; give FILE:NAME, as --program learner.py:main")
     if not options.json:
         check_rich()
     values: dict[str, list[Any]] = {}
@@ -149,11 +150,11 @@ def _run(
     The exit code is 1 if there is no prediction at all.
     """
     from ..planning import PlanError, Prediction, plot_plan
-    from ..planning._runs import Program
-    from .plan_output import Answer, print_recorded
+    from ..planning._runs import settings_of
+    from .plan_output import print_answer, print_recorded
 
     try:
-        Program.of(main, plan.traces[0].settings, settings[0])
+        settings_of(main, plan.traces[0].settings, settings[0])
     except TypeError as error:
         raise PlanError(str(error)) from error
     with redirect_stdout(sys.stderr):  # what the program prints is no part of the table or JSON
@@ -163,7 +164,7 @@ def _run(
         print_recorded(plan, checks)
     if missed and not options.allow_mismatch:
         if options.json:
-            Answer(options, plan, checks, []).print()
+            print_answer(options, plan, checks, [])
         raise PlanError(
             "the recorded settings are missed by more than 10 % beyond chance, so no table is "
             f"printed. {missed[0].reasons()}. --allow-mismatch prints it anyway"
@@ -173,7 +174,7 @@ def _run(
     predictions = [each for each in found if isinstance(each, Prediction)]
     if options.plot is not None:
         plot_plan(options.plot, predictions, checks)
-    Answer(options, plan, checks, list(zip(settings, found, strict=True))).print()
+    print_answer(options, plan, checks, list(zip(settings, found, strict=True)))
     return 0 if predictions else 1
 
 
@@ -205,15 +206,13 @@ def _predictions(
         except Exception as error:  # all are shown alike
             return f"{type(error).__name__}: {error}"
 
-    pool = ThreadPoolExecutor(options.processes or num_cores())
-    try:
+    with ThreadPoolExecutor(options.processes or num_cores()) as pool:
         futures = [pool.submit(predicted, each) for each in settings]
-        for num_done, _ in enumerate(as_completed(futures), 1):
-            show(num_done)
+        try:
+            for num_done, _ in enumerate(as_completed(futures), 1):
+                show(num_done)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            kill_children()
+            raise
         return [each.result() for each in futures]
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        kill_children()
-        raise
-    finally:
-        pool.shutdown()

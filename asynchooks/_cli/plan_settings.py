@@ -5,27 +5,17 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ..planning import Prediction
+from typing import Any, NamedTuple
 
 _WORDS = {"true": True, "false": False, "none": None}
-_MOST_VALUES = 10_000
 _TARGET = re.compile(r"\s*(staleness|max_staleness|idle_share)\s*<=(.*)")
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A bound of a figure."""
 
     figure: str
     most: float
-
-    def is_kept(self, prediction: Prediction) -> bool:
-        """Whether its whole interval is within the bound."""
-        return bool(getattr(prediction, self.figure).high <= self.most)
 
     def __str__(self) -> str:
         return f"{self.figure} <= {self.most:g}"
@@ -59,27 +49,17 @@ def _value(text: str) -> Any:
 
 
 def _range(text: str) -> list[int | float]:
-    low, high, *steps = [_number(part) for part in text.split("..")]
-    if low is None or high is None or low > high or len(steps) > 1 or None in steps:
+    low, high = map(_number, text.split("..", 1))
+    if low is None or high is None or not 0 < low <= high:
         raise ValueError(
-            f"the range {text!r}; give two numbers, the smaller one first, and perhaps a step: "
-            "8..64 doubles from 8 to 64, 1..9..2 goes by 2"
+            f"the range {text!r}; give two numbers > 0, the smaller one first, as 8..64, which "
+            "doubles from 8 to 64, or all values with commas, as 0,3,6"
         )
     values: list[int | float] = []
-    if not steps:
-        if low <= 0:
-            raise ValueError(
-                f"the range {text!r}, which cannot be doubled from {low}; give a step: {text}..1"
-            )
-        while low < high:
-            values.append(low)
-            low *= 2
-        return [*values, high]
-    step = steps[0]
-    if step is None or step <= 0 or (high - low) / step > _MOST_VALUES:
-        raise ValueError(f"the step of the range {text!r}; give one > 0, such as 1..9..2")
-    # a little more, so that 0.1..0.3..0.1 has its end
-    return [low + step * each for each in range(math.floor((high - low) / step + 1e-9) + 1)]
+    while low < high:
+        values.append(low)
+        low *= 2
+    return [*values, high]
 
 
 def parse_target(text: str) -> Target:
@@ -91,4 +71,4 @@ def parse_target(text: str) -> Target:
             f"{text!r}; give one of staleness, max_staleness, idle_share, <= and a number, such as "
             "'staleness<=4'"
         )
-    return Target(match[1], float(most))
+    return Target(match[1], most)

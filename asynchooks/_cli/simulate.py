@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -44,22 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--protocol",
-        dest="protocols",
-        action="append",
-        type=_protocol,
-        metavar="NAME",
-        help="Train by this protocol: async (the default), sync, ksync:K, kbatch-sync:K, kasync:K, "
-        "kbatch-async:K or ssp:S. Add +discard:B to discard gradients staler than B, and @RATE to "
-        "set the learning rate. Given several times, it compares them, as --compare does.",
-    )
-    add(
         "--compare",
         dest="protocols",
         action="extend",
         type=_protocols,
         metavar="NAMES",
-        help="Train by several protocols, such as async,ksync:6,sync@0.2, and print a row for "
-        "each.",
+        help="Train by these protocols, such as async,ksync:6,sync@0.2, and print a row for each: "
+        "async (the default), sync, ksync:K, kbatch-sync:K, kasync:K, kbatch-async:K or ssp:S. Add "
+        "+discard:B to discard gradients staler than B, and @RATE to set the learning rate.",
     )
     add(
         "--learning-rates",
@@ -169,14 +162,12 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
 _rate = number(float, "a learning rate, a finite number >= 0")
 
 
-def _protocol(text: str) -> tuple[str, float | None]:
-    """The name of a protocol, and the learning rate behind it if it has one of its own."""
-    name, at, own = text.strip().partition("@")
-    return name, _rate(own) if at else None
-
-
 def _protocols(text: str) -> list[tuple[str, float | None]]:
-    return [_protocol(each) for each in text.split(",")]
+    """Names of protocols, each with the learning rate behind it if it has one of its own."""
+    # not within the parentheses of one as it prints, such as DiscardStale(KAsync(k=2), 3)
+    names = re.split(r",(?![^(]*\))", text)
+    parts = (each.strip().partition("@") for each in names)
+    return [(name, _rate(own) if at else None) for name, at, own in parts]
 
 
 def _rates(text: str) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 from ..protocols import KAsync, KBatchAsync, Protocol, parse_protocol
 from ..simulation import Report, Simulation, plot_reports, sweep, write_trace
 from ..simulation.cluster._least_squares import LeastSquares
-from ..simulation.output._interval import interval_of
+from ..simulation.output._interval import Interval, interval_of
 from .output import figure, print_json, print_table, progress
 
 _NUM_LOSSES = 200
@@ -48,11 +48,13 @@ class Contender(NamedTuple):
 class Result(NamedTuple):
     """A protocol with the learning rate that ended with the lowest loss."""
 
-    figures: dict[str, Any]
-    """Its name and rate, and means over seeds, with `_low` and `_high` of their intervals."""
+    name: str
+    rate: float
+    figures: Mapping[str, Interval]
+    """The mean over seeds, with its interval, by name."""
     reports: Sequence[Report]
     """By seed."""
-    tried: dict[float, float]
+    tried: Mapping[float, float]
     """The loss by learning rate."""
 
 
@@ -97,10 +99,7 @@ def train_all(options: argparse.Namespace, contenders: Sequence[Contender]) -> i
         plot_reports(
             options.plot,
             [
-                [
-                    replace(one, protocol=f"{one.protocol}@{each.figures['rate']:g}")
-                    for one in each.reports
-                ]
+                [replace(one, protocol=f"{each.name}@{each.rate:g}") for one in each.reports]
                 for each in results
             ],
         )
@@ -125,16 +124,16 @@ def _best(
         num_processes=1 if options.seeds == 1 else None,
         done=done,
     )
-    rows = [dict(setting) for setting in found.settings]
-    for row, setting in zip(rows, found.settings, strict=True):
-        for name in _FIGURES:
-            mean, low, high = interval_of(found.values(setting, name))
-            row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
-    figures, reports = min(
-        zip(rows, found.reports, strict=True),
-        key=lambda each: (math.isnan(each[0]["loss"]), each[0]["loss"]),
+    by_rate = [
+        {name: interval_of(found.values(each, name)) for name in _FIGURES}
+        for each in found.settings
+    ]
+    losses = [figures["loss"].mean for figures in by_rate]
+    place = min(range(len(losses)), key=lambda place: (math.isnan(losses[place]), losses[place]))
+    tried = dict(zip(contender.rates, losses, strict=True))
+    return Result(
+        contender.name, contender.rates[place], by_rate[place], found.reports[place], tried
     )
-    return Result(figures, reports, {row["rate"]: row["loss"] for row in rows})
 
 
 def _train(
@@ -183,21 +182,19 @@ def _train(
 def _print_table(results: Sequence[Result]) -> None:
     titles = ("protocol", "rate", "virtual s", "updates", "per s", "staleness", "max", "dropped")
     rows = []
-    for figures, _, _ in results:
-        shares = [figures[f"share_{kind}"] for kind in _SHARES]
-        rate, staleness, loss = (
-            figure(*(figures[name + end] for end in ("", "_low", "_high"))) for name in _INTERVALS
-        )
+    for name, rate, figures, _, _ in results:
+        per_second, staleness, loss = (figure(*figures[each]) for each in _INTERVALS)
+        shares = [figures[f"share_{kind}"].mean for kind in _SHARES]
         rows.append(
             [
-                figures["protocol"],
-                f"{figures['rate']:.4g}",
-                f"{figures['secs']:.6g}",
-                f"{figures['updates']:.0f}",
-                rate,
+                name,
+                f"{rate:.4g}",
+                f"{figures['secs'].mean:.6g}",
+                f"{figures['updates'].mean:.0f}",
+                per_second,
                 staleness,
-                f"{figures['max_staleness']:.0f}",
-                f"{figures['discarded']:.0f}",
+                f"{figures['max_staleness'].mean:.0f}",
+                f"{figures['discarded'].mean:.0f}",
                 *(f"{share:.1%}" if share >= 5e-4 else "" for share in shares),
                 loss,
             ]
@@ -207,21 +204,14 @@ def _print_table(results: Sequence[Result]) -> None:
 
 def _row(result: Result) -> dict[str, Any]:
     """For JSON: the report of the first seed, and of several seeds the means with intervals."""
-    figures, reports, tried = result
+    first, num = result.reports[0], len(result.reports)
     row = {
-        **reports[0].summary_row(),
-        "staleness": reports[0].staleness,
-        "learning_rate": figures["rate"],
-        "loss_by_learning_rate": tried,
+        **first.summary_row(),
+        "staleness": first.staleness,
+        "learning_rate": result.rate,
+        "loss_by_learning_rate": result.tried,
     }
-    if len(reports) > 1:
-        row["num_seeds"] = len(reports)
-        row["means"] = {
-            name: {
-                "mean": figures[name],
-                "low": figures[f"{name}_low"],
-                "high": figures[f"{name}_high"],
-            }
-            for name in _INTERVALS
-        }
+    if num > 1:
+        row["num_seeds"] = num
+        row["means"] = {name: result.figures[name]._asdict() for name in _INTERVALS}
     return row

@@ -53,7 +53,7 @@ class Watch:
         return object() if kernel is None else (id(kernel), kernel.progress)
 
 
-def in_child(work: Callable[[Watch], T]) -> T:
+def in_child(work: Callable[[], T], watch: Watch) -> T:
     """What `work` returns, or raises, in a fork of this process.
 
     A fork need not import anything again, and the program may be any function. On Windows, which
@@ -63,14 +63,15 @@ def in_child(work: Callable[[Watch], T]) -> T:
     A class of multiprocessing would not do: its pools have daemons, which must not start any.
 
     Args:
-        work: is called with what it tells which simulation it runs; its result can be pickled.
+        work: what to do; its result can be pickled.
+        watch: is told by it which simulation runs.
 
     Raises:
         PlanError: the child has died, or nothing happens in virtual time.
         BaseException: what `work` raises; a PlanError in place of what cannot be pickled.
     """
     if sys.platform == "win32" or not _CAN_FORK:
-        return work(Watch())
+        return work()
     _flush()  # or the child would write it as well
     # the warning is of threads, which the child has none of, and needs none
     with _lock, warnings.catch_warnings():
@@ -82,7 +83,7 @@ def in_child(work: Callable[[Watch], T]) -> T:
             _children.add(pid)
     if not pid:
         ours.close()  # so that it sees that its parent has died
-        _work_in_child(work, theirs)
+        _work_in_child(work, watch, theirs)
     answer, status = None, 0
     try:
         while answer is None:
@@ -121,7 +122,7 @@ def kill_children() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _work_in_child(work: Callable[[Watch], Any], theirs: Connection) -> NoReturn:
+def _work_in_child(work: Callable[[], Any], watch: Watch, theirs: Connection) -> NoReturn:
     """Do the work, and send (its error, its result)."""
     try:
         _children.clear()
@@ -129,12 +130,11 @@ def _work_in_child(work: Callable[[Watch], Any], theirs: Connection) -> NoReturn
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills this
-        watch = Watch()
         _show_virtual_time(watch)
         _look_for_stalls(watch, theirs)
         answer: tuple[BaseException | None, Any]
         try:
-            answer = None, work(watch)
+            answer = None, work()
         except BaseException as error:
             answer = _sendable(error), None
         if sys.platform != "win32":

@@ -17,8 +17,7 @@ LEAST_SPREAD = 5e-3
 """Relative: clocks and event loops make durations differ by as much where work does not."""
 _LEAST_WORK = 1e-3
 """Of the median: less is within the resolution of clocks, and must not outweigh all else."""
-_COARSE = np.array([0.0, 0.002, 0.005, *np.arange(1, 6) / 100, *np.arange(7, 20, 4) / 100,
-                    *np.arange(2, 11) / 10, 0.25])  # fmt: skip
+_COARSE = np.array([0.0, *np.geomspace(0.002, 1.0, 20)])
 _NUM_SIZES = 5
 """From more sizes on, the density depends on them."""
 _NONE = np.zeros(0)
@@ -59,7 +58,7 @@ class WorkDensity:
         # their size is not known, so the usual work is as uncertain as sizes are
         censored = np.log(np.maximum(cut, _least(works))) - float(usual.mean())
         weights = np.full(len(works), 1.0 / len(works))
-        if len(cut):
+        if len(cut):  # else a fit would take three times as long
             weights = weights_beside_cut(residuals, censored)
         return max(
             _normal(residuals, censored, weights, float(usual.var())),
@@ -172,18 +171,12 @@ def posterior_of(
         found = sorted(known)
         return np.array(found), np.array([known[each] for each in found])
 
-    def look_near(num: int, most: float) -> tuple[Floats, Floats]:
-        """Look at so many places about those that lose at most so much."""
-        near = np.flatnonzero(values.max() - values <= most)
-        low, high = places[[max(near[0] - 1, 0), min(near[-1] + 1, len(places) - 1)]]
-        return look(np.linspace(low, high, num))
-
     places, values = look(_COARSE)
-    for _ in range(2):
-        places, values = look_near(7, 0.0)
     share = tempering(float(places[values.argmax()]))
-    for _ in range(2):  # the second one where the first one has found most of the weight
-        places, values = look_near(17, 12.0 / share)
+    for _ in range(3):  # each where the one before has found most of the weight
+        near = np.flatnonzero(values.max() - values <= 12.0 / share)
+        low, high = places[[max(near[0] - 1, 0), min(near[-1] + 1, len(places) - 1)]]
+        places, values = look(np.linspace(low, high, 17))
     # every slowdown is as probable before; each place stands for what is nearest to it
     scaled = np.exp(share * (values - values.max()))
     weights = scaled * np.gradient(places)

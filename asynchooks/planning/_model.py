@@ -73,14 +73,10 @@ def _of_intervals(trace: Trace) -> Floats:
     work = trace.spans.get(Kind.WORK, {})
     if len(flushes) < 2 or not work:
         return np.zeros(0)
-    edges = flushes[:, 0]
-    num_calls = np.zeros(len(edges) - 1)
-    inline = np.zeros(len(edges) - 1)
-    names = set(trace.about.get("inline", ()))
+    edges, secs = flushes[:, 0], np.diff(flushes[:, 1])
+    num_calls = np.zeros(len(secs))
     for name, spans in work.items():
         num_calls += np.histogram(spans.ended, edges)[0]
-        if name in names:  # the thread may compute all the time
-            inline += np.histogram(spans.ended, edges, weights=spans.secs)[0]
-    has_calls = num_calls > 0
-    secs = (np.diff(flushes[:, 1]) - inline)[has_calls]
-    return np.asarray(secs / num_calls[has_calls], np.float64)
+        if name in trace.about.get("inline", ()):  # the thread may compute all the time
+            secs = secs - np.histogram(spans.ended, edges, weights=spans.secs)[0]
+    return secs[num_calls > 0] / num_calls[num_calls > 0]

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from .. import _check
 from .._errors import PlanError, TraceError
 from ..simulation._simulation import Backend
-from ._child import in_child
 from ._model import Model
 from ._prediction import FIGURES, Check, Prediction
-from ._runs import Main, Program, Runs
+from ._runs import Main, Runs, settings_of
 from ._service import Service
 from ._trace import Trace
-
-T = TypeVar("T")
 
 
 class Plan:
@@ -132,29 +129,11 @@ class Plan:
             SimulationError: it waits for ever, or runs on without spending time.
             BaseException: what the program raises.
         """
-        program = self._program(main, settings)
-        seed = _check.integer("seed", seed, least=0)
-        trace = self._in_child(program, backend, lambda runs: runs.run(seed))
-        return replace(trace, settings=dict(program.settings))
+        return self._runs(main, settings, backend).run(seed)
 
-    def _program(self, main: Main, settings: Mapping[str, Any]) -> Program:
+    def _runs(self, main: Main, settings: Mapping[str, Any], backend: Backend) -> Runs:
         recorded = self.traces[0].settings if self.traces else {}
-        return Program.of(main, recorded, settings)
-
-    def _in_child(self, program: Program, backend: Backend, work: Callable[[Runs], T]) -> T:
-        """What `work` makes of runs of the program, in a child."""
-        model = self._model
-        return in_child(lambda watch: work(Runs(program, backend, model, watch)))
-
-    def _predict(
-        self, program: Program, num_runs: int, seed: int, backend: Backend, **options: Any
-    ) -> Prediction:
-        _check.integer("num_runs", num_runs, least=2)
-        _check.integer("seed", seed, least=0)
-        found = self._in_child(
-            program, backend, lambda runs: runs.predict(num_runs, seed, **options)
-        )
-        return replace(found, settings=dict(program.settings))
+        return Runs(main, settings_of(main, recorded, settings), backend, self._model)
 
     # Predictions
 
@@ -189,8 +168,8 @@ class Plan:
             PlanError: as for `run`; or the recorded setting is missed, so that the model is wrong.
             BaseException: as for `run`.
         """
-        program = self._program(main, settings)
-        checks = self.checks(program.main, num_runs, seed, backend)
+        runs = self._runs(main, settings, backend)
+        checks = self.checks(main, num_runs, seed, backend)
         missed = [each for each in checks if each.is_mismatch]
         if missed and not allow_mismatch:
             raise PlanError(
@@ -212,7 +191,7 @@ class Plan:
                 "the recorded settings are not known, so the model was not checked against them: "
                 "record(path, settings={...}) keeps them"
             )
-        return self._predict(program, num_runs, seed, backend, errors=errors, notes=notes)
+        return runs.predict(num_runs, seed, errors=errors, notes=notes)
 
     def check(
         self,
@@ -242,9 +221,8 @@ class Plan:
                 raise ValueError("the plan has no trace; give `trace`")
             trace = self.traces[0]
         _check.instance("trace", trace, Trace, "a Trace, as of plan.traces, or None")
-        program = Program.of(main, trace.settings, settings)
-        found = self._predict(program, num_runs, seed, backend, errors={}, was_recorded=True)
-        return Check(trace.figures(), found)
+        runs = Runs(main, settings_of(main, trace.settings, settings), backend, self._model)
+        return Check(trace.figures(), runs.predict(num_runs, seed, errors={}, was_recorded=True))
 
     def checks(
         self, main: Main, num_runs: int = 8, seed: int = 0, backend: Backend = "asyncio"

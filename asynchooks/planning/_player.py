@@ -10,13 +10,14 @@ import itertools
 import math
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .._engine.base import Engine, Slot
-from .._engine.recording import Kind, Recorder, Span, ended
+from .._engine.recording import Kind, Place, Recorder, Span, ended
 from .._engine.threads import close_unrun
 from .._errors import PlanError
 from .._running.hooks import HookCall
@@ -37,19 +38,23 @@ class Player(Recorder):
         simulation: that the program runs in.
         model: what is drawn from.
         seed: of the draws, >= 0.
+        uses: are told how the services are used, by their names.
     """
 
-    def __init__(self, simulation: Simulation, model: Model, seed: int) -> None:
-        self.model, self.simulation, self._seed = model, simulation, seed
-        self._thread = threading.get_ident()
+    def __init__(
+        self, simulation: Simulation, model: Model, seed: int, uses: Mapping[str, Use]
+    ) -> None:
+        self.simulation = simulation
+        self._model, self._seed, self._uses = model, seed, uses
         self._stations: dict[str, Station] = {}
         self.save_secs = itertools.cycle(model.save_secs)
         self._labels: dict[Label, int] = {}
-        self._spans: list[tuple[float, ...]] = []
-        self._marks: list[tuple[float, ...]] = []
-        self.tracks: dict[object, int] = {}  # of the tasks that have a session open
-        self.num_sessions = 0
-        self._calls: dict[int, _ThreadCall] = {}  # under way, by the number of their threads
+        self._rows: list[tuple[float, ...]] = []
+        self.tracks = itertools.count()  # one for each session
+        # what the running thread is there for: `call` is None in that of the event loop, and
+        # missing in those of the program's own
+        self._here = threading.local()
+        self._here.call = None
         self.stand_in = self
 
     # Timed work
@@ -62,9 +67,8 @@ class Player(Recorder):
 
     def hold(self, call: Call) -> Drawn:
         """The same for a plain function: for all tasks of the event loop, or for its thread."""
-        thread, name = threading.get_ident(), call.work.name
-        apart = self._calls.get(thread)
-        if apart is None and thread != self._thread:
+        name = call.work.name
+        if not hasattr(self._here, "call"):
             raise PlanError(
                 f"{name!r} is a plain function, and is called in a thread of the program's "
                 "own, for which a plan can let no time pass. Make the timed function an async one "
@@ -72,20 +76,14 @@ class Player(Recorder):
                 "anyio.to_thread.run_sync(...)"
             )
         station, drawn = self._draw(call)
-        if apart is None:
+        if self._here.call is None:
             station.hold(drawn.secs)
         else:
-            apart.wait_for(station.serve(drawn.secs))
+            self._here.call.wait_for(station.serve(drawn.secs))
         return drawn
 
     def _draw(self, call: Call) -> tuple[Station, Drawn]:
-        station = self._stations.get(call.work.name) or self._station(call.work.name)
-        drawn = station.draw(call.input_size(), -1 if call.worker is None else call.worker)
-        call.size = drawn.size
-        return station, drawn
-
-    def _station(self, name: str) -> Station:
-        services = self.model.services
+        name, services = call.work.name, self._model.services
         if name not in services:
             known = ", ".join(map(repr, sorted(services))) or "none"
             raise PlanError(
@@ -93,17 +91,18 @@ class Player(Recorder):
                 f"{known}. Record a run of this program, in which {name!r} is called, and give it "
                 "to Plan.read as well"
             )
-        self._stations[name] = station = Station(
-            self.simulation.kernel,
-            services[name],
-            np.random.default_rng([self._seed, 1, *name.encode()]),
-        )
-        return station
+        if (station := self._stations.get(name)) is None:
+            rng = np.random.default_rng([self._seed, 1, *name.encode()])
+            station = Station(self.simulation.kernel, services[name], rng, self._uses[name])
+            self._stations[name] = station
+        drawn = station.draw(call.input_size(), -1 if call.worker is None else call.worker)
+        call.size = drawn.size
+        return station, drawn
 
     def returned(self, call: Call, drawn: Drawn) -> Any:
         """What the call returns, after what the program's own code takes beside it."""
-        if self.model.loop_secs and threading.get_ident() == self._thread:
-            self.simulation.kernel.hold(self.model.loop_secs)
+        if self._model.loop_secs and getattr(self._here, "call", self) is None:
+            self.simulation.kernel.hold(self._model.loop_secs)
         returns = call.work.returns
         if not callable(returns):
             return returns
@@ -126,19 +125,22 @@ class Player(Recorder):
             fn: what to call; it must not raise.
             slot: where the running task waits for it.
         """
-        engine.start(self._drive, _ThreadCall(fn, self._calls, self._track_of(engine)), slot)
+        call = _ThreadCall(fn, self._here, self._track_of(engine))
+        engine.start(self._drive, call, slot)
 
     async def _drive(self, call: _ThreadCall, slot: Slot) -> None:
+        over: BaseException | None = None
         call.thread.start()
-        pending = call.go_on()
-        while pending is not None:
+        while (pending := call.go_on(over)) is not None:
+            if over is not None:
+                close_unrun(pending)  # the call goes on in spite of that
+                continue
             try:
                 await pending
-            except BaseException as error:  # the run is over
-                while (pending := call.go_on(_EndedError(error))) is not None:
-                    close_unrun(pending)  # the call goes on in spite of that
-                raise
-            pending = call.go_on()
+            except BaseException as error:  # the run is over, and the call ends by the same
+                over = error
+        if over is not None:
+            raise over
         slot.wake(call.result)
 
     # What is recorded
@@ -148,59 +150,51 @@ class Player(Recorder):
         return self.simulation.now
 
     def open_session(self, engine: Engine, name: str, step: Any) -> _Session:
-        return _Session(self, engine, name)
+        return _Session(self, Place(self, next(self.tracks), engine.current_task()), name)
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
-        return _Span(self, Label(name, kind), -1, ident)
+        return _Span(self, Label(name, kind), -1, self.clock(), ident)
 
     def work_span(
         self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
     ) -> Span:
         track = self._track_of(engine)
-        return _Span(self, Label(name, kind, -1 if worker is None else worker, track >= 0), track)
+        label = Label(name, kind, -1 if worker is None else worker, track >= 0)
+        return _Span(self, label, track, self.clock())
 
     def use(self, engine: Engine, ident: int, staleness: float) -> None:
-        self._mark(Label("use"), staleness, ident)
+        self.add(Label("use"), -1, self.clock(), ident, staleness)
 
     def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None:
-        self._mark(Label(name, None, -1 if worker is None else worker), value, -1)
-
-    def _mark(self, label: Label, value: float, ident: int) -> None:
-        now = self.clock()
-        self._marks.append((self._number(label), -1, now, now, ident, value, False))
+        label = Label(name, None, -1 if worker is None else worker)
+        self.add(label, -1, self.clock(), value=value)
 
     def add(
-        self, label: Label, track: int, begun: float, ended: float, *, ident: int = -1,
-        value: float = math.nan, is_cut: bool = False,
+        self, label: Label, track: int, begun: float, ident: int = -1, value: float = math.nan,
+        ended: float = math.nan, *, is_cut: bool = False,
     ) -> None:  # fmt: skip
-        """A span has ended."""
-        self._spans.append((self._number(label), track, begun, ended, ident, value, is_cut))
-
-    def _number(self, label: Label) -> int:
-        return self._labels.setdefault(label, len(self._labels))
+        """A span has ended, now unless its end is given; or there is a moment to mark."""
+        number = self._labels.setdefault(label, len(self._labels))
+        ended = self.clock() if math.isnan(ended) else ended
+        self._rows.append((number, track, begun, ended, ident, value, is_cut))
 
     def _track_of(self, engine: Engine | None) -> int:
         """Of the session that the running task has open; -1 if it has none."""
         if engine is None or engine.is_elsewhere:
-            call = self._calls.get(threading.get_ident())
+            call = getattr(self._here, "call", None)
             return -1 if call is None else call.track
-        return self.tracks.get(engine.current_task(), -1)
+        place = Place.current()
+        is_own = place is not None and place.task is engine.current_task()
+        return place.track if place is not None and is_own else -1
 
     # What came of it
 
     def trace(self) -> Trace:
         """All that was recorded, once the run is over; the plan adds the settings."""
-        spans, marks = (
-            np.array(rows, np.float64).reshape(-1, 7) for rows in (self._spans, self._marks)
-        )
+        rows = np.array(self._rows, np.float64).reshape(-1, 7)
         labels = {number: label for label, number in self._labels.items()}
-        about = {"began": 0.0, "ended": self.clock()}
-        return Trace.of(Content(labels, about, spans, marks))
-
-    @property
-    def uses(self) -> dict[str, Use]:
-        """How each service was used that the program has called."""
-        return {name: each.use for name, each in self._stations.items()}
+        # the labels tell spans from marks
+        return Trace.of(Content(labels, {"began": 0.0, "ended": self.clock()}, rows, rows))
 
     @property
     def has_worked(self) -> bool:
@@ -208,33 +202,28 @@ class Player(Recorder):
         return any(each.kind is Kind.WORK for each in self._labels)
 
 
+@dataclass(slots=True, eq=False)
 class _Span(Span):
     """One span of which the player keeps a row once it has ended."""
 
-    __slots__ = ("_begun", "_ident", "_label", "_player", "_track")
-
-    def __init__(self, player: Player, label: Label, track: int, ident: int = -1) -> None:
-        self._player, self._label, self._track, self._ident = player, label, track, ident
-        self._begun = player.clock()
+    player: Player
+    label: Label
+    track: int
+    begun: float
+    ident: int = -1
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
-        player = self._player
-        player.add(
-            self._label, self._track, self._begun, player.clock(), ident=self._ident, value=value,
-            is_cut=error is not None,
-        )  # fmt: skip
+        is_cut = error is not None
+        self.player.add(self.label, self.track, self.begun, self.ident, value, is_cut=is_cut)
 
 
 class _Session(RunRows):
     """One session, its runs, and the steps within them."""
 
-    def __init__(self, player: Player, engine: Engine, name: str) -> None:
+    def __init__(self, player: Player, place: Place, name: str) -> None:
         super().__init__(player.clock)
-        self._player = player
-        self._task = engine.current_task()
-        self._outer_track = player.tracks.get(self._task)
-        self._track = player.tracks[self._task] = player.num_sessions
-        player.num_sessions += 1
+        self._player, self._place = player, place
+        place.enter()
         self._span: Span | None = self.span(Kind.SESSION, name)
 
     def around_runs(
@@ -251,12 +240,14 @@ class _Session(RunRows):
 
     def run_ended(self, run: Run, error: BaseException | None) -> None:
         times, place = run.times, run.labels.index(STEP)
-        self._player.add(_RUN, self._track, times[0], times[-1], is_cut=run.is_cut)
+        add, track = self._player.add, self._place.track
+        add(_RUN, track, times[0], ended=times[-1], is_cut=run.is_cut)
         if not run.is_cut:
-            self._player.add(_STEP, self._track, times[place], times[place + 1])
+            add(_STEP, track, times[place], ended=times[place + 1])
 
     def span(self, kind: Kind, name: str) -> Span:
-        return _Span(self._player, Label(name, kind, is_on_session=True), self._track)
+        label = Label(name, kind, is_on_session=True)
+        return _Span(self._player, label, self._place.track, self._player.clock())
 
     async def aclose(self, error: BaseException | None) -> None:
         self.drop()
@@ -265,11 +256,7 @@ class _Session(RunRows):
         span, self._span = self._span, None
         if span is not None:
             span.end()
-            tracks = self._player.tracks
-            if tracks.get(self._task) == self._track:
-                del tracks[self._task]
-                if self._outer_track is not None:
-                    tracks[self._task] = self._outer_track
+            self._place.leave()
 
 
 _RUN, _STEP = Label(RUN, Kind.RUN, is_on_session=True), STEP._replace(is_on_session=True)
@@ -283,19 +270,17 @@ class _ThreadCall:
 
     Args:
         fn: what to call; it must not raise.
-        under_way: by the numbers of their threads; it is in there from its beginning to its end.
+        here: has this as its `call`, in the thread.
         track: of the session whose call it is; -1: of none.
     """
 
-    def __init__(
-        self, fn: Callable[[], Any], under_way: dict[int, _ThreadCall], track: int
-    ) -> None:
-        self.track, self.result, self._fn, self._under_way = track, None, fn, under_way
+    def __init__(self, fn: Callable[[], Any], here: threading.local, track: int) -> None:
+        self.track, self.result, self._fn, self._here = track, None, fn, here
         self._to_thread: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._to_task: queue.SimpleQueue[Awaitable[None] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="asynchooks-plan", daemon=True)
 
-    def go_on(self, error: BaseException | None = None) -> Awaitable[None] | None:
+    def go_on(self, error: BaseException | None) -> Awaitable[None] | None:
         """Let the thread go on, or raise this there: what to await then; None: it has returned."""
         self._to_thread.put(error)
         pending = self._to_task.get()
@@ -311,14 +296,6 @@ class _ThreadCall:
 
     def _run(self) -> None:
         self._to_thread.get()
-        self._under_way[threading.get_ident()] = self
+        self._here.call = self
         self.result = self._fn()
-        del self._under_way[threading.get_ident()]
         self._to_task.put(None)
-
-
-class _EndedError(BaseException):
-    """Raised in a thread whose run is over, so that its call ends."""
-
-    def __init__(self, why: BaseException) -> None:
-        super().__init__(f"the plan is over: {why!r}")

@@ -42,12 +42,6 @@ class Estimate(NamedTuple):
         """Whether the interval contains this number."""
         return self.low <= value <= self.high
 
-    def inverted(self, factor: float) -> Estimate:
-        """`factor` divided by it, such as the seconds of so many updates by their rate."""
-        low = factor / self.high if self.high > 0 else math.inf
-        high = factor / self.low if self.low > 0 else math.inf
-        return Estimate(factor / self.value if self.value > 0 else math.inf, low, high)
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -85,7 +79,9 @@ class Prediction:
         Raises:
             TypeError, ValueError: `num_updates` is no integer >= 1.
         """
-        return self.rate.inverted(_check.integer("num_updates", num_updates, least=1))
+        num = _check.integer("num_updates", num_updates, least=1)
+        value, most, least = (num / each if each > 0 else math.inf for each in self.rate)
+        return Estimate(value, least, most)
 
     def cost(self, num_updates: int, price_per_hour: float) -> Estimate:
         """What so many updates cost, in the unit of the price.
@@ -181,37 +177,25 @@ def estimates(
         errors: by name of a figure: the model's own relative error.
         is_extrapolated: whether the setting is beyond what was recorded.
     """
-    return {
-        name: _estimate(
-            [getattr(each, name) for each in runs],
-            [getattr(each, name) for each in extremes],
-            errors.get(name, 0.0),
-            FLOOR_BEYOND if is_extrapolated else FLOOR,
-            is_share=name == "idle_share",
+    floor = FLOOR_BEYOND if is_extrapolated else FLOOR
+    found = {}
+    for name in FIGURES:
+        known, others = (
+            [value for each in some if not math.isnan(value := getattr(each, name))]
+            for some in (runs, extremes)
         )
-        for name in FIGURES
-    }
-
-
-def _estimate(
-    values: Sequence[float],
-    extremes: Sequence[float],
-    error: float,
-    least: float,
-    *,
-    is_share: bool,
-) -> Estimate:
-    known = np.array([each for each in values if not math.isnan(each)])
-    if not len(known):
-        return Estimate(math.nan, math.nan, math.nan)
-    num, mean = len(known), float(known.mean())
-    spread = float(known.std(ddof=1)) * math.sqrt(1.0 + 1.0 / num) if num > 1 else math.inf
-    others = [each for each in extremes if not math.isnan(each)]
-    floor = least if is_share else least * mean
-    half = math.hypot(student_t(num - 1) * spread, floor, error * mean) if num > 1 else math.inf
-    low, high = mean - half, mean + half
-    if others:  # each a run, with chance of its own
-        share = 0.0 if is_share else half / mean if mean > 0 else 0.0
-        low = min(low, *(each * max(0.0, 1.0 - share) for each in others))
-        high = max(high, *(each * (1.0 + share) for each in others))
-    return Estimate(mean, max(0.0, low), min(high, 1.0) if is_share else high)
+        if not known:
+            found[name] = Estimate(math.nan, math.nan, math.nan)
+            continue
+        num, mean, is_share = len(known), float(np.mean(known)), name == "idle_share"
+        half = math.inf
+        if num > 1:
+            spread = float(np.std(known, ddof=1)) * math.sqrt(1.0 + 1.0 / num)
+            least = floor if is_share else floor * mean
+            half = math.hypot(student_t(num - 1) * spread, least, errors.get(name, 0.0) * mean)
+        # each of the others is a run, with chance of its own
+        share = 0.0 if is_share or mean <= 0 else half / mean
+        low = min([mean - half, *(each * max(0.0, 1.0 - share) for each in others)])
+        high = max([mean + half, *(each * (1.0 + share) for each in others)])
+        found[name] = Estimate(mean, max(0.0, low), min(high, 1.0) if is_share else high)
+    return found

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ._scipy import special
 from ._spans import Floats, Spans
 
 MAX_SERVERS = 16
@@ -32,6 +33,10 @@ _LEAST_RATIO = 0.3
 done independent work. Work that does not queue, of clients in step, has less than 0.25."""
 
 
+_CONTRADICTION = math.log(0.03) + math.log(0.02)
+"""What a span that contradicts a queue adds to its log-likelihood: as one of 3 % of any length."""
+
+
 class Served(NamedTuple):
     """What a queue would have done with the spans of a recording."""
 
@@ -39,8 +44,8 @@ class Served(NamedTuple):
     """float64, shape (n,): of service; below 0 where the spans contradict the queue."""
     is_served: NDArray[np.bool_]
     """bool, shape (n,): False of spans that were cut before a server was free for them."""
-    num_contradict: int
-    """How many ended before those that they had to wait for, beyond jitter."""
+    log_likelihood: float
+    """What the order of the spans adds to the logarithm of the likelihood of these times."""
 
 
 def _do_even_out(services: Floats, num_together: int) -> bool:
@@ -64,15 +69,6 @@ def _spread(services: Floats, length: int) -> float:
     sums = np.concatenate([[0.0], np.cumsum(services)])
     low, high = np.quantile(sums[length:] - sums[:-length], (0.25, 0.75))
     return float(high - low)
-
-
-def log_num_orders(spans: Spans) -> float:
-    """The logarithm of the number of orders that spans with equal beginnings may have come in.
-
-    `serve` takes the one that suits a queue best, which by chance is one of as many.
-    """
-    nums = np.unique(spans.begun, return_counts=True)[1]
-    return sum(math.lgamma(num + 1.0) for num in nums[nums > 1].tolist())
 
 
 def serve(spans: Spans, num_servers: int) -> Served | None:
@@ -107,4 +103,7 @@ def serve(spans: Spans, num_servers: int) -> Served | None:
     ):
         return None
     as_given = np.argsort(order)
-    return Served(in_turn[as_given], is_served[as_given], num_contradict)
+    # spans with equal beginnings are in the order that suits a queue best, by chance one of as many
+    nums = np.unique(begun, return_counts=True)[1]
+    likelihood = num_contradict * _CONTRADICTION - float(special.gammaln(nums + 1.0).sum())
+    return Served(in_turn[as_given], is_served[as_given], likelihood)

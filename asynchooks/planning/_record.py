@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _check
-from .._engine.current import current_engine
+from .._engine.current import current_engine, engine_if_any
 from .._engine.recording import Place, current_recorder
 from .._errors import shown
 from .._tracing._recorder import FileRecorder
@@ -77,11 +77,17 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
             raise RuntimeError(
                 f"record({self._path!r}) is within another record; one run has one file a process"
             )
-        clock, is_virtual = _clock()
+        engine = engine_if_any()
+        is_virtual = engine is not None and engine.is_virtual
         recorder = FileRecorder(
-            self._path, clock, is_virtual=is_virtual, closes_with_sessions=False, name=self._name,
+            self._path,
+            # in real time the builtin itself: a run with 4 hooks reads it 10 times
+            engine.now if engine is not None and is_virtual else time.monotonic,
+            is_virtual=is_virtual,
+            closes_with_sessions=False,
+            name=self._name,
             flush_secs=self._flush_secs,
-        )  # fmt: skip
+        )
         recorder.describe("settings", self._settings)
         self._place = Place(recorder)
         self._place.enter()
@@ -119,30 +125,17 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
         return f"record({self._path!r}, settings={self._settings!r})"
 
 
-def _clock() -> tuple[Any, bool]:
-    """The clock of what runs here, and whether it is virtual."""
-    try:
-        engine = current_engine()
-    except RuntimeError:  # no event loop runs yet
-        return time.monotonic, False
-    # the builtin itself: a run with 4 hooks reads it 10 times
-    return (engine.now, True) if engine.is_virtual else (time.monotonic, False)
-
-
 def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     _check.instance("settings", settings, Mapping, "a dict of the program's arguments, by name")
     for name, value in settings.items():
         _check.instance("a name in settings", name, str, "the name of an argument")
         try:
             same = json.loads(json.dumps(value, allow_nan=False))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
+            same = None
+        if same != value and (same is None or not isinstance(value, tuple)):
             raise TypeError(
-                f"settings[{name!r}] is {shown(value)}, which JSON cannot hold; give numbers, "
-                "texts, booleans, None, lists and dicts"
-            ) from error
-        if same != value and not isinstance(value, tuple):
-            raise TypeError(
-                f"settings[{name!r}] is {shown(value)}, which JSON would change to {shown(same)}; "
-                "give what JSON holds as it is"
+                f"settings[{name!r}] is {shown(value)}, which JSON does not hold as it is; give "
+                "numbers, texts, booleans, None, lists, and dicts whose keys are texts"
             )
     return dict(settings)

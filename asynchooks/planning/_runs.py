@@ -1,6 +1,6 @@
-"""Runs: what one program does in virtual time at one setting, in this process.
+"""Runs: what one program does in virtual time at one setting, in a child of this process.
 
-`_child.py` makes it a process of its own.
+`_child.py` makes the child.
 """
 
 from __future__ import annotations
@@ -8,23 +8,25 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
+from .. import _check
 from .._engine.recording import Place, recorded_in
 from .._engine.threads import is_async
 from .._errors import (
     DeadlockError,
-    ForeignAwaitError,
     LivelockError,
     OutsideWorkError,
     PlanError,
+    SimulationError,
+    leaves_of,
 )
 from ..simulation import Simulation
 from ..simulation._simulation import Backend
-from ._child import Watch
+from ._child import Watch, in_child
 from ._model import Model
 from ._player import Player
 from ._prediction import Prediction, estimates
@@ -34,6 +36,7 @@ from ._trace import Figures, Trace
 
 Main = Callable[..., Awaitable[Any]]
 Change = Callable[[Service, np.random.Generator], Service]
+Found = TypeVar("Found", Trace, Prediction)
 
 _MAX_TURNS = 200_000
 _MOST_MOVED = 0.05
@@ -42,72 +45,90 @@ _OFF_BY_TIME = 0.10
 """Relative: how far off a rate may be where all work was slow at the same times."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program with all arguments that it is called with."""
+def settings_of(
+    main: Main, recorded: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a program: those given, and those recorded that it has a parameter for.
 
-    main: Main
-    settings: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, main: Main, recorded: Mapping[str, Any], given: Mapping[str, Any]) -> Program:
-        """It, with the given settings and with those recorded that it has a parameter for."""
-        if inspect.iscoroutine(main):
-            main.close()
-            raise TypeError(
-                f"main is the coroutine {main.__name__}(...); give the function, and its arguments "
-                f"by name: plan.predict({main.__name__}, concurrency=8)"
-            )
-        if not callable(main) or not is_async(main):
-            raise TypeError(
-                f"main is {main!r}; give the async function that runs the program, in place of a "
-                "plain one that calls anyio.run or asyncio.run on it"
-            )
-        signature = inspect.signature(main)
-        kinds = {name: each.kind for name, each in signature.parameters.items()}
-        takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
-        settings = {name: each for name, each in recorded.items() if takes_any or name in kinds}
-        settings |= given
-        try:
-            signature.bind(**settings)
-        except TypeError as error:
-            raise TypeError(
-                f"{getattr(main, '__name__', 'main')}: {error}; it takes {[*kinds]}. Give its "
-                "arguments by name, as settings"
-            ) from None
-        return cls(main, settings)
+    Raises:
+        TypeError: it is no async function, or does not take these.
+    """
+    if inspect.iscoroutine(main):
+        main.close()
+        raise TypeError(
+            f"main is the coroutine {main.__name__}(...); give the function, and its arguments "
+            f"by name: plan.predict({main.__name__}, concurrency=8)"
+        )
+    if not callable(main) or not is_async(main):
+        raise TypeError(
+            f"main is {main!r}; give the async function that runs the program, in place of a "
+            "plain one that calls anyio.run or asyncio.run on it"
+        )
+    signature = inspect.signature(main)
+    kinds = {name: each.kind for name, each in signature.parameters.items()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    settings = {name: each for name, each in recorded.items() if takes_any or name in kinds}
+    settings |= given
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        raise TypeError(
+            f"{getattr(main, '__name__', 'main')}: {error}; it takes {[*kinds]}. Give its "
+            "arguments by name, as settings"
+        ) from None
+    return settings
 
 
 class Runs:
-    """Runs a program at its settings; a `Plan` makes it, in a child.
+    """Runs of a program at its settings; a `Plan` makes it.
 
     Args:
-        program: with its settings.
+        main: the program.
+        settings: its arguments.
         backend: what it runs on.
         model: what is drawn from.
-        watch: is told which simulation runs.
     """
 
-    def __init__(self, program: Program, backend: Backend, model: Model, watch: Watch) -> None:
-        self._program, self._backend, self._model, self._watch = program, backend, model, watch
+    def __init__(
+        self, main: Main, settings: Mapping[str, Any], backend: Backend, model: Model
+    ) -> None:
+        self._main, self._settings, self._backend, self._model = main, settings, backend, model
+        self._watch = Watch()
         self._needs_loop = backend != "asyncio"  # else "turbo" does the same, if it can run it
+        self._uses = {name: Use(each) for name, each in model.services.items()}
 
     def run(self, seed: int) -> Trace:
         """What one run gives that draws from what was recorded."""
-        return self._play(seed, self._model, self._backend).trace()
+        seed = _check.integer("seed", seed, least=0)
+        return self._in_child(lambda: self._play(seed, self._model, self._backend).trace())
+
+    def predict(self, num_runs: int, seed: int, **options: Any) -> Prediction:
+        """What the setting gives.
+
+        Args:
+            num_runs: in virtual time, >= 2.
+            seed: of the first of them.
+            options: as for `_predicted`.
+        """
+        num_runs = _check.integer("num_runs", num_runs, least=2)
+        seed = _check.integer("seed", seed, least=0)
+        return self._in_child(lambda: self._predicted(num_runs, seed, **options))
+
+    def _in_child(self, work: Callable[[], Found]) -> Found:
+        # the settings are added here, as they need not be pickled
+        return replace(in_child(work, self._watch), settings=self._settings)
 
     def _play(self, seed: int, model: Model, backend: Backend) -> Player:
         simulation = Simulation(seed=seed, backend=backend, max_turns=_MAX_TURNS)
-        player = Player(simulation, model, seed)
+        player = Player(simulation, model, seed, self._uses)
         self._watch.simulation = simulation
-        token = recorded_in.set(Place(player))
+        token = recorded_in.set(Place(player, -1))
         try:
-            simulation.run(lambda: self._program.main(**self._program.settings))
+            simulation.run(lambda: self._main(**self._settings))
         except BaseException as error:
-            raised = _explained(error, player, backend)
-            if raised is error:
-                raise
-            raise raised from error
+            if (explained := _explained(error, player, backend)) is not None:
+                raise explained from error
+            raise
         finally:
             self._watch.simulation = None
             recorded_in.reset(token)
@@ -115,8 +136,8 @@ class Runs:
             raise PlanError(_no_time(player))
         return player
 
-    def _changed(self, seed: int, change: Change) -> Player:
-        """One run that draws from services which are changed first."""
+    def _figures(self, seed: int, change: Change) -> Figures:
+        """Of one run that draws from services which are changed first."""
         services = {
             name: change(each, np.random.default_rng([seed, 2, *name.encode()]))
             for name, each in self._model.services.items()
@@ -124,12 +145,12 @@ class Runs:
         model = self._model._replace(services=services)
         if not self._needs_loop:
             try:
-                return self._play(seed, model, "turbo")
+                return self._play(seed, model, "turbo").trace().figures()
             except Exception:  # a ForeignAwaitError, perhaps in a group, or what became of it
                 self._needs_loop = True
-        return self._play(seed, model, self._backend)
+        return self._play(seed, model, self._backend).trace().figures()
 
-    def predict(
+    def _predicted(
         self,
         num_runs: int,
         seed: int,
@@ -138,7 +159,7 @@ class Runs:
         notes: Sequence[str] = (),
         was_recorded: bool = False,
     ) -> Prediction:
-        """What the setting gives; the caller adds the settings, which need not be pickled.
+        """The prediction of some runs, without the settings.
 
         Args:
             num_runs: in virtual time, >= 2.
@@ -147,36 +168,35 @@ class Runs:
             notes: which the prediction has as well.
             was_recorded: whether this setting is one of those that were recorded.
         """
-        used: list[Mapping[str, Use]] = []
 
         def several(num: int, change: Change) -> list[Figures]:
-            players = [self._changed(seed + each, change) for each in range(num)]
-            used.extend(each.uses for each in players)
-            return [each.trace().figures() for each in players]
+            return [self._figures(seed + each, change) for each in range(num)]
 
         figures = several(num_runs, Service.resampled)
         if all(math.isnan(each.rate) for each in figures):
             raise PlanError(
-                f"the program makes too few updates at {self._program.settings!r} to have a rate; "
+                f"the program makes too few updates at {self._settings!r} to have a rate; "
                 "a run of a session, or an update of a parameter server, counts as one. Let it run "
                 "longer"
             )
-        uses = Use.joined(used, self._model.services)
-        extremes, few = list[Figures](), max(1, num_runs // 4)
-        rate_errors = [errors.get("rate", 0.0)]
-        loads = [note for each in uses if (note := each.beyond_load())]
-        sizes = [(each, note) for each in uses if (note := each.beyond_sizes())]
-        # of the recorded setting all that is not known is an error of the model, which is checked
-        if loads and not was_recorded:
-            for each in (Beyond.BEST, Beyond.WORST):
-                extremes += several(few, _assuming(each))
-        if any(each.service.size_law is None for each, _ in sizes) and not was_recorded:
-            extremes += several(few, _in_proportion)
-        outside = [*loads, *(note for _, note in sizes)]
-        outside += [note for each in uses if (note := each.beyond_workers())]
+        uses = [each for each in self._uses.values() if each.loads]
+        few, rate_errors = max(1, num_runs // 4), [errors.get("rate", 0.0)]
+        outside = [
+            note
+            for beyond in (Use.beyond_load, Use.beyond_sizes, Use.beyond_workers)
+            for each in uses
+            if (note := beyond(each))
+        ]
         together = [each.service.name for each in uses if each.service.is_slow_together]
-        if together and not was_recorded:
-            rate_errors.append(_OFF_BY_TIME)
+        others: list[Change] = []
+        if not was_recorded:  # else all that is not known is an error of the model, and checked
+            if any(each.beyond_load() for each in uses):
+                others += [_assuming(Beyond.BEST), _assuming(Beyond.WORST)]
+            if any(each.service.size_law is None and each.beyond_sizes() for each in uses):
+                others.append(_in_proportion)
+            if together:
+                rate_errors.append(_OFF_BY_TIME)
+        extremes = [each for change in others for each in several(few, change)]
         # what is flagged is wide already
         if not outside and any(each.service.is_heavy for each in uses):
             moved = _mean_rate(several(few, _capped)) / _mean_rate(figures[:few]) - 1.0
@@ -186,24 +206,17 @@ class Runs:
                     f"the rate depends on the longest samples, by {100 * moved:.0f} %, and longer "
                     "ones may come; record for longer"
                 )
+        by_time = [
+            f"{name}: all work was slow at the same times, and it is drawn without regard to that: "
+            f"the rate may be off by {100 * _OFF_BY_TIME:.0f} %"
+            for name in together
+        ]
+        errors = {**errors, "rate": math.hypot(*rate_errors)}
         return Prediction(
             {},
-            **estimates(
-                figures,
-                extremes,
-                {**errors, "rate": math.hypot(*rate_errors)},
-                is_extrapolated=bool(outside),
-            ),
+            **estimates(figures, extremes, errors, is_extrapolated=bool(outside)),
             is_extrapolated=bool(outside),
-            notes=(
-                *notes,
-                *outside,
-                *(
-                    f"{name}: all work was slow at the same times, and it is drawn without regard "
-                    f"to that: the rate may be off by {100 * _OFF_BY_TIME:.0f} %"
-                    for name in together
-                ),
-            ),
+            notes=(*notes, *outside, *by_time),
             num_runs=num_runs,
         )
 
@@ -250,8 +263,11 @@ def _no_time(player: Player) -> str:
     )
 
 
-def _explained(error: BaseException, player: Player, backend: str) -> BaseException:
-    """What an error out of a planned run becomes."""
+def _explained(error: BaseException, player: Player, backend: str) -> PlanError | None:
+    """What is raised in place of an error out of a planned run; None: itself, perhaps with a note.
+
+    An event loop is known by what its library says where it does not run.
+    """
     if isinstance(error, SystemExit):
         return PlanError(
             f"the program ends its process, with code {error.code!r}. Let `main` return instead, "
@@ -268,37 +284,22 @@ def _explained(error: BaseException, player: Player, backend: str) -> BaseExcept
         )
     elif isinstance(error, LivelockError):
         error.add_note("in a plan only timed functions and sleeps take time")
-    elif backend == "trio" and _needs_asyncio(error):
-        return PlanError(
-            f"the program needs asyncio, and was planned on trio: {error!r}. Give backend='asyncio'"
-        )
-    elif backend == "asyncio" and _needs_trio(error):
-        return PlanError(
-            f"the program needs trio, and was planned on asyncio: {error!r}. Give backend='trio'"
-        )
-    elif (
-        isinstance(error, RuntimeError)
-        and not isinstance(error, ForeignAwaitError)
-        and "running" in str(error).lower()
+    said = [str(each).lower() for each in leaves_of(error) if not isinstance(each, SimulationError)]
+    needed = ""
+    if backend == "trio" and any(
+        "no running event loop" in each or ("asyncio" in each and "trio" in each) for each in said
     ):
+        needed = "asyncio"
+    elif backend == "asyncio" and "must be called from async context" in said:
+        needed = "trio"
+    elif isinstance(error, RuntimeError) and any("running" in each for each in said):
         error.add_note(
             "in a plan an event loop runs already: await the async function, in place of calling "
             "anyio.run or asyncio.run on it"
         )
-    return error
-
-
-def _needs_asyncio(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_needs_asyncio, error.exceptions))
-    text = str(error).lower()
-    return not isinstance(error, ForeignAwaitError) and (
-        "no running event loop" in text or ("asyncio" in text and "trio" in text)
+    if not needed:
+        return None
+    return PlanError(
+        f"the program needs {needed}, and was planned on {backend}: {error!r}. Give "
+        f"backend={needed!r}"
     )
-
-
-def _needs_trio(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_needs_trio, error.exceptions))
-    # as trio says wherever one of its functions is called without its event loop
-    return isinstance(error, RuntimeError) and str(error) == "must be called from async context"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._likelihood import Posterior
-from ._spans import Floats, LoadPath, shared_speed
+from ._spans import Floats, shared_speed
 
 _HEAVY = 0.05
 """Share of all work that its longest hundredth is: above it the longest samples are looked at."""
@@ -84,14 +84,14 @@ class SizeLaw:
             return None
         scale = float(known.max())  # so that both coefficients are of one magnitude
         columns = np.stack([np.ones(len(known)), known / scale], 1)
-        weights = np.ones(len(known))
-        base = slope = 0.0
+        weights, line = np.ones(len(known)), np.zeros(2)
         for _ in range(3):
-            base, slope = _line(columns, secs, weights)
-            fitted = base + slope * columns[:, 1]
+            line = _line(columns * weights[:, None], secs * weights)
+            fitted = columns @ line
             weights = 1.0 / np.maximum(fitted, 0.02 * float(fitted.max()) or 1.0)
-        line = base + slope * np.where(is_known, sizes, np.median(known)) / scale
-        ratios = np.divide(works, line, out=np.ones(len(works)), where=line > 1e-12)
+        base, slope = line.tolist()
+        means = base + slope * np.where(is_known, sizes, np.median(known)) / scale
+        ratios = np.divide(works, means, out=np.ones(len(works)), where=means > 1e-12)
         return cls(base, slope / scale, ratios)
 
     def secs(self, size: float) -> float:
@@ -99,37 +99,29 @@ class SizeLaw:
         return self.base_secs + self.secs_per_unit * size
 
 
-def _line(columns: Floats, values: Floats, weights: Floats) -> tuple[float, float]:
-    """(Base, slope), both >= 0, of least weighted squares."""
-    scaled, target = columns * weights[:, None], values * weights
-    both = np.linalg.lstsq(scaled, target, rcond=None)[0]
+def _line(columns: Floats, secs: Floats) -> Floats:
+    """(Base, slope), both >= 0, of least squares.
+
+    SciPy's `nnls` is not used: that of 1.12 gives up where two sizes hardly differ.
+    """
+    both = cast(Floats, np.linalg.lstsq(columns, secs, rcond=None)[0])
     if both.min() >= 0.0:
-        return float(both[0]), float(both[1])
+        return both
     # else the best has one of them at zero
-    products, squares = scaled.T @ target, np.maximum((scaled * scaled).sum(0), 1e-300)
+    products, squares = columns.T @ secs, np.maximum((columns * columns).sum(0), 1e-300)
     alone = np.maximum(products, 0.0) / squares
-    best = int(np.argmax(alone * products))
-    return (float(alone[0]), 0.0) if best == 0 else (0.0, float(alone[1]))
+    return np.where(np.arange(2) == np.argmax(alone * products), alone, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
+class Evidence(NamedTuple):
     """What samples were made of, so that other samples can be made that are as likely."""
 
-    kept: NDArray[np.int64]
-    """int64, shape (n,): the place of each sample among all spans that ended; weights are in it."""
-    whole: NDArray[np.bool_]
-    """Of all spans of all recordings: those that were not cut."""
-    paths: Sequence[LoadPath] = ()
-    posterior: Posterior | None = None
+    samples: Callable[[float], Floats]
+    """The samples, by another slowdown."""
+    posterior: Posterior | None
     """Of the slowdown; None where it cannot be known, or does not matter."""
-    block: int = 1
+    block: int
     """How many samples in a row depend on each other."""
-
-    def works(self, slowdown: float) -> Floats:
-        """The samples, by another slowdown."""
-        every = np.concatenate([each.work(slowdown) for each in self.paths])
-        return cast(Floats, every[self.whole][self.kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +166,7 @@ class Service:
     num_cut: int = 0
     """Spans that were cut, whose weight the longer samples have."""
     notes: tuple[str, ...] = field(default=())
-    """What a reader must know: drift, cuts, few samples, common slowness, heavy tails."""
+    """What a reader must know: cuts, few samples, slowness of all at the same times, drift."""
     evidence: Evidence | None = field(default=None, repr=False)
     """What the samples were made of, for `resampled`."""
 
@@ -239,7 +231,7 @@ class Service:
         if evidence is not None and evidence.posterior is not None:
             slowdown = evidence.posterior.draw(rng)
             dependence = Dependence.SHARED if slowdown > 0.0 else Dependence.FREE
-            samples = evidence.works(slowdown)
+            samples = evidence.samples(slowdown)
         places = self._places(rng)
         samples, sizes = samples[places], self.sizes[places]
         if law is not None:  # the old line if only one size was drawn

@@ -13,8 +13,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +23,8 @@ from .._engine.base import Slot
 from ..simulation.kernel._kernel import Call, Kernel
 from ._service import Dependence, Service
 
-_CHUNK = 256
-"""Draws that are made at once."""
 _SAME = 1e-12
 """Shares of one are equal up to this."""
-
-
 _OUTSIDE = 0.02
 """Share of work that began at a load that was not recorded: above it that counts."""
 _BEYOND_SIZES = 0.25
@@ -54,33 +50,19 @@ class Drawn(NamedTuple):
 
 @dataclass(slots=True)
 class Use:
-    """Under which loads, sizes and workers a service was used, and how far beyond the record."""
+    """Under which loads, sizes and workers a service was used, and how far beyond the record.
+
+    Runs of one prediction have one in common, as if they had been one run.
+    """
 
     service: Service
+    """As it was recorded; each run draws from one that might as well have been."""
     loads: Counter[int] = field(default_factory=Counter)
     """How often that many were under way as work began, that included."""
     low_size: float = math.inf
     high_size: float = -math.inf
     num_workers: int = 0
     """One more than the greatest number of a worker."""
-
-    @staticmethod
-    def joined(runs: Iterable[Mapping[str, Use]], services: Mapping[str, Service]) -> list[Use]:
-        """That of each service that was used, as if all runs had been one.
-
-        Args:
-            runs: of which each had a service of its own, that might as well have been recorded.
-            services: those that were.
-        """
-        found: dict[str, Use] = {}
-        for run in runs:
-            for name, each in run.items():
-                use = found.setdefault(name, Use(services[name]))
-                use.loads.update(each.loads)
-                use.low_size = min(use.low_size, each.low_size)
-                use.high_size = max(use.high_size, each.high_size)
-                use.num_workers = max(use.num_workers, each.num_workers)
-        return [*found.values()]
 
     def beyond_load(self) -> str:
         """A note if a service that may be shared was used at a load that was not recorded."""
@@ -140,20 +122,21 @@ class Station:
         kernel: of the simulation.
         service: what is drawn from.
         rng: draws it.
+        use: is told of each call.
     """
 
-    def __init__(self, kernel: Kernel, service: Service, rng: np.random.Generator) -> None:
-        self.kernel, self.service, self._rng = kernel, service, rng
-        self.use = Use(service)
+    def __init__(
+        self, kernel: Kernel, service: Service, rng: np.random.Generator, use: Use
+    ) -> None:
+        self.kernel, self.service, self._rng, self.use = kernel, service, rng, use
         self._what = f"the end of {service.name}"
         self._samples: list[float] = service.samples.tolist()
         self._sizes: list[float] = service.sizes.tolist()
-        law = service.size_law
-        self._ratios: list[float] = [] if law is None else law.ratios.tolist()
         # of each worker that was recorded the places of its samples; empty if workers are alike
         workers = service.workers
-        self._pools = [np.flatnonzero(workers == each) for each in service.known_workers()]
-        self._picks: dict[int, list[int]] = {}  # drawn ahead, by pool; -1: of all
+        self._pools: list[list[int]] = [
+            np.flatnonzero(workers == each).tolist() for each in service.known_workers()
+        ]
         self.num_under_way = 0
         self._is_queue = service.dependence is Dependence.QUEUE
         self._is_shared = service.is_bracketed or (
@@ -165,35 +148,30 @@ class Station:
         self._work = self._at = 0.0  # the clock, and the time that it was set at
         self._num_begun = 0
         self._timer: Call | None = None
-        self._speeds: list[float] = [1.0]
+        self._speed = cache(service.speed)  # of each of so many that are under way
 
     # Draws
 
-    def draw(self, input_size: float | None = None, worker: int = -1) -> Drawn:
+    def draw(self, input_size: float = math.nan, worker: int = -1) -> Drawn:
         """The work of one call: seconds at the speed of one alone, and the size.
 
         Args:
-            input_size: what the work depends on; None: its size is drawn with it.
+            input_size: what the work depends on; NaN: its size is drawn with it.
             worker: whose machine does it; -1: none in particular.
         """
         use = self.use
         if worker >= use.num_workers:
             use.num_workers = worker + 1
-        place = self._pick(worker)
-        law = self.service.size_law
-        if input_size is None:
+        pools = self._pools
+        places = pools[worker % len(pools)] if pools and worker >= 0 else range(len(self._samples))
+        place = places[self._rng.integers(len(places))]
+        if math.isnan(input_size):
             return Drawn(self._samples[place], self._sizes[place])
         use.low_size, use.high_size = min(use.low_size, input_size), max(use.high_size, input_size)
+        law = self.service.size_law
         if law is None:
             return Drawn(self._samples[place], input_size)
-        return Drawn(law.secs(input_size) * self._ratios[place], input_size)
-
-    def _pick(self, worker: int) -> int:
-        pool = worker % len(self._pools) if self._pools and worker >= 0 else -1
-        if not (picks := self._picks.get(pool)):
-            places = np.arange(len(self._samples)) if pool < 0 else self._pools[pool]
-            picks = self._picks[pool] = self._rng.choice(places, _CHUNK).tolist()
-        return picks.pop()
+        return Drawn(law.secs(input_size) * float(law.ratios[place]), input_size)
 
     # Work
 
@@ -286,10 +264,3 @@ class Station:
     def _fire(self) -> None:
         self._advance(self.kernel.time)
         self._plan_next()
-
-    def _speed(self, num: int) -> float:
-        """Of each of so many that are under way; 1.0: of one alone."""
-        speeds = self._speeds
-        while num >= len(speeds):
-            speeds.append(self.service.speed(len(speeds)))
-        return speeds[num]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from .. import _check
 from .._engine.base import Engine
 from .._engine.current import engine_if_any
-from .._engine.recording import Kind, Recorder, Span, current_recorder
+from .._engine.recording import Kind, Recorder, current_recorder, ended
 
 F = TypeVar("F", bound=Callable[..., Any])
-_PLAIN = (int, float)
 
 
 class timed:  # noqa: N801 - read as a decorator: `@timed("rollout")`
@@ -156,58 +156,43 @@ class Call:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._span.end(error, self.size)
 
-    def input_size(self) -> float | None:
-        """The size of what the call is given, >= 0; None if its seconds do not depend on one."""
+    def input_size(self) -> float:
+        """The size of what the call is given, >= 0; NaN if its seconds do not depend on one."""
         size_of = self.work.input_size
         if size_of is None:
-            return None
+            return math.nan
         return self._checked("input_size", size_of(*self.args, **self.kwargs))
 
     def sized(self, result: Any) -> Any:
         """The result, once the size is known."""
-        if self.work.output_size is not None:
-            self.size = self._checked("output_size", self.work.output_size(result))
-        elif (size := self.input_size()) is not None:
-            self.size = size
+        size_of = self.work.output_size
+        self.size = (
+            self.input_size() if size_of is None else self._checked("output_size", size_of(result))
+        )
         return result
 
     def _checked(self, which: str, size: Any) -> float:
-        if type(size) in _PLAIN and 0 <= size < math.inf:
-            return float(size)  # of most: a check with a text of its own takes 0.5 us
         return _check.number(f"{which} of {self.work.name!r}", size, least=0.0)
 
 
-class span:  # noqa: N801 - read as a statement: `async with span("reward"):`
+def span(name: str) -> AbstractContextManager[None]:
     """Record a block of code, of the running task, as a span of this name.
 
-    A plan runs the block as it is: what takes time in it must be `timed`. Both `with` and `async
-    with` work, and none of them waits. Without a recorder it does nothing.
+    A plan runs the block as it is: what takes time in it must be `timed`. Without a recorder it
+    does nothing.
 
     Example:
         with span("reward"):
             scores = [len(each) for each in ("one", "two")]
     """
+    return _block(_checked_name(name, "block", "reward"))
 
-    __slots__ = ("_name", "_open")
 
-    def __init__(self, name: str) -> None:
-        self._name = _checked_name(name, "block", "reward")
-        self._open: list[Span | None] = []
-
-    def __enter__(self) -> None:
-        recorder = current_recorder()
-        self._open.append(
-            None
-            if recorder is None
-            else recorder.work_span(engine_if_any(), Kind.BLOCK, self._name)
-        )
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if (open_span := self._open.pop()) is not None:
-            open_span.end(error)
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.__exit__(kind, error, traceback)
+@contextmanager
+def _block(name: str) -> Iterator[None]:
+    recorder = current_recorder()
+    if recorder is None:
+        yield
+        return
+    with ended(recorder.work_span(engine_if_any(), Kind.BLOCK, name)):
+        yield

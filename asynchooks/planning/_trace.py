@@ -232,7 +232,10 @@ class Trace:
 
     def _idle_share(self, start: float, end: float) -> float:
         sessions = self.spans.get(Kind.SESSION, {})
-        total = sum(_secs_within(each, start, end) for each in sessions.values())
+        total = sum(
+            float((np.clip(each.ended, start, end) - np.clip(each.begun, start, end)).sum())
+            for each in sessions.values()
+        )
         work = [each.pick(each.is_on_session) for each in self.spans.get(Kind.WORK, {}).values()]
         if not any(len(each) for each in work):
             work = [self.find(STEP, Kind.RUN)]
@@ -251,9 +254,3 @@ def _union_within(spans: Spans, start: float, end: float) -> float:
     begun, ended = np.clip(spans.begun, start, end), np.clip(spans.ended, start, end)
     latest = np.maximum.accumulate(np.concatenate([[start], ended]))
     return float(np.maximum(ended - np.maximum(begun, latest[:-1]), 0.0).sum())
-
-
-def _secs_within(spans: Spans, start: float, end: float) -> float:
-    """Seconds of all spans within a window; those that overlap count each."""
-    secs = np.minimum(spans.ended, end) - np.maximum(spans.begun, start)
-    return float(np.maximum(secs, 0.0).sum())

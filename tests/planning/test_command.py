@@ -142,8 +142,8 @@ def test_the_plot_is_written(
     [
         (["--set", "concurrency"], "give NAME=VALUES"),
         (["--set", "a=8..2"], "the smaller one first"),
-        (["--set", "a=0..4"], "cannot be doubled from 0"),
-        (["--set", "a=1..4..0"], "give one > 0"),
+        (["--set", "a=0..4"], "give two numbers > 0"),
+        (["--set", "a=1..9..2"], "or all values with commas"),
         (["--set", f"a=1..{'9' * 400}"], "give two numbers"),
         (["--set", "a=1", "--set", "a=2"], "gives 'a' twice"),
         (["--target", "speed<=3"], "give one of staleness, max_staleness, idle_share"),
@@ -330,8 +330,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(recorded: str) ->
     [
         ("a=8..64", [8, 16, 32, 64]),
         ("a=3..10", [3, 6, 10]),
-        ("a=1..9..2", [1, 3, 5, 7, 9]),
-        ("a=0.1..0.3..0.1", pytest.approx([0.1, 0.2, 0.3])),
+        ("a=0.1..0.3", pytest.approx([0.1, 0.2, 0.3])),
         ("a=1,true,none,x,1.0,1", [1, True, None, "x", 1.0]),
         ("a=ssp:1", ["ssp:1"]),
         ("a=4..4", [4]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -221,28 +219,9 @@ def test_independent_work_is_not_slow_together() -> None:
 def test_a_drift_is_said() -> None:
     rng = np.random.default_rng(0)
     secs = lognormal(rng, NUM, 0.5, 0.5)
-    assert not says(fitted(one_by_one(secs)), "drifts")
+    assert not says(fitted(one_by_one(secs)), "drifted")
     secs[NUM // 2 :] *= 1.25
-    assert says(fitted(one_by_one(secs)), "it drifts")
-
-
-TAILS: dict[str, tuple[str, Callable[[np.random.Generator], Floats]]] = {
-    "heavy": ("its tail is heavy", lambda rng: 0.2 * (1.0 + rng.pareto(1.6, NUM))),
-    "uncertain mean": ("its mean is known to", lambda rng: lognormal(rng, 150, spread=1.0)),
-}
-
-
-@pytest.mark.parametrize(("words", "secs"), TAILS.values(), ids=TAILS.keys())
-def test_tails_that_the_samples_do_not_determine_are_said(
-    words: str, secs: Callable[[np.random.Generator], Floats]
-) -> None:
-    assert says(fitted(one_by_one(secs(np.random.default_rng(0)))), words)
-
-
-def test_few_samples_for_the_longest_of_many_workers_are_said() -> None:
-    rng = np.random.default_rng(0)
-    assert says(fitted(worked(rng, [1.0] * 32, num=320)), "do not determine the longest of 32")
-    assert not says(fitted(worked(rng, [1.0] * 8)), "the longest of")
+    assert says(fitted(one_by_one(secs)), "it drifted")
 
 
 def test_light_tails_need_no_note() -> None:

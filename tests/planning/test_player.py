@@ -256,7 +256,7 @@ def test_a_program_that_runs_on_without_time_is_refused() -> None:
 
 def test_a_block_of_span_is_recorded_and_takes_what_is_timed_in_it() -> None:
     async def main() -> None:
-        async with span("both"):
+        with span("both"):
             await async_step()
             await async_step()
 

@@ -256,7 +256,7 @@ def test_a_thousand_tasks_have_tracks_of_their_own(tmp_path: Path) -> None:
 
     @timed("work")
     async def work() -> None:
-        async with span("inner"):
+        with span("inner"):
             await anyio.sleep(0.01)
 
     async def main() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from asynchooks.planning import Dependence, Service, SizeLaw
 from asynchooks.planning._service import Beyond
-from asynchooks.planning._station import Station
+from asynchooks.planning._station import Station, Use
 from asynchooks.simulation import Simulation, current_simulation
 
 from .planned import run_in_virtual_time, service_of
@@ -19,7 +19,7 @@ from .planned import run_in_virtual_time, service_of
 
 def station_of(service: Service, seed: int = 0) -> Station:
     kernel = current_simulation().kernel
-    return Station(kernel, service, np.random.default_rng(seed))
+    return Station(kernel, service, np.random.default_rng(seed), Use(service))
 
 
 def ends_of(
