@@ -14,16 +14,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from ..._check import instance
 from ..._errors import CheckpointError, DamagedCheckpointError
-from ._variables_copy import write_tensors
+from ._variables_copy import copied, write_tensors
 
 _DAMAGE = (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError, IndexError)
 """What TensorFlow raises for files that are missing, damaged or cut off."""
-_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""Under which name a checkpoint holds which object has which variables."""
 _MAX_LISTED = 20
 """How many variables that do not fit are listed in an error."""
 _SAVED = "saved"
@@ -118,9 +115,8 @@ class TensorFlowSaver:
             return _written_at_once(self._checkpoint)
         try:
             # a tensor is its variable's own memory until TensorFlow changes the variable, which
-            # leaves the tensor as it is; but others may write into that memory, by DLPack, say.
-            # 200 MB take 30 to 110 ms to copy
-            copies = {name: _copied(each.tensor) for name, each in tensors.items()}
+            # leaves the tensor as it is; but others may write into that memory, by DLPack, say
+            copies = {name: copied(each.tensor) for name, each in tensors.items()}
         except tf.errors.InvalidArgumentError:  # TensorFlow has no such copy of int4, say
             return _written_at_once(self._checkpoint)
         return lambda path: _write(copies, path)
@@ -143,13 +139,6 @@ def _written_at_once(checkpoint: Any) -> Callable[[str], None]:
     with _disk_errors(prefix):
         checkpoint.write(prefix)
     return copy
-
-
-def _copied(tensor: Any) -> Any:
-    if tensor.dtype in (tf.variant, tf.resource):
-        return tensor  # an iterator's state, say: serialized when it was read
-    with tf.device("CPU"):
-        return tf.raw_ops.DeepCopy(x=tensor)
 
 
 def _write(tensors: dict[tuple[str, str], Any], path: str) -> None:
@@ -200,44 +189,22 @@ def _tensors_of(checkpoint: Any) -> dict[tuple[str, str], Any] | None:
 def _faults_of(checkpoint: Any, path: str) -> list[str]:
     """Which existing variables the files at the path lack or have otherwise, one line each.
 
-    Only for messages: TensorFlow's own comparison has more ways to find a variable.
+    By their names, and only for messages: TensorFlow may find a variable under another name, too.
     """
     reader = tf.train.load_checkpoint(path)
     shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    nodes = _matches(checkpoint, reader) if _GRAPH_KEY in shapes else {}
     faults = []
     for (name, _), each in (_tensors_of(checkpoint) or {}).items():
         place, _, attribute = name.partition("/.ATTRIBUTES/")
         here = f"{each.tensor.dtype.name} of shape {tuple(each.tensor.shape)}"
-        node = nodes.get(id(each.trackable))
-        keys = [] if node is None else node.attributes
-        key = next((key.checkpoint_key for key in keys if key.name == attribute), name)
-        if key not in shapes:
-            faults.append(f"{place}: missing in the checkpoint, here is {here}")
-        elif attribute == "VARIABLE_VALUE" and (
-            (there := f"{types[key].name} of shape {tuple(shapes[key])}") != here
-        ):
-            faults.append(f"{place}: the checkpoint holds {there}, here is {here}")
+        if name not in shapes:
+            faults.append(f"{place}: no such name in the checkpoint, here is {here}")
+        elif attribute == "VARIABLE_VALUE":
+            there = f"{types[name].name} of shape {tuple(shapes[name])}"
+            if there != here:
+                faults.append(f"{place}: the checkpoint holds {there}, here is {here}")
     rest = len(faults) - _MAX_LISTED
     return [*faults[:_MAX_LISTED], f"and {rest} more"] if rest > 0 else faults
-
-
-def _matches(checkpoint: Any, reader: Any) -> dict[int, Any]:
-    """By the id of an existing object, its node in the checkpoint: where the same names lead to."""
-    graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    graph.ParseFromString(reader.get_tensor(_GRAPH_KEY))
-    view = tf.train.TrackableView(checkpoint)
-    found = {id(checkpoint): graph.nodes[0]}
-    pending = [checkpoint]
-    while pending:
-        each = pending.pop()
-        existing = view.children(each)
-        for child in found[id(each)].children:
-            inner = existing.get(child.local_name)
-            if inner is not None and id(inner) not in found:
-                found[id(inner)] = graph.nodes[child.node_id]
-                pending.append(inner)
-    return found
 
 
 class _Collected(Exception):  # noqa: N818 - it ends a write early, which is no error
