@@ -84,7 +84,7 @@ class Output:
 
     def __init__(self, directory: str | None, writer: Any) -> None:
         self._given = directory
-        self._directory = _check.place("output_dir", directory) if directory else None
+        self.directory = _check.place("output_dir", directory) if directory else None
         self._given_writer = writer
         self.writer: Any = writer
         """None: there is nothing to write to."""
@@ -103,13 +103,13 @@ class Output:
         self._has_failed, self._events = False, None
         is_planned = current_stand_in() is not None  # a plan writes nothing
         self.writer = None if is_planned else self._given_writer
-        if self._given_writer is not None or not self._directory or is_planned:
+        if self._given_writer is not None or not self.directory or is_planned:
             return
         self._is_of_graph = begin_graph.get() is not None
-        events = self._events = Events(self._directory)
+        events = self._events = Events(self.directory)
         # TensorFlow knows it by the name that it was given
-        name = _check.same_place(str(self._given), self._directory) if self._is_of_graph else ""
-        self._try(None, events.open, name)
+        name = _check.same_place(str(self._given), self.directory) if self._is_of_graph else ""
+        self.attempt(None, events.open, name)
         self.writer = events.writer
 
     def begin(self, step: int) -> None:
@@ -122,9 +122,9 @@ class Output:
         if events is None or not events.is_open or self._is_of_graph:
             return
         if not events.has_begun:
-            self._try(step, events.begin, step)
+            self.attempt(step, events.begin, step)
         elif self._last_step > step:  # the session was lost, and goes back
-            self._try(step, events.hide_after, step)
+            self.attempt(step, events.hide_after, step)
         self._last_step = step
 
     def add_summary(self, summary: Any, step: int) -> None:
@@ -134,10 +134,10 @@ class Output:
             return
         self._last_step = max(self._last_step, step)
         # TensorFlow's writer may be of another library than the message
-        self._try(step, self.writer.add_summary, serialized(summary), step)
+        self.attempt(step, self.writer.add_summary, serialized(summary), step)
 
-    def _try(self, step: int | None, write: Callable[..., object], *args: Any) -> None:
-        """Write events; the first error of the disk is logged."""
+    def attempt(self, step: int | None, write: Callable[..., object], *args: Any) -> None:
+        """Write to the directory; the first error of the disk is logged."""
         try:
             write(*args)
         except errors_of_writing() as error:
@@ -145,7 +145,7 @@ class Output:
                 self._has_failed = True
                 logger.warning(
                     "Events could not be written into %s, and are lost; more may be. Training "
-                    "goes on: %r", self._directory, error,
+                    "goes on: %r", self.directory, error,
                     extra=fields("TensorBoard", step=step, reason=repr(error)),
                 )  # fmt: skip
 
@@ -163,7 +163,7 @@ class Output:
         if self._events is None:
             self.writer.add_session_log(session_start(), step)
         elif not self._events.others_have_begun:
-            self._try(step, self.writer.add_session_log, session_start(), step)
+            self.attempt(step, self.writer.add_session_log, session_start(), step)
 
     def drop(self) -> None:
         """The session was dropped; waits for nothing, takes no lock."""
@@ -182,7 +182,7 @@ class Output:
             self.writer.flush()
             return
         self.writer = None
-        self._try(None, self._events.close)
+        self.attempt(None, self._events.close)
 
 
 class TimedOutputHook(SessionRunHook):

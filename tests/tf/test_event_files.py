@@ -225,7 +225,7 @@ async def test_a_disk_of_traces_that_is_full_does_not_end_training(
         with largest_file(400):
             steps = [await session.run(model.train_op) for _ in range(4)]
     assert steps == [1, 2, 3, 4]
-    assert "A trace could not be written" in caplog.text
+    assert "Events could not be written" in caplog.text
     assert "Training goes on" in caplog.text
 
 
