@@ -30,20 +30,12 @@ def write_tensors(prefix: str, names: Any, slices: Any, tensors: list[Any]) -> N
         )
 
 
-def copied(tensor: Any) -> Any:
-    """A copy of a tensor, or of an array, in the calling thread; 200 MB take 30 to 110 ms.
-
-    InvalidArgumentError for types of which TensorFlow makes no copy: int4, say.
-    """
-    with eager_context.eager_mode(), tf.device("CPU"):
-        tensor = tf.convert_to_tensor(tensor)
-        if tensor.dtype in (tf.variant, tf.resource):
-            return tensor  # an iterator's state, say: serialized when it was read
-        return tf.raw_ops.DeepCopy(x=tensor)
-
-
 class VariablesCopier:
-    """Copies one saver's variables of one session; keep it between saves."""
+    """Copies one saver's variables of one session; keep it between saves.
+
+    It keeps the memory of the last copy that was written: new memory takes ten times as long to
+    fill, here 0.4 s for 200 MB instead of 0.04.
+    """
 
     def __init__(self, session: Any, saver: Any) -> None:
         self.session, self.saver = session, saver
@@ -54,15 +46,45 @@ class VariablesCopier:
         )
         # the public callable copies the values, holding the GIL: 0.4 s for 200 MB in new memory
         self._read = compiled(session, [tensor for op in ops for tensor in op.inputs[3:]])
+        self._spare: list[np.ndarray[Any, Any]] = []
 
     def copy(self) -> Callable[[str], None]:
         """Copy the saver's variables, read by one run; they must not change meanwhile.
 
         Returns:
-            What writes the copy to a prefix, in another thread.
+            What writes the copy to a prefix, once, in another thread; its memory is used again.
         """
-        copies = [copied(each) for each in self._read()]
-        return lambda prefix: write_tensors(prefix, self._names, self._slices, copies)
+        values = [  # perhaps the variables' own memory; NumPy's strings drop trailing zero bytes
+            np.array(each, object) if isinstance(each, bytes) else np.asarray(each)
+            for each in self._read()
+        ]
+        copies, self._spare = self._spare, []
+        if [(each.shape, each.dtype) for each in copies] != [(v.shape, v.dtype) for v in values]:
+            copies = [_aligned_like(value) for value in values]
+        for place, value in zip(copies, values, strict=True):
+            np.copyto(place, value)
+
+        def write(prefix: str) -> None:
+            try:
+                write_tensors(prefix, self._names, self._slices, copies)
+            finally:
+                self._spare = copies
+
+        return write
+
+
+def _aligned_like(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """New memory of that shape and dtype.
+
+    TensorFlow uses memory at a multiple of 64 bytes as it is; it would copy any other once more,
+    holding the GIL.
+    """
+    if value.dtype.hasobject:  # strings
+        return np.empty_like(value)
+    memory = np.empty(value.nbytes + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    aligned: np.ndarray[Any, Any] = memory[begin : begin + value.nbytes].view(value.dtype)
+    return aligned.reshape(value.shape)
 
 
 def _save_ops(graph: tf.Graph, save_tensor_name: str) -> list[tf.Operation]:
