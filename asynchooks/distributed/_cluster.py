@@ -142,11 +142,11 @@ class DaskCluster(AsyncOnly):
         def lost(reason: str) -> Exception:
             return StepUnreachableError(f"{self._step!r} gets no more news: {reason}")
 
-        self._source = Link(self._step, stream.kick, counts=True, lost=lost)
-        await stream.open(self._source, self._timeout_secs)
-        self._stream = stream
+        link = Link(self._step, stream.kick, counts=True, lost=lost)
+        await stream.open(link, self._timeout_secs)
+        self._source, self._stream = link, stream
         OldObjects.leave_out()
-        step, limit = self._step.value, self._source.limit
+        step, limit = self._step.value, link.limit
         if limit is not None and step >= limit:
             logger.warning(
                 "The training %r at %s has ended at step %d, its limit: sessions run no step. "

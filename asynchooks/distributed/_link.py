@@ -67,6 +67,7 @@ class Link(StepSource):
         self.epoch = ""  # the host's name of it; empty before the first news
         self.limit: int | None = None
         self.is_closed = False  # the host makes no further update
+        self.state: SourceState | None = None
         self.num_messages = 0  # ever
         self.look_at = math.inf  # when to look again, in seconds of `now`
         self._kick = kick
@@ -179,8 +180,7 @@ class Link(StepSource):
     def hello(self) -> Message:
         """The first message of a connection; credits granted before it are void."""
         self._granted = 0
-        spare = self.step.demand().num_spare
-        if spare:
+        while spare := self.step.demand().num_spare:  # a run may just have taken one of them
             self.step.grant(-spare, epoch=self.step.epoch)
         with self._lock:  # the host knows which of them it has taken
             self._unsent = list(self._calls.values())
@@ -232,12 +232,17 @@ class Link(StepSource):
                 call = self._calls.pop(number, None)
             if call is not None:
                 call.slot.wake(Outcome(value, error))
+        self.set_state(SourceState.LIVE)
         self._when_told()
 
     def set_state(self, state: SourceState, reason: str = "") -> None:
+        """Say whether news come; once they will not come any more, that stays."""
+        if self.state in (state, SourceState.CLOSED):
+            return
+        self.state = state
         if state is SourceState.CLOSED:
             with self._lock:
-                self._closed_for = self._closed_for or reason or "this process has left"
+                self._closed_for = reason
                 pending, self._calls, self._unsent = self._calls, {}, []
             for each in pending.values():
                 self._fail(each)
@@ -262,6 +267,7 @@ class Link(StepSource):
         with self._lock:
             calls, self._unsent = self._unsent, []
             num_held = demand.num_spare + demand.num_out - self._unsettled[self.epoch]
+        num_held -= demand.num_lost  # they may never end, and would not count
         limit = max((each for each in (demand.limit, self.limit) if each is not None), default=None)
         each_step = self.step.last_known + 1 if self.wants_each_step else math.inf
         return Message(

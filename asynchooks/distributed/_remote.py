@@ -5,12 +5,13 @@ It calls and waits; the server handles the gradients.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Self
 
 import numpy as np
-from distributed.protocol import Serialized, serialize
+from distributed.protocol import serialize, to_serialize
 
 from .._check import instance, number
 from .._engine.base import AsyncOnly, Slot
@@ -28,32 +29,36 @@ from ._stream import Place, Stream
 
 _GIVE_UP_SECS = 30.0
 """How long neither the worker nor the scheduler may answer."""
+_ASK_SECS = 2.0
+"""How long to wait for the scheduler, which may be stopped, each time that it is asked."""
 
 
 class WorkerPlace(Place):
     """A Dask worker that hosts a parameter server."""
 
     counts = False
+    role = "parameter server"
 
-    async def why_gone(self, secs: float) -> str:
-        where, why = f"the parameter server at {self.address}", await super().why_gone(secs)
-        if why:
-            return why
+    async def check_lost(self, secs: float) -> None:
+        """Ask the scheduler: a worker that has left never answers again."""
         try:
-            known = await self._owner.scheduler.ncores(workers=[self.address])
+            async with asyncio.timeout(_ASK_SECS):
+                known = await self._owner.scheduler.ncores(workers=[self.address])
         except OSError as error:  # the network may be cut; not for ever
-            what = f"{where} is lost, and so is the scheduler: {error}"
-            return what if secs > _GIVE_UP_SECS else ""
-        return "" if self.address in known else f"{where} is gone: its worker has left"
+            if secs > _GIVE_UP_SECS:
+                raise StepSourceLostError(
+                    f"{self.what} is lost, and so is the scheduler: {error!r}"
+                ) from error
+        else:
+            if self.address not in known:
+                raise StepSourceLostError(f"{self.what} is gone: its worker has left")
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
         why = "was its host closed, or its worker restarted?"
-        return StepSourceLostError(f"the parameter server at {self.address} is gone: {why}")
+        return StepSourceLostError(f"{self.what} is gone: {why}")
 
     def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
-        return StepSourceLostError(
-            f"the parameter server at {self.address} cannot be reached: {reason!r}"
-        )
+        return StepSourceLostError(f"{self.what} cannot be reached: {reason!r}")
 
 
 class RemoteParameterServer(AsyncOnly, Membership):
@@ -112,6 +117,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
         self._ends: dict[int, Call] = {}  # the waits that `push` has begun
 
     async def __aenter__(self) -> Self:
+        if self._link is not None:
+            raise RuntimeError(f"{self!r} was opened before; make a new one")
         owner = own_worker() if self._client is None else self._client
         loop, place = DaskLoop(owner.loop.asyncio_loop), WorkerPlace(owner, self.address.worker)
         self._stream = stream = Stream(loop, place, self.address.key)
@@ -337,11 +344,13 @@ def _request(function: str, worker: int) -> AbstractContextManager[None]:
 def _serialized(args: Any) -> Any:
     """What is sent: made here, as an error in a message would end the connection."""
     try:
-        return Serialized(*serialize(args, on_error="raise"))
+        header, frames = serialize(args, on_error="raise")
     except TypeError as error:
         raise TypeError(
             f"{args!r} cannot be sent to another process ({error}); give arrays and numbers"
         ) from error
+    # packed twice, so that it is read only where an error there can answer the call
+    return to_serialize((header, [bytearray(each) for each in frames]))
 
 
 def _read_only(array: Any) -> Any:

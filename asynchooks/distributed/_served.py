@@ -9,18 +9,18 @@ import logging
 import math
 from typing import Any
 
-from distributed.protocol import pickle, to_serialize
+from distributed.protocol import deserialize, pickle, to_serialize
 
 from .._engine.base import EngineTask
 from .._engine.current import current_engine
-from .._errors import StepSourceLostError, StopTraining
+from .._errors import StopTraining
 from .._step.global_step import GlobalStep
 from ..protocols import ParameterServer, Protocol, Pushed, Snapshot
 from ._membership import Host, Member
 
 logger = logging.getLogger("asynchooks")
 
-_OF_SERVER = ("close", "state_dict", "load_state_dict", "staleness_counts")
+_OF_SERVER = ("state_dict", "load_state_dict", "staleness_counts")
 """What a process may call of the server itself."""
 _GONE_SECS = 5.0
 """After these a process has died whose connection has ended: a live one connects again at once."""
@@ -36,7 +36,7 @@ class ServedProcess(Member):
 
 
 class ServedParameters(Host):
-    """The host of a parameter server; `host_parameter_server` makes it and closes it.
+    """The host of a parameter server; `host_parameter_server` makes it and has it closed.
 
     When a process has left its workers leave, so that others do not wait for them; when it comes
     back they join again, and its waits go on. It has left when it is silent for longer than the
@@ -59,19 +59,12 @@ class ServedParameters(Host):
         options: dict[str, Any],
     ) -> None:
         super().__init__()
-        self._is_closed = False
         self._owners: dict[int, ServedProcess] = {}  # the last to call for a worker, until it left
         step = GlobalStep(multi_process=True, published_only=True)
         self.server = ParameterServer(
             parameters, protocol, num_workers=num_workers, global_step=step, **options
         )
         self.lease_secs = lease_secs
-
-    async def aclose(self) -> None:
-        """Make no further update, which ends all waits; later calls fail."""
-        self.server.close()
-        self._update()
-        self._is_closed = True
 
     def welcome(self) -> Any:
         server, protocol = self.server, self.server.protocol
@@ -107,6 +100,11 @@ class ServedParameters(Host):
     def do_pull(self, member: ServedProcess) -> Snapshot:
         return self.server.pull(0)
 
+    def do_close(self, member: ServedProcess) -> None:
+        """Make no further update, which ends all waits; forgotten once all have left."""
+        self.server.close()
+        self.is_done = True
+
     def do_push(self, member: ServedProcess, worker: int, gradient: Any, version: int) -> Pushed:
         self._claim(member, worker)
         return self.server.push(worker, gradient, version)
@@ -128,10 +126,14 @@ class ServedParameters(Host):
         }
 
     def _call(self, member: ServedProcess, number: int, function: str, args: Any) -> None:
-        if self._is_closed and function not in ("bye", "release"):
-            error = StepSourceLostError("the parameter server is gone: its host has closed it")
-            member.answer(number, None, error)
-        elif hasattr(self, f"wait_{function}"):
+        try:
+            args = deserialize(*args)
+        except Exception as error:
+            text = f"the parameter server cannot read what was sent: {error!r}; "
+            text += "give arrays and numbers, or install there what these objects need"
+            member.answer(number, None, TypeError(text))
+            return
+        if hasattr(self, f"wait_{function}"):
             member.waits[number] = function, args
             self._start(member, number)
         elif function in _OF_SERVER:
@@ -206,10 +208,10 @@ class ServedParameters(Host):
         self.server.check_worker(worker)
         before, self._owners[worker] = self._owners.get(worker, member), member
         if before is not member:
-            if before.name in self.left:  # the worker has left with it, and now joins again
-                self.server.join(worker)
-            else:
+            if before.name in self.members:
                 self._look_at(before)
+            else:  # the worker has left with it, and now joins again
+                self.server.join(worker)
 
     def _update(self) -> None:
         """The state may be new: processes that wait for it have news."""

@@ -145,6 +145,42 @@ async def test_the_limit_holds_for_the_next_session_when_the_last_one_has_closed
     assert source.step.limit == 9
 
 
+async def test_the_limit_holds_for_the_next_session_when_the_last_one_was_thrown_away() -> None:
+    source = a_source(limit=9)
+    gate = source.step.gate
+    for worker in list(gate.workers):
+        gate.drop(worker)  # as the garbage collector does, which may call nothing else
+    gate.open()
+    assert gate.take_ticket_nowait() is None
+
+
+async def test_an_abandoned_run_of_an_earlier_epoch_is_held_no_more() -> None:
+    source = a_source(num_granted=1)
+    ticket = source.step.gate.take_ticket_nowait()
+    assert ticket is not None
+    source.step.gate.abandon(ticket)
+    assert sent_by(source).num_held == 1
+    news(source, epoch="a.1")  # where its end would not count
+    assert sent_by(source).num_held == 0
+
+
+async def test_a_run_that_begins_during_a_reconnection_leaves_no_void_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = a_source(num_granted=2)
+    read, tickets = source.step.demand, list[Any]()
+
+    def demand() -> Any:
+        found = read()
+        if not tickets:  # in another thread, just now
+            tickets.append(source.step.gate.take_ticket_nowait())
+        return found
+
+    monkeypatch.setattr(source.step, "demand", demand)
+    assert source.hello().num_held == 1
+    assert source.step.gate.take_ticket_nowait() is None
+
+
 async def test_a_call_fails_when_there_will_be_no_answer() -> None:
     source = a_source()
     async with anyio.create_task_group() as group:
