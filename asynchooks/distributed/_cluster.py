@@ -183,12 +183,6 @@ class DaskCluster(AsyncOnly):
         after: int = await self.source.call("count", self.source.epoch, num_steps)
         return after
 
-    async def publish(self, step: int) -> int:
-        """Set the step to at least `step`, for programs that count themselves; returns the step."""
-        step = integer("step", step, least=0)
-        after: int = await self.source.call("count", self.source.epoch, 0, step)
-        return after
-
     async def restart(self, step: int) -> int:
         """Begin a new epoch at a step, for all processes; returns it.
 

@@ -71,13 +71,13 @@ async def host_parameter_server(
     # a wrong argument is refused here, not over there
     ParameterServer(parameters, protocol, num_workers=num_workers, **options)
     loop = DaskLoop(client.loop.asyncio_loop)
-    places = await loop.run(_awaited(client.nthreads))
+    places = await loop.run(client.nthreads)
     if worker is None and not places:
         raise ValueError(f"{client!r} has no Dask worker; start one for the parameter server")
     address = ServerAddress(worker or min(places), f"asynchooks-{uuid.uuid4().hex[:12]}")
 
     about = address.key, parameters, protocol, num_workers, lease_secs, options
-    await loop.run(_awaited(client.run, open_host, *about, workers=[address.worker]))
+    await loop.run(client.run, open_host, *about, workers=[address.worker])
     async with RemoteParameterServer(address, client) as server:
         try:
             yield server
@@ -89,8 +89,3 @@ async def host_parameter_server(
 async def open_host(key: str, *args: Any, dask_worker: Any) -> None:
     """On a Dask worker: make the host of this name."""
     hosts_of(dask_worker)[key] = ServedParameters(*args)
-
-
-async def _awaited(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """On the event loop of a client: there a synchronous one is asynchronous, too."""
-    return await fn(*args, **options)

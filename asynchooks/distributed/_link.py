@@ -154,17 +154,8 @@ class Link(StepSource):
         if is_known and not self.grants_credits:
             self.begin("release", call.number)
 
-    def count_run(self, epoch: str, published: int | None = None) -> Call:
-        """Count a run with a ticket; `step_after` awaits the step after it.
-
-        Args:
-            epoch: the one in which it began.
-            published: the step after it, as the step function says it; None: one more.
-        """
-        return self.begin("count", epoch, *((1,) if published is None else (0, published)))
-
     async def step_after(self, run: Call) -> int:
-        """The step after a run; meanwhile its ticket is no credit that is held here."""
+        """The step after a run that was counted; meanwhile its ticket is no credit held here."""
         epoch = run.args[0]
         with self._lock:
             self._unsettled[epoch] += 1
@@ -208,21 +199,19 @@ class Link(StepSource):
         if news["epoch"] != self.epoch:
             if self.epoch:
                 step.restart(news["step"])
-            self.epoch, self._granted = news["epoch"], 0
-            self._last = Message()
+            self.epoch, self._granted, self._last = news["epoch"], 0, Message()
         step.publish(news["step"])
-        if limit is not None and limit != self.limit:
+        if limit not in (None, self.limit):
             self.limit = limit
             step.raise_limit(limit)
-        num = news["num_granted"] - self._granted
+        num, last = news["num_granted"] - self._granted, self._last
         if num > 0:
             self._granted += num
             step.grant(num, epoch=step.epoch)
             self._policy.take_note(num, step.demand(), now())
-            held = self._last.num_held + num
-            self._last = self._last._replace(num_wanted=0, num_held=held, num_granted=self._granted)
-        if news["step"] >= self._last.next_step:
-            self._last = self._last._replace(next_step=math.inf)
+            held = last.num_held + num
+            last = last._replace(num_wanted=0, num_held=held, num_granted=self._granted)
+        self._last = last._replace(next_step=math.inf) if news["step"] >= last.next_step else last
         if news["is_closed"] and not self.is_closed:
             self.is_closed = True
             step.set_source_state(SourceState.CLOSED, "its host was closed")

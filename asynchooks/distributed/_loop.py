@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Self
@@ -50,20 +50,25 @@ class DaskLoop:
     def is_running(self) -> bool:
         return self._loop.is_running()
 
-    async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await it there; a cancellation here cancels it.
+    async def run(self, fn: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        """Await `fn(*args, **options)` there; a cancellation here cancels it.
 
         Raises:
             ConnectionError: the event loop has ended.
         """
         if self.is_here:
-            return await work
+            return await fn(*args, **options)
+
+        async def work() -> Any:  # on the loop of a synchronous client, too, it is asynchronous
+            return await fn(*args, **options)
+
         slot = Slot(current_engine(), "Dask's event loop")
         gone = ConnectionError("the event loop of the Dask client has ended")
+        pending = work()
         try:  # in an empty context: that of the caller names another event loop
-            future = Context().run(asyncio.run_coroutine_threadsafe, work, self._loop)
+            future = Context().run(asyncio.run_coroutine_threadsafe, pending, self._loop)
         except RuntimeError:
-            work.close()
+            pending.close()
             raise gone from None
         future.add_done_callback(slot.wake)
         try:

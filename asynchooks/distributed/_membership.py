@@ -10,7 +10,7 @@ import asyncio
 import math
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -72,11 +72,6 @@ class Member:
         self.unsent.append(found)
         self.wake()
 
-    def has_received(self, calls: Iterable[int]) -> None:
-        """It has the answers to these calls."""
-        for number in calls:
-            self.answers.pop(number, None)
-
     def has_news(self, state: State) -> bool:
         return self.is_due or bool(self.unsent) or state.step >= self.next_step
 
@@ -132,13 +127,12 @@ class Host(ABC):
         elif member.line is not None:
             member.line.hang_up()
         self.members[name], member.line = member, line
-        member.has_received(message.received)
-        member.unsent = list(member.answers.values())
         member.granted = member.held = 0
         member.is_back = message.epoch == self.epoch
         if has_left:
             self._came_back(member)
         self.take(member, line, message)
+        member.unsent = list(member.answers.values())
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_members(), name="asynchooks-watch")
         return member
@@ -152,7 +146,8 @@ class Host(ABC):
         if member.line is not line:
             return False
         member.secs_silent = 0.0
-        member.has_received(message.received)
+        for number in message.received:
+            member.answers.pop(number, None)
         for number, function, args in message.calls:
             if number > member.taken:
                 member.taken = number

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any, Self
 
-import numpy as np
 from distributed.protocol import serialize, to_serialize
 
 from .._check import instance, number
 from .._engine.base import AsyncOnly, Slot
-from .._engine.current import current_engine
-from .._engine.recording import Kind, begun_span, current_recorder, ended
+from .._engine.recording import current_recorder
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
 from ..protocols import ABANDONED, Membership, Pushed, Snapshot
@@ -38,6 +37,8 @@ class WorkerPlace(Place):
 
     counts = False
     role = "parameter server"
+    error = StepSourceLostError
+    remedy = "is its Dask worker still there?"
 
     async def check_lost(self, secs: float) -> None:
         """Ask the scheduler: a worker that has left never answers again."""
@@ -56,9 +57,6 @@ class WorkerPlace(Place):
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
         why = "was its host closed, or its worker restarted?"
         return StepSourceLostError(f"{self.what} is gone: {why}")
-
-    def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
-        return StepSourceLostError(f"{self.what} cannot be reached: {reason!r}")
 
 
 class RemoteParameterServer(AsyncOnly, Membership):
@@ -131,8 +129,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
             when_told=self._abandon,
         )
         await stream.open(link, self._open_secs)
-        self._num_workers, self._protocol, self._abandons_stale, *waits = stream.welcome
-        self._waits_before, self._waits_after = waits
+        about = stream.welcome
+        self._num_workers, self._protocol, self._abandons_stale, self._waits_after = about
         self._link = link
         return self
 
@@ -196,9 +194,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
         server = self._server
         self._drop_step(worker)
         what = f"permission to begin a step, as worker {worker}"
-        with nullcontext() if self._waits_before else _request("begin_step", worker):
-            call = server.begin("begin_step", worker, what=what)
-            self._begun[worker] = await server.answer_to(call, self._stop_of(worker))
+        call = server.begin("begin_step", worker, what=what)
+        self._begun[worker] = await server.answer_to(call, self._stop_of(worker))
 
     async def pull(self, worker: int) -> Snapshot:
         """The present parameters, read-only, and their version.
@@ -209,11 +206,10 @@ class RemoteParameterServer(AsyncOnly, Membership):
             StepSourceLostError: the server cannot be reached.
         """
         self.check_worker(worker)
-        snapshot = self._begun.pop(worker, None)
+        snapshot: Snapshot | None = self._begun.pop(worker, None)
         if snapshot is None or snapshot.version != self.version:
-            with _request("pull", worker):
-                snapshot = await self._server.call("pull")
-        return Snapshot(_mapped(_read_only, snapshot.parameters), snapshot.version)
+            snapshot = await self._server.call("pull")
+        return snapshot
 
     async def push(self, worker: int, gradient: Any, version: int) -> Pushed:
         """Send a gradient that was computed at a version; waits only for the answer.
@@ -229,8 +225,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         call = server.begin("push", worker, gradient, version)
         if self._waits_after:  # one message carries both
             self._ends[worker] = self._begin_end(worker)
-        with _request("push", worker):
-            result: Pushed = await server.answer_to(call)
+        result: Pushed = await server.answer_to(call)
         if (recorder := current_recorder()) is not None:
             record_push(recorder, worker, result, self.version)
         return result
@@ -266,11 +261,9 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
     def _abandon(self) -> None:
         """Wake those that work on a version which has become useless."""
-        if self._link is None:
-            return
-        known, is_over, stale = self.version, self.is_over, self._abandons_stale
         for slot, version in list(self._watchers.items()):
-            if is_over or version > known or (version < known and stale):
+            ahead = version - self.version
+            if self.is_over or ahead > 0 or (ahead < 0 and self._abandons_stale):
                 self._watchers.pop(slot, None)
                 slot.wake(ABANDONED)
 
@@ -293,7 +286,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Savers do not await it: save the result, `StateDictSaver(server=state)`, and `restore` into
         that for `load_state_dict`.
         """
-        state: dict[str, Any] = _mapped(np.array, await self._server.call("state_dict"))
+        # of arrays that are not read-only, as the server's own are
+        state: dict[str, Any] = deepcopy(await self._server.call("state_dict"))
         return state
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -336,11 +330,6 @@ class RemoteParameterServer(AsyncOnly, Membership):
         return f"<RemoteParameterServer {where}, version {self.version}>"
 
 
-def _request(function: str, worker: int) -> AbstractContextManager[None]:
-    """The block, from a request to its answer, is recorded if the task is."""
-    return ended(begun_span(current_engine(), Kind.REQUEST, function, worker))
-
-
 def _serialized(args: Any) -> Any:
     """What is sent: made here, as an error in a message would end the connection."""
     try:
@@ -351,20 +340,6 @@ def _serialized(args: Any) -> Any:
         ) from error
     # packed twice, so that it is read only where an error there can answer the call
     return to_serialize((header, [bytearray(each) for each in frames]))
-
-
-def _read_only(array: Any) -> Any:
-    array.setflags(write=False)
-    return array
-
-
-def _mapped(fn: Callable[[Any], Any], value: Any) -> Any:
-    """The value with a function of each array in it; arrays that came may be views of a message."""
-    if isinstance(value, Mapping):
-        return {key: _mapped(fn, each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_mapped(fn, each) for each in value]
-    return fn(value) if isinstance(value, np.ndarray) else value
 
 
 def own_worker() -> Any:

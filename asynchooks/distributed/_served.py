@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from distributed.protocol import deserialize, pickle, to_serialize
@@ -31,7 +33,7 @@ class ServedProcess(Member):
 
     def __init__(self, name: str, lease_secs: float) -> None:
         super().__init__(name, lease_secs)
-        self.waits: dict[int, tuple[str, Any]] = {}  # function and arguments, by the call
+        self.waits: dict[int, Callable[[], Awaitable[Any]]] = {}  # by the call
         self.tasks: dict[int, EngineTask] = {}  # of these waits, unless the process has left
 
 
@@ -68,8 +70,7 @@ class ServedParameters(Host):
 
     def welcome(self) -> Any:
         server, protocol = self.server, self.server.protocol
-        waits = server.waits_before_step, server.waits_after_step
-        return server.num_workers, repr(protocol), protocol.abandons_stale, *waits
+        return server.num_workers, repr(protocol), protocol.abandons_stale, server.waits_after_step
 
     # What processes call
 
@@ -134,7 +135,7 @@ class ServedParameters(Host):
             member.answer(number, None, TypeError(text))
             return
         if hasattr(self, f"wait_{function}"):
-            member.waits[number] = function, args
+            member.waits[number] = partial(getattr(self, f"wait_{function}"), member, *args)
             self._start(member, number)
         elif function in _OF_SERVER:
             self._answer(member, number, lambda: getattr(self.server, function)(*args))
@@ -143,13 +144,13 @@ class ServedParameters(Host):
         self._update()
 
     def _start(self, member: ServedProcess, number: int) -> None:
-        function, args = member.waits[number]
+        wait = member.waits[number]
 
         async def run() -> None:
             value: Any = None
             error: Exception | None = None
             try:
-                value = await getattr(self, f"wait_{function}")(member, *args)
+                value = await wait()
             except StopTraining as stop:
                 error = StopTraining(*stop.args)  # without its traceback, which holds frames
             except Exception as raised:  # the protocol's own, raised to the worker

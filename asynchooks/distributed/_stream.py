@@ -46,6 +46,9 @@ class Place:
     counts = True
     """Whether its host counts runs, and holds no parameters."""
     role = "Dask scheduler"
+    error: type[Exception] = ConnectionError
+    """Where nothing answers in time."""
+    remedy = "start one with `dask scheduler`, or give the address that it prints when it starts"
 
     def __init__(self, owner: Any, address: str) -> None:
         self._owner = owner
@@ -85,20 +88,12 @@ class Place:
             ) from None
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
-        """The error where there is no host."""
+        """The error where a server answers that has no host."""
         return RuntimeError(
             f"{self.what} has no plugin of asynchooks, and took none: "
             f"{cause!r}, it answered {welcome!r}. Install asynchooks where the scheduler runs; "
             "where it takes no plugins from clients, start it with `dask scheduler --preload "
             "asynchooks.distributed._dask_plugin`"
-        )
-
-    def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
-        """The error where nothing answers in time."""
-        return ConnectionError(
-            f"no Dask scheduler answers at {self.address or repr('')} within {timeout_secs:g} s "
-            f"({reason!r}); start one with `dask scheduler`, or give the address that it prints "
-            "when it starts"
         )
 
 
@@ -146,7 +141,7 @@ class Stream:
         self._link = link
         link.step.feed_from(link)
         try:
-            await self._loop.run(self._begin(timeout_secs))
+            await self._loop.run(self._begin, timeout_secs)
         except BaseException as error:  # a cancellation may come just when it has begun
             await self.aclose(repr(error))
             raise
@@ -155,7 +150,7 @@ class Stream:
         """Leave the training, within two seconds; afterwards the link is closed for this reason."""
         try:
             with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
-                await self._loop.run(self._end(reason))
+                await self._loop.run(self._end, reason)
         finally:
             self._link.set_state(SourceState.CLOSED, reason)
             self._loop.end()
@@ -182,7 +177,11 @@ class Stream:
             reason: BaseException = error
             while isinstance(reason.__cause__, Exception):  # of Dask's attempts the last one
                 reason = reason.__cause__
-            raise self._place.unreachable(timeout_secs, reason) from error
+            place = self._place
+            raise place.error(
+                f"no {place.role} answers at {place.address or repr('')} within {timeout_secs:g} s "
+                f"({reason!r}); {place.remedy}"
+            ) from error
         self._task = asyncio.create_task(self._serve_until_end(comm), name="asynchooks-dask")
 
     async def _end(self, reason: str) -> None:
@@ -215,7 +214,17 @@ class Stream:
                     raise
                 except Exception as error:  # of any kind; it may have the plugin anyway
                     cause = error
-            welcome = await self._say_hello(comm)
+            hello = {
+                "op": FOLLOW,
+                "training": self._training,
+                "counts": self._place.counts,
+                "version": __version__,
+                "uid": self._link.uid,
+                "lease_secs": self._lease_secs,
+                "message": tuple(self._link.hello()),
+            }
+            await comm.write(hello)
+            welcome = await comm.read()
             if not isinstance(welcome, dict) or welcome.get("is_gone", "version" not in welcome):
                 raise self._place.refusal(welcome, cause) from cause
             if welcome["version"] != __version__:
@@ -233,20 +242,6 @@ class Stream:
             comm.abort()
             raise
         return comm
-
-    async def _say_hello(self, comm: Any) -> Any:
-        await comm.write(
-            {
-                "op": FOLLOW,
-                "training": self._training,
-                "counts": self._place.counts,
-                "version": __version__,
-                "uid": self._link.uid,
-                "lease_secs": self._lease_secs,
-                "message": self._link.hello().packed(),
-            }
-        )
-        return await comm.read()
 
     async def _serve_until_end(self, comm: Any) -> None:
         """Send and receive over one connection after the other."""
@@ -308,7 +303,7 @@ class Stream:
             self._kicked.clear()
             message = link.next_message()
             if message is not None:
-                await comm.write(message.packed())
+                await comm.write(tuple(message))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(link.look_at, beat_at) - now())):
                     await self._kicked.wait()

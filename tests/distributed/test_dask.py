@@ -51,12 +51,12 @@ async def test_two_trainings_by_different_names_do_not_meet(
         assert await other.advance() == 1
 
 
-async def test_a_waiter_goes_on_when_another_process_publishes(join: Join) -> None:
+async def test_a_waiter_goes_on_when_another_process_advances(join: Join) -> None:
     async with join() as waiting, join() as moving:
         async with in_task(waiting.global_step.wait_for, 5) as box:
             await wait_until(moving, "num_waiting", 1)
-            assert await moving.publish(4) == 4
-            assert await moving.publish(5) == 5
+            assert await moving.advance(4) == 4
+            assert await moving.advance() == 5
     assert box.value == 5
 
 
@@ -89,7 +89,7 @@ async def test_while_a_process_waits_nothing_but_heartbeats_leaves_it(join: Join
             group.start_soon(cluster.global_step.wait_for, 100 + each)
         await anyio.sleep(0.3)
         assert cluster.source.num_messages == before
-        await cluster.publish(200)
+        await cluster.advance(200)
 
 
 async def test_a_cancelled_waiter_leaves_nothing_behind(join: Join) -> None:
@@ -333,7 +333,7 @@ async def test_sessions_that_restore_a_checkpoint_at_the_same_time_begin_one_epo
                 await session.run("loss")
 
     async with join() as cluster:
-        await cluster.publish(3)
+        await cluster.advance(3)
         async with anyio.create_task_group() as group:
             for place in range(4):
                 group.start_soon(one, place)
@@ -565,7 +565,7 @@ async def test_steps_are_integers_from_zero_on(
 ) -> None:
     async with join() as cluster:
         with pytest.raises(error, match=f"step is {step}; give an integer >= 0"):
-            await cluster.publish(step)
+            await cluster.restart(step)
 
 
 @ONE_BACKEND

@@ -66,7 +66,7 @@ async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_a
             await wait_until(cluster, "num_waiting", 1)
             own_scheduler.send(signal.SIGSTOP)
             await until_state(cluster, SourceState.LOST)
-            group.start_soon(cluster.publish, 1)
+            group.start_soon(cluster.advance)
             own_scheduler.send(signal.SIGCONT)
             await until_state(cluster, SourceState.LIVE)
     assert reached == [StepSourceLostError, 1]

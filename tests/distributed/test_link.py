@@ -43,7 +43,7 @@ def sent_by(source: Link) -> Message:
 
 
 async def counted(source: Link) -> int:
-    return await source.step_after(source.count_run(source.epoch))
+    return await source.step_after(source.begin("count", source.epoch, 1))
 
 
 async def settled(source: Link, ticket: Any) -> None:
