@@ -61,8 +61,8 @@ async def _follow(
     line = Line(has_news.set, comm.abort)
     member = host.join(uid, line, lease_secs, Message(*message))
     try:
-        about = {"version": __version__, "lease_secs": host.lease_secs}
-        await comm.write({**about, "welcome": host.welcome(), **host.news(member)})
+        about = {"version": __version__, "lease_secs": host.lease_secs, "welcome": host.welcome()}
+        await comm.write({**about, **host.news(member)})
         async with asyncio.TaskGroup() as group:
             group.create_task(_send_news(comm, host, member, line, has_news))
             while True:

@@ -43,7 +43,6 @@ class Link(StepSource):
 
     Args:
         global_step: follows the host's.
-        kick: has the stream check for a message, in any thread.
         counts: whether runs here count at the host, below its credits. Then calls go together:
             those that are made while others are under way wait for their answers.
         lost: makes the error of what waits when no news will come, of the reason.
@@ -54,7 +53,6 @@ class Link(StepSource):
     def __init__(
         self,
         global_step: GlobalStep,
-        kick: Callable[[], None],
         *,
         counts: bool,
         lost: Callable[[str], Exception],
@@ -70,7 +68,7 @@ class Link(StepSource):
         self.state: SourceState | None = None
         self.num_messages = 0  # ever
         self.look_at = math.inf  # when to look again, in seconds of `now`
-        self._kick = kick
+        self.kick: Callable[[], None]  # has the stream look for a message, in any thread
         self._lost, self._packed, self._when_told = lost, packed, when_told
         self.wants_each_step = False
         """Whether each step concerns this process, also where no task waits for it."""
@@ -102,7 +100,7 @@ class Link(StepSource):
         if self.limit is not None and self.step.limit is None:
             # the last session here has closed; the next one must not run beyond it
             self.step.raise_limit(self.limit)
-        self._kick()
+        self.kick()
 
     # Calls, from any thread
 
@@ -126,7 +124,7 @@ class Link(StepSource):
                 self._unsent.append(call)
         if self._closed_for:
             self._fail(call)
-        self._kick()
+        self.kick()
         return call
 
     async def answer_to(self, call: Call, stop: Stop | None = None) -> Any:
@@ -149,9 +147,7 @@ class Link(StepSource):
 
     def release(self, call: Call) -> None:
         """Wait for its answer no more."""
-        with self._lock:
-            is_known = call.number in self._calls
-        if is_known and not self.grants_credits:
+        if call.number in self._calls and not self.grants_credits:
             self.begin("release", call.number)
 
     async def step_after(self, run: Call) -> int:

@@ -17,7 +17,7 @@ class DaskLoop:
     """The event loop of a Dask client or worker, of the caller, or of a thread that `end` ends."""
 
     _thread: WorkThread | None = None
-    _ended: asyncio.Future[None]  # of that thread: what ends it
+    _ended: asyncio.Event  # of that thread: what ends it
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -29,14 +29,11 @@ class DaskLoop:
         if running is not None:
             return cls(running)
         own = cls(asyncio.new_event_loop())
-        ended = own._ended = own._loop.create_future()
-
-        async def serve() -> None:
-            await ended
+        ended = own._ended = asyncio.Event()
 
         def run() -> None:  # at its end it cancels what is left: Dask's own tasks
             with asyncio.Runner(loop_factory=lambda: own._loop) as runner:
-                runner.run(serve())
+                runner.run(ended.wait())
 
         own._thread = WorkThread(current_engine(), "asynchooks-dask")
         own._thread.begin(lambda: Context().run(run))
@@ -45,10 +42,6 @@ class DaskLoop:
     @property
     def is_here(self) -> bool:
         return self._loop is running_loop()
-
-    @property
-    def is_running(self) -> bool:
-        return self._loop.is_running()
 
     async def run(self, fn: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
         """Await `fn(*args, **options)` there; a cancellation here cancels it.
@@ -89,7 +82,7 @@ class DaskLoop:
         """End the thread, if there is one."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self.soon(lambda: self._ended.set_result(None))
+            self.soon(self._ended.set)
             thread.close()
 
 

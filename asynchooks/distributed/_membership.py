@@ -11,7 +11,6 @@ import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from ._messages import Message
@@ -64,7 +63,6 @@ class Member:
         self.knows_limit = False  # else it has runs under way without credits
         self.held = 0  # credits that it has, or that are on the way to it
         self.granted = 0  # over the present connection, in this epoch
-        self.wanted = 0
 
     def answer(self, call: int, value: Any, error: Exception | None = None) -> None:
         """A call of this process has ended."""
@@ -122,8 +120,7 @@ class Host(ABC):
         if has_left:
             member = self.left.pop(name)
         elif member is None:
-            own_secs = lease_secs if self.lease_secs is None else self.lease_secs
-            member = self.member_type(name, own_secs)
+            member = self.member_type(name, self.lease_secs or lease_secs)
         elif member.line is not None:
             member.line.hang_up()
         self.members[name], member.line = member, line
@@ -231,11 +228,8 @@ class Host(ABC):
         member.has_said_bye = True
 
     def _call(self, member: Any, number: int, function: str, args: Any) -> None:
-        self._answer(member, number, partial(getattr(self, f"do_{function}"), member, *args))
-
-    def _answer(self, member: Any, number: int, do: Callable[[], Any]) -> None:
         try:
-            member.answer(number, do())
+            member.answer(number, getattr(self, f"do_{function}")(member, *args))
         except Exception as error:  # the caller's
             member.answer(number, None, error)
 

@@ -16,6 +16,7 @@ from distributed.protocol import serialize, to_serialize
 from .._check import instance, number
 from .._engine.base import AsyncOnly, Slot
 from .._engine.recording import current_recorder
+from .._engine.stop import Stop
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
 from ..protocols import ABANDONED, Membership, Pushed, Snapshot
@@ -107,10 +108,9 @@ class RemoteParameterServer(AsyncOnly, Membership):
         )
         self.global_step = GlobalStep(multi_process=True, published_only=True)
         self._link: Link | None = None
-        self._abandons_stale = False
         self._watchers: dict[Slot, int] = {}  # slot: the version that it works on
         self._num_workers = 0
-        self._steps: dict[int, GlobalStep] = {}  # each as its session sees it
+        self._stops: dict[int, Stop | None] = {}  # of each worker's session
         self._begun: dict[int, Snapshot] = {}  # the result of `begin_step`, until it is pulled
         self._ends: dict[int, Call] = {}  # the waits that `push` has begun
 
@@ -119,16 +119,15 @@ class RemoteParameterServer(AsyncOnly, Membership):
             raise RuntimeError(f"{self!r} was opened before; make a new one")
         owner = own_worker() if self._client is None else self._client
         loop, place = DaskLoop(owner.loop.asyncio_loop), WorkerPlace(owner, self.address.worker)
-        self._stream = stream = Stream(loop, place, self.address.key)
         link = Link(
             self.global_step,
-            stream.kick,
             counts=False,
             lost=StepSourceLostError,
             packed=_serialized,
             when_told=self._abandon,
         )
-        await stream.open(link, self._open_secs)
+        self._stream = stream = Stream(link, loop, place, self.address.key)
+        await stream.open(self._open_secs)
         about = stream.welcome
         self._num_workers, self._protocol, self._abandons_stale, self._waits_after = about
         self._link = link
@@ -154,8 +153,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
     @property
     def version(self) -> int:
         """The number of updates, as far as this process knows."""
-        _ = self._server
-        return self.global_step.last_known
+        return self._server.step.last_known
 
     @property
     def is_over(self) -> bool:
@@ -169,7 +167,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
     def attach(self, worker: int, global_step: GlobalStep) -> None:
         """Let the waits of this worker end with its session, whose view of the step this is."""
         self.check_worker(worker)
-        self._steps[worker] = global_step
+        self._stops[worker] = global_step.stop
 
     async def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
@@ -178,7 +176,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
     async def leave(self, worker: int) -> None:
         """Count a worker as gone for good; as in `ParameterServer`."""
         self._drop_step(worker)
-        self._steps.pop(worker, None)
+        self._stops.pop(worker, None)
         await self._server.call("leave", worker)
 
     begin_session = join
@@ -195,7 +193,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         self._drop_step(worker)
         what = f"permission to begin a step, as worker {worker}"
         call = server.begin("begin_step", worker, what=what)
-        self._begun[worker] = await server.answer_to(call, self._stop_of(worker))
+        self._begun[worker] = await server.answer_to(call, self._stops.get(worker))
 
     async def pull(self, worker: int) -> Snapshot:
         """The present parameters, read-only, and their version.
@@ -242,7 +240,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         if self._waits_after:
             wait = self._ends.pop(worker, None) or self._begin_end(worker)
             with suppress(StopTraining):
-                await server.answer_to(wait, self._stop_of(worker))
+                await server.answer_to(wait, self._stops.get(worker))
 
     def _begin_end(self, worker: int) -> Call:
         what = f"permission to end a step, as worker {worker}"
@@ -287,7 +285,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         that for `load_state_dict`.
         """
         # of arrays that are not read-only, as the server's own are
-        state: dict[str, Any] = deepcopy(await self._server.call("state_dict"))
+        state: dict[str, Any] = deepcopy(await self._server.call("ask", "state_dict"))
         return state
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -296,11 +294,11 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Raises:
             ValueError, TypeError: as `ParameterServer.load_state_dict`.
         """
-        await self._server.call("load_state_dict", dict(state))
+        await self._server.call("ask", "load_state_dict", dict(state))
 
     async def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""
-        counts: dict[int, int] = await self._server.call("staleness_counts", worker)
+        counts: dict[int, int] = await self._server.call("ask", "staleness_counts", worker)
         return counts
 
     async def statistics(self) -> dict[str, int]:
@@ -311,10 +309,6 @@ class RemoteParameterServer(AsyncOnly, Membership):
         """
         found: dict[str, int] = await self._server.call("statistics")
         return found
-
-    def _stop_of(self, worker: int) -> Any:
-        step = self._steps.get(worker)
-        return None if step is None else step.stop
 
     def _drop_step(self, worker: int) -> None:
         """Drop the results of an earlier step of the worker."""

@@ -22,8 +22,6 @@ from ._membership import Host, Member
 
 logger = logging.getLogger("asynchooks")
 
-_OF_SERVER = ("state_dict", "load_state_dict", "staleness_counts")
-"""What a process may call of the server itself."""
 _GONE_SECS = 5.0
 """After these a process has died whose connection has ended: a live one connects again at once."""
 
@@ -98,6 +96,10 @@ class ServedParameters(Host):
         self._claim(member, worker)
         await self.server.end_step(worker)
 
+    def do_ask(self, member: ServedProcess, function: str, *args: Any) -> Any:
+        """Call a method of the server itself."""
+        return getattr(self.server, function)(*args)
+
     def do_pull(self, member: ServedProcess) -> Snapshot:
         return self.server.pull(0)
 
@@ -137,8 +139,6 @@ class ServedParameters(Host):
         if hasattr(self, f"wait_{function}"):
             member.waits[number] = partial(getattr(self, f"wait_{function}"), member, *args)
             self._start(member, number)
-        elif function in _OF_SERVER:
-            self._answer(member, number, lambda: getattr(self.server, function)(*args))
         else:
             super()._call(member, number, function, args)
         self._update()

@@ -101,6 +101,7 @@ class Stream:
     """Connects, sends and receives for one link. What makes it opens and closes it, once.
 
     Args:
+        link: what is sent, and what becomes of the news.
         loop: of the connection.
         training: its name at the place.
         heartbeat_secs: of silence after which the host counts as lost; several heartbeats are sent
@@ -110,18 +111,18 @@ class Stream:
 
     def __init__(
         self,
+        link: Link,
         loop: DaskLoop,
         place: Place,
         training: str,
         heartbeat_secs: float = 3.0,
         lease_secs: float = 30.0,
     ) -> None:
-        self._loop = loop
-        self._place, self.address = place, place.address
+        self._link, self._loop, self._place = link, loop, place
+        link.kick = self.kick
         self._training = training
         self._heartbeat_secs = heartbeat_secs
         self._lease_secs = lease_secs
-        self._link: Link
         self._kicked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.comm: Any = None  # the connection, while there is one
@@ -131,15 +132,14 @@ class Stream:
 
     # From any event loop, or any thread
 
-    async def open(self, link: Link, timeout_secs: float) -> None:
+    async def open(self, timeout_secs: float) -> None:
         """Join the training.
 
         Raises:
             ConnectionError: nothing answers in time.
             RuntimeError: there is no host, or one of another version.
         """
-        self._link = link
-        link.step.feed_from(link)
+        self._link.step.feed_from(self._link)
         try:
             await self._loop.run(self._begin, timeout_secs)
         except BaseException as error:  # a cancellation may come just when it has begun
@@ -229,7 +229,7 @@ class Stream:
                 raise self._place.refusal(welcome, cause) from cause
             if welcome["version"] != __version__:
                 raise RuntimeError(
-                    f"the Dask server at {self.address} runs asynchooks "
+                    f"{self._place.what} runs asynchooks "
                     f"{welcome['version']}, this process {__version__}; install the same version "
                     "in both places and start it again"
                 )
@@ -298,7 +298,7 @@ class Stream:
         """
         link, place = self._link, self._place
         secs = min(self._heartbeat_secs / _HEARTBEATS, self._lease_secs / (_HEARTBEATS + 1))
-        self._num_silent, beat_at = 0, now() + secs
+        beat_at = now() + secs
         while True:
             self._kicked.clear()
             message = link.next_message()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from asynchooks.distributed import DaskCluster, SourceState
 
 from ..support.helpers import in_task
 from .processes import Scheduler, a_scheduler, elsewhere, gathered, own_host
-from .sessions import Join, step, train, train_here, wait_until
+from .sessions import Join, slow_step, step, train, train_here, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
@@ -58,6 +59,26 @@ async def test_a_waiter_goes_on_when_another_process_advances(join: Join) -> Non
             assert await moving.advance(4) == 4
             assert await moving.advance() == 5
     assert box.value == 5
+
+
+async def test_no_wait_misses_an_update_that_is_under_way(join: Join) -> None:
+    async with join() as waiting, join() as moving, anyio.create_task_group() as group:
+
+        async def move() -> None:
+            for _ in range(200):
+                await moving.advance()
+
+        group.start_soon(move)
+        for step in range(1, 201):
+            assert await waiting.global_step.wait_for(step) >= step
+
+
+async def test_a_session_on_a_closed_cluster_says_so(join: Join) -> None:
+    async with join() as cluster:
+        creator = cluster.session_creator(step)
+    with pytest.raises(StepUnreachableError, match="its DaskCluster is closed"):
+        async with MonitoredSession([], creator) as session:
+            await session.run("loss")
 
 
 async def test_a_later_cluster_continues_a_training_until_it_is_forgotten(join: Join) -> None:
@@ -376,6 +397,24 @@ async def test_the_stop_is_exact_after_many_restarts(join: Join) -> None:
         assert (found["step"], found["num_held"]) == (100, 0)
         assert found["epoch"].endswith(".30")
         assert there.global_step.value == 100
+
+
+async def test_the_stop_is_exact_although_runs_are_cancelled_at_any_moment(join: Join) -> None:
+    async def one(cluster: DaskCluster, seed: int) -> None:
+        rng = random.Random(seed)
+        hooks = [StopAtStepHook(last_step=80)]
+        async with MonitoredSession(hooks, cluster.session_creator(slow_step)) as session:
+            while not session.should_stop():
+                with anyio.move_on_after(rng.uniform(0.0, 0.006)):
+                    await session.run("loss")
+
+    async with join() as here, join() as there:
+        async with anyio.create_task_group() as group:
+            for seed, cluster in enumerate([here, there, here, there]):
+                group.start_soon(one, cluster, seed)
+        await wait_until(here, "num_held", 0)
+        assert (await here.statistics())["step"] == 80
+        assert here.global_step.value == there.global_step.value == 80
 
 
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])

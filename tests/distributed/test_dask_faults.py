@@ -134,6 +134,21 @@ async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the
             assert other.global_step.value == 20
 
 
+async def test_a_process_that_joins_while_the_scheduler_is_started_again_waits_for_it(
+    own_scheduler: Scheduler, training: str
+) -> None:
+    own_scheduler.kill()
+    async with anyio.create_task_group() as group:
+
+        async def join() -> None:
+            async with DaskCluster(own_scheduler.address, training, timeout_secs=30) as cluster:
+                assert await cluster.advance() == 1
+
+        group.start_soon(join)
+        await anyio.sleep(0.3)
+        await anyio.to_thread.run_sync(own_scheduler.start)
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("is_synchronous", [False, True])
 async def test_a_client_that_finds_its_scheduler_again_takes_the_training_along(

@@ -24,7 +24,8 @@ def a_source(*, limit: int | None = 10, num_granted: int = 0) -> Link:
     def lost(reason: str) -> Exception:
         return StepUnreachableError(f"no more news: {reason}")
 
-    source = Link(step, lambda: None, counts=True, lost=lost)
+    source = Link(step, counts=True, lost=lost)
+    source.kick = lambda: None
     step.feed_from(source)
     step.gate.open()
     news(source, limit=limit, num_granted=num_granted)
