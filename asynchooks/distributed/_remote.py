@@ -19,9 +19,10 @@ from .._engine.recording import current_recorder
 from .._engine.stop import Stop
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
-from ..protocols import ABANDONED, Membership, Pushed, Snapshot
+from ..protocols import Pushed, Snapshot
+from ..protocols._membership import Membership
 from ..protocols._server import record_push
-from ..protocols._waits import compute_unless
+from ..protocols._waits import ABANDONED, compute_unless
 from ._link import Call, Link
 from ._loop import DaskLoop
 from ._messages import ServerAddress
@@ -247,7 +248,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         return self._server.begin("end_step", worker, what=what)
 
     def watch_update(self, version: int, slot: Slot) -> Callable[[], object]:
-        """Have the slot woken with `ABANDONED` when this process learns that work is useless.
+        """Have the slot woken when this process learns that work on a version is useless.
 
         As in `ParameterServer`; also when the server is lost for good.
         """
