@@ -35,7 +35,10 @@ async def host_parameter_server(
     worker: str | None = None,
     lease_secs: float = 30.0,
 ) -> AsyncIterator[RemoteParameterServer]:
-    """Have a Dask worker hold the parameters of a training; at the end of the block it is closed.
+    """Have a Dask worker hold the parameters of a training, until the end of the block.
+
+    Then the server is closed: processes that still train are stopped by StopTraining, and the state
+    can be read until the last one has left.
 
     It runs on the event loop of that worker: a step function that computes on that event loop
     delays all processes, so give it a worker of its own, or compute in threads. Processes reach it
