@@ -59,8 +59,7 @@ class Counter(Host):
         if not super().take(member, line, message):
             return False
         # a new process runs nothing before it knows the limit
-        is_new = not message.epoch
-        member.knows_limit = (self.state if is_new else message).limit is not None
+        member.knows_limit = (message if message.epoch else self.state).limit is not None
         if message.epoch == self.epoch:
             held = message.num_held + member.granted - message.num_granted
             member.held = int(min(held, self._room_for(member)))
