@@ -269,7 +269,7 @@ class MonitoredSession(AsyncOnly):
         try:
             async with handle.opening():
                 begin = hooks.begin(handle.has_global_step, handle.graph)
-                await handle.in_session_context(begin, hooks.culprit)
+                await handle.in_session_context(begin)
             await self._recovering(self._create)
             self._board.begin(self._engine.now(), self._gate.value)
         except BaseException as error:
@@ -288,11 +288,7 @@ class MonitoredSession(AsyncOnly):
             await self._drop()
         restores = []
         if names := hooks.names_of_restoring():  # other workers may use it: it holds no session
-            restores = [
-                Restore(
-                    names, lambda raw: handle.in_session_context(hooks.restore(raw), hooks.culprit)
-                )
-            ]
+            restores = [Restore(names, lambda raw: handle.in_session_context(hooks.restore(raw)))]
         try:
             lost, self._lost = self._lost, None
             raw = await handle.acquire(lost, restores)
@@ -305,7 +301,7 @@ class MonitoredSession(AsyncOnly):
             coord.stop.join(stop)
             handle.start_threads(raw, coord)
             created = hooks.after_create_session(raw, coord)
-            await handle.in_session_context(created, hooks.culprit)
+            await handle.in_session_context(created)
         except Exception as error:
             if not is_preemption(error):
                 self._enter(State.BROKEN)
@@ -359,7 +355,7 @@ class MonitoredSession(AsyncOnly):
                     if not self._enters_graph or self._is_in_step_fn:
                         return await self._run_once(args)
                     run = self._run_once(args)
-                    return await self._handle.in_session_context(run, self._hooks.culprit)
+                    return await self._handle.in_session_context(run)
                 except Exception as error:
                     failures = await self._recover(error, failures)
         except BaseException as error:
@@ -566,7 +562,7 @@ class MonitoredSession(AsyncOnly):
         call = self._hooks.as_async(step_fn, key, lambda: self._stop)(context)
         self._is_in_step_fn = True
         try:
-            return await self._handle.in_session_context(call, lambda: f"the step_fn {step_fn!r}")
+            return await self._handle.in_session_context(call)
         except BaseException as error:
             if is_input_end(error):
                 raise StopTraining(f"the input ended in {step_fn!r}") from error
@@ -867,7 +863,7 @@ class MonitoredSession(AsyncOnly):
             noted = stop.reason
             self._handle.fail(noted if noted is not None and noted.error is error else reason)
         calls = hooks.on_error(self.raw_session(), error, self._grace_secs)
-        return await raised_by(self._handle.in_session_context(calls, hooks.culprit)) or error
+        return await raised_by(self._handle.in_session_context(calls)) or error
 
     async def _end_hooks(self, error: BaseException | None) -> BaseException | None:
         """At a clean end, call before_end and end of hooks; returns what leaves.
@@ -884,7 +880,7 @@ class MonitoredSession(AsyncOnly):
                 raw.enter_run()
             try:
                 calls = hooks.end(self.raw_session())
-                return await self._handle.in_session_context(calls, hooks.culprit)  # type: ignore[no-any-return]
+                return await self._handle.in_session_context(calls)  # type: ignore[no-any-return]
             finally:
                 if raw is not None and raw.leave():
                     await close_raw(raw)

@@ -39,8 +39,6 @@ class Kind(Enum):
     """Timed by the user: what a plan draws in place of calling it."""
     BLOCK = "block"
     """A block of the user's code, which a plan runs as it is."""
-    REQUEST = "request"
-    """To a server elsewhere, from the call to its answer."""
 
 
 class Span(ABC):
@@ -125,7 +123,7 @@ class Recorder(ABC):
 
         Args:
             engine: of the running task; None in a thread without an event loop.
-            kind: WORK, BLOCK, EVALUATION, SAVE or REQUEST.
+            kind: WORK, BLOCK, EVALUATION or SAVE.
             name: of the span, and of the track if a new one is needed.
             worker: whose machine does it; None: a shared service does, or it is not known.
 

@@ -633,6 +633,7 @@ class Gate:
             self.workers[worker] = None
         if stop is not None:
             stop.join(self.stop)
+        self.remote.look_again()  # a source may know a limit that the last training has left here
         return worker
 
     def close(self, worker: Worker) -> None:

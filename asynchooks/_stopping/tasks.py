@@ -36,8 +36,8 @@ _PATIENCE_SECS = 1.0
 
 _FN_IS = "an async function, then its arguments"
 SideTask = Callable[..., Awaitable[Any]]
-InContext = Callable[[Coroutine[Any, Any, Any], Callable[[], str]], Awaitable[Any]]
-"""Gives what to await for a coroutine, in what surrounds a session; the name is for errors."""
+InContext = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+"""Gives what to await for a coroutine, in what surrounds a session."""
 
 
 class OnFailure(Enum):
@@ -71,7 +71,7 @@ class TaskGroup:
     def __init__(self, stop: Stop, fail: Callable[[BaseException, StopReason], None]) -> None:
         self.stop = stop
         self.fail = fail
-        self.in_context: InContext = lambda coroutine, culprit: coroutine
+        self.in_context: InContext = lambda coroutine: coroutine
         """Gives what to await for a task, in what surrounds the session."""
         self.running: dict[_Task, None] = {}  # in order of their starts
 
@@ -146,7 +146,7 @@ class TaskGroup:
             raise StopTraining(f"a stop was requested before {name} was called")
         slot = Slot(current_engine(), f"{name} or a stop")
         with EndsAtStop(slot, self.stop):
-            outcome = await run_beside(slot, lambda: self.in_context(_call(fn, args), lambda: name))
+            outcome = await run_beside(slot, lambda: self.in_context(_call(fn, args)))
         if outcome is None:
             raise StopTraining(f"a stop was requested while waiting for {name}")
         value: T = outcome.unwrap()
@@ -210,7 +210,7 @@ class _Task:
             span = recorder.task_span(self.engine, Kind.SIDE_TASK, self.name)
         try:
             with ended(span):
-                await self.group.in_context(_call(fn, args), self.__str__)
+                await self.group.in_context(_call(fn, args))
         except BaseException as error:
             failure = self.engine.failure_in(error)
             if failure is None:

@@ -31,10 +31,9 @@ _MOST_TICKS = 1e17
 """Microseconds: 1e11 s."""
 _MOST_TRACKS, _MOST_IDENTS, _MOST_WORKERS = (1 << 16) - 1, (1 << 44) - 1, 1 << 31
 _OF_KIND = {each.value: each for each in Kind}
-_FIRST = (Kind.WORK, Kind.REQUEST)
-_ON_SESSION = {*_FIRST, Kind.BLOCK, Kind.EVALUATION, Kind.SAVE}
+_ON_SESSION = {Kind.WORK, Kind.BLOCK, Kind.EVALUATION, Kind.SAVE}
 """What is done for a session where it is on the track of one; elsewhere it says so itself."""
-KINDS = (*_FIRST, *(each for each in Kind if each not in _FIRST))
+KINDS = (Kind.WORK, *(each for each in Kind if each is not Kind.WORK))
 """In the order in which a name is looked for: what was done, before what it was done for."""
 _MALFORMED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 """What a line raises that no recorder has written: there are too many ways to check each."""

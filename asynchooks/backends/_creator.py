@@ -158,10 +158,8 @@ class SessionHandle:
     def close(self) -> None:
         """Undo what `opening` did to the model; called once for each `opening`, at the end."""
 
-    def in_session_context(
-        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
-    ) -> Awaitable[Any]:
-        """The coroutine, run in what surrounds this session; `culprit` names it in errors."""
+    def in_session_context(self, coroutine: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        """The coroutine, run in what surrounds this session."""
         return coroutine
 
     def call(self, fn: Callable[[], Any]) -> Any:

@@ -137,21 +137,22 @@ class DaskCluster(AsyncOnly):
         """
         if self._source is not None:
             raise RuntimeError(f"{self!r} was opened before; make a new one")
-        stream = await self._find_scheduler()
+        loop, place = await self._find_scheduler()
 
         def lost(reason: str) -> Exception:
             return StepUnreachableError(f"{self._step!r} gets no more news: {reason}")
 
-        self._source = Link(self._step, stream.kick, counts=True, lost=lost)
-        await stream.open(self._source, self._timeout_secs)
-        self._stream = stream
+        link = Link(self._step, counts=True, lost=lost)
+        stream = Stream(link, loop, place, self.name, *self._times)
+        await stream.open(self._timeout_secs)
+        self._source, self._stream = link, stream
         OldObjects.leave_out()
-        step, limit = self._step.value, self._source.limit
+        step, limit = self._step.value, link.limit
         if limit is not None and step >= limit:
             logger.warning(
                 "The training %r at %s has ended at step %d, its limit: sessions run no step. "
                 "Call `await cluster.forget()` to begin again, or give another name",
-                self.name, stream.address, step,
+                self.name, place.address, step,
             )  # fmt: skip
         return self
 
@@ -183,12 +184,6 @@ class DaskCluster(AsyncOnly):
         after: int = await self.source.call("count", self.source.epoch, num_steps)
         return after
 
-    async def publish(self, step: int) -> int:
-        """Set the step to at least `step`, for programs that count themselves; returns the step."""
-        step = integer("step", step, least=0)
-        after: int = await self.source.call("count", self.source.epoch, 0, step)
-        return after
-
     async def restart(self, step: int) -> int:
         """Begin a new epoch at a step, for all processes; returns it.
 
@@ -211,19 +206,20 @@ class DaskCluster(AsyncOnly):
         found: dict[str, Any] = await self.source.call("statistics")
         return found
 
-    async def _find_scheduler(self) -> Stream:
+    async def _find_scheduler(self) -> tuple[DaskLoop, Place]:
         client = self._client
         if isinstance(client, str):
-            return Stream(DaskLoop.of_its_own(), Place(None, client), self.name, *self._times)
-        loop = DaskLoop(client.loop.asyncio_loop)
+            return DaskLoop.of_its_own(), Place(None, client)
+        own = client.loop.asyncio_loop
+        loop = DaskLoop(own)
         if loop.is_here:
             await client
-        if client.status not in ("running", "connecting") or not loop.is_running:
+        if client.status not in ("running", "connecting") or not own.is_running():
             raise ConnectionError(
                 f"the Dask client {client!r} is {client.status}; give one that is connected, and "
                 "keep its event loop running"
             )
-        return Stream(loop, Place(client, client.scheduler.address), self.name, *self._times)
+        return loop, Place(client, client.scheduler.address)
 
     def __repr__(self) -> str:
         return f"<DaskCluster {self.name!r} of {self._client!r}: {self._step!r}>"

@@ -18,7 +18,7 @@ class Counter(Host):
 
     def __init__(self) -> None:
         super().__init__()
-        self._wanting: dict[str, Member] = {}  # credits, in order of asking
+        self._wanting: dict[Member, int] = {}  # how many credits, in order of asking
 
     # What processes call
 
@@ -59,16 +59,14 @@ class Counter(Host):
         if not super().take(member, line, message):
             return False
         # a new process runs nothing before it knows the limit
-        is_new = not message.epoch and self.state.limit is not None
-        member.knows_limit = is_new or message.limit is not None
+        member.knows_limit = (message if message.epoch else self.state).limit is not None
         if message.epoch == self.epoch:
             held = message.num_held + member.granted - message.num_granted
             member.held = int(min(held, self._room_for(member)))
-        member.wanted = message.num_wanted
-        if not member.wanted:
-            self._wanting.pop(member.name, None)
+        if message.num_wanted:
+            self._wanting[member] = message.num_wanted
         else:
-            self._wanting.setdefault(member.name, member)
+            self._wanting.pop(member, None)
         self._grant()
         return True
 
@@ -96,14 +94,14 @@ class Counter(Host):
         limit = self.state.limit
         if limit is None or not all(each.knows_limit for each in self.members.values()):
             return
-        for member in list(self._wanting.values()):
+        for member, num_wanted in list(self._wanting.items()):
             free = self._num_free(limit)
             if free <= 0:
                 return
-            num = min(member.wanted, share_of(free, len(self.members)))
+            num = min(num_wanted, share_of(free, len(self.members)))
             member.held += num
             member.granted += num
-            del self._wanting[member.name]
+            del self._wanting[member]
             member.is_due = True
             member.wake()
 
@@ -115,5 +113,5 @@ class Counter(Host):
         return member.line is None or member.secs_silent > member.lease_secs
 
     def _has_left(self, member: Member) -> None:
-        self._wanting.pop(member.name, None)
+        self._wanting.pop(member, None)
         self._grant()

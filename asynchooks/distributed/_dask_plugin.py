@@ -42,7 +42,7 @@ async def _follow(
     version: str,
     uid: str,
     lease_secs: float,
-    message: dict[str, Any],
+    message: tuple[Any, ...],
 ) -> Any:
     """Serve one process until its connection ends.
 
@@ -59,14 +59,14 @@ async def _follow(
         host = hosts[training] = Counter()
     has_news = asyncio.Event()
     line = Line(has_news.set, comm.abort)
-    member = host.join(uid, line, lease_secs, Message(**message))
+    member = host.join(uid, line, lease_secs, Message(*message))
     try:
-        about = {"version": __version__, "lease_secs": host.lease_secs}
-        await comm.write({**about, "welcome": host.welcome(), **host.news(member)})
+        about = {"version": __version__, "lease_secs": host.lease_secs, "welcome": host.welcome()}
+        await comm.write({**about, **host.news(member)})
         async with asyncio.TaskGroup() as group:
             group.create_task(_send_news(comm, host, member, line, has_news))
             while True:
-                host.take(member, line, Message(**await comm.read()))
+                host.take(member, line, Message(*await comm.read()))
     except* OSError as ended:  # it left, or its process died: handled alike
         logger.info("%s has left the training %r: %r", uid, training, ended.exceptions[0])
     finally:

@@ -10,11 +10,14 @@ from typing import Any
 from .._check import number
 from .._engine.base import async_block
 from .._engine.current import current_engine
+from .._errors import StepSourceLostError
 from ..protocols import ParameterServer, Protocol
 from ..protocols._updates import Update
+from ._dask_plugin import hosts_of
 from ._loop import DaskLoop
 from ._messages import ServerAddress
 from ._remote import RemoteParameterServer
+from ._served import ServedParameters
 
 _LEAST_LEASE_SECS = 0.1
 _CLOSE_SECS = 10.0
@@ -32,7 +35,10 @@ async def host_parameter_server(
     worker: str | None = None,
     lease_secs: float = 30.0,
 ) -> AsyncIterator[RemoteParameterServer]:
-    """Have a Dask worker hold the parameters of a training; at the end of the block it is closed.
+    """Have a Dask worker hold the parameters of a training, until the end of the block.
+
+    Then the server is closed: processes that still train are stopped by StopTraining, and the state
+    can be read until the last one has left.
 
     It runs on the event loop of that worker: a step function that computes on that event loop
     delays all processes, so give it a worker of its own, or compute in threads. Processes reach it
@@ -68,44 +74,21 @@ async def host_parameter_server(
     # a wrong argument is refused here, not over there
     ParameterServer(parameters, protocol, num_workers=num_workers, **options)
     loop = DaskLoop(client.loop.asyncio_loop)
-    places = await loop.run(_awaited(client.nthreads))
+    places = await loop.run(client.nthreads)
     if worker is None and not places:
         raise ValueError(f"{client!r} has no Dask worker; start one for the parameter server")
     address = ServerAddress(worker or min(places), f"asynchooks-{uuid.uuid4().hex[:12]}")
 
-    async def on_worker(fn: Callable[..., Any], *args: Any) -> None:
-        await loop.run(_awaited(client.run, fn, *args, workers=[address.worker]))
-
-    try:
-        await on_worker(
-            open_host, address.key, parameters, protocol, num_workers, lease_secs, options
-        )
-        async with RemoteParameterServer(address, client) as server:
+    about = address.key, parameters, protocol, num_workers, lease_secs, options
+    await loop.run(client.run, open_host, *about, workers=[address.worker])
+    async with RemoteParameterServer(address, client) as server:
+        try:
             yield server
-    finally:
-        with current_engine().shielded(_CLOSE_SECS), suppress(OSError):
-            # of one that has left, Dask would try to connect to it for half a minute
-            if address.worker in await loop.run(_awaited(client.nthreads)):
-                await on_worker(close_host, address.key)
+        finally:  # the last process to leave takes the host along
+            with current_engine().shielded(_CLOSE_SECS), suppress(StepSourceLostError):
+                await server.close()
 
 
-async def open_host(key: str, *args: Any, dask_worker: Any = None) -> None:
+async def open_host(key: str, *args: Any, dask_worker: Any) -> None:
     """On a Dask worker: make the host of this name."""
-    from ._dask_plugin import hosts_of
-    from ._served import ServedParameters
-
     hosts_of(dask_worker)[key] = ServedParameters(*args)
-
-
-async def close_host(key: str, dask_worker: Any = None) -> None:
-    """On a Dask worker: close it."""
-    from ._dask_plugin import hosts_of
-
-    host: Any = hosts_of(dask_worker).pop(key, None)
-    if host is not None:  # else it was never opened, or its worker was started again
-        await host.aclose()
-
-
-async def _awaited(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """On the event loop of a client: there a synchronous one is asynchronous, too."""
-    return await fn(*args, **options)

@@ -43,7 +43,6 @@ class Link(StepSource):
 
     Args:
         global_step: follows the host's.
-        kick: has the stream check for a message, in any thread.
         counts: whether runs here count at the host, below its credits. Then calls go together:
             those that are made while others are under way wait for their answers.
         lost: makes the error of what waits when no news will come, of the reason.
@@ -54,7 +53,6 @@ class Link(StepSource):
     def __init__(
         self,
         global_step: GlobalStep,
-        kick: Callable[[], None],
         *,
         counts: bool,
         lost: Callable[[str], Exception],
@@ -67,9 +65,10 @@ class Link(StepSource):
         self.epoch = ""  # the host's name of it; empty before the first news
         self.limit: int | None = None
         self.is_closed = False  # the host makes no further update
+        self.state: SourceState | None = None
         self.num_messages = 0  # ever
         self.look_at = math.inf  # when to look again, in seconds of `now`
-        self._kick = kick
+        self.kick: Callable[[], None]  # has the stream look for a message, in any thread
         self._lost, self._packed, self._when_told = lost, packed, when_told
         self.wants_each_step = False
         """Whether each step concerns this process, also where no task waits for it."""
@@ -101,7 +100,7 @@ class Link(StepSource):
         if self.limit is not None and self.step.limit is None:
             # the last session here has closed; the next one must not run beyond it
             self.step.raise_limit(self.limit)
-        self._kick()
+        self.kick()
 
     # Calls, from any thread
 
@@ -125,7 +124,7 @@ class Link(StepSource):
                 self._unsent.append(call)
         if self._closed_for:
             self._fail(call)
-        self._kick()
+        self.kick()
         return call
 
     async def answer_to(self, call: Call, stop: Stop | None = None) -> Any:
@@ -148,22 +147,11 @@ class Link(StepSource):
 
     def release(self, call: Call) -> None:
         """Wait for its answer no more."""
-        with self._lock:
-            is_known = call.number in self._calls
-        if is_known and not self.grants_credits:
+        if call.number in self._calls and not self.grants_credits:
             self.begin("release", call.number)
 
-    def count_run(self, epoch: str, published: int | None = None) -> Call:
-        """Count a run with a ticket; `step_after` awaits the step after it.
-
-        Args:
-            epoch: the one in which it began.
-            published: the step after it, as the step function says it; None: one more.
-        """
-        return self.begin("count", epoch, *((1,) if published is None else (0, published)))
-
     async def step_after(self, run: Call) -> int:
-        """The step after a run; meanwhile its ticket is no credit that is held here."""
+        """The step after a run that was counted; meanwhile its ticket is no credit held here."""
         epoch = run.args[0]
         with self._lock:
             self._unsettled[epoch] += 1
@@ -179,8 +167,7 @@ class Link(StepSource):
     def hello(self) -> Message:
         """The first message of a connection; credits granted before it are void."""
         self._granted = 0
-        spare = self.step.demand().num_spare
-        if spare:
+        while spare := self.step.demand().num_spare:  # a run may just have taken one of them
             self.step.grant(-spare, epoch=self.step.epoch)
         with self._lock:  # the host knows which of them it has taken
             self._unsent = list(self._calls.values())
@@ -208,21 +195,19 @@ class Link(StepSource):
         if news["epoch"] != self.epoch:
             if self.epoch:
                 step.restart(news["step"])
-            self.epoch, self._granted = news["epoch"], 0
-            self._last = Message()
+            self.epoch, self._granted, self._last = news["epoch"], 0, Message()
         step.publish(news["step"])
-        if limit is not None and limit != self.limit:
+        if limit not in (None, self.limit):
             self.limit = limit
             step.raise_limit(limit)
-        num = news["num_granted"] - self._granted
+        num, last = news["num_granted"] - self._granted, self._last
         if num > 0:
             self._granted += num
             step.grant(num, epoch=step.epoch)
             self._policy.take_note(num, step.demand(), now())
-            held = self._last.num_held + num
-            self._last = self._last._replace(num_wanted=0, num_held=held, num_granted=self._granted)
-        if news["step"] >= self._last.next_step:
-            self._last = self._last._replace(next_step=math.inf)
+            held = last.num_held + num
+            last = last._replace(num_wanted=0, num_held=held, num_granted=self._granted)
+        self._last = last._replace(next_step=math.inf) if news["step"] >= last.next_step else last
         if news["is_closed"] and not self.is_closed:
             self.is_closed = True
             step.set_source_state(SourceState.CLOSED, "its host was closed")
@@ -232,12 +217,17 @@ class Link(StepSource):
                 call = self._calls.pop(number, None)
             if call is not None:
                 call.slot.wake(Outcome(value, error))
+        self.set_state(SourceState.LIVE)
         self._when_told()
 
     def set_state(self, state: SourceState, reason: str = "") -> None:
+        """Say whether news come; once they will not come any more, that stays."""
+        if self.state in (state, SourceState.CLOSED):
+            return
+        self.state = state
         if state is SourceState.CLOSED:
             with self._lock:
-                self._closed_for = self._closed_for or reason or "this process has left"
+                self._closed_for = reason
                 pending, self._calls, self._unsent = self._calls, {}, []
             for each in pending.values():
                 self._fail(each)
@@ -262,6 +252,7 @@ class Link(StepSource):
         with self._lock:
             calls, self._unsent = self._unsent, []
             num_held = demand.num_spare + demand.num_out - self._unsettled[self.epoch]
+        num_held -= demand.num_lost  # they may never end, and would not count
         limit = max((each for each in (demand.limit, self.limit) if each is not None), default=None)
         each_step = self.step.last_known + 1 if self.wants_each_step else math.inf
         return Message(

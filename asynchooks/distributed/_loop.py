@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Self
@@ -17,7 +17,7 @@ class DaskLoop:
     """The event loop of a Dask client or worker, of the caller, or of a thread that `end` ends."""
 
     _thread: WorkThread | None = None
-    _ended: asyncio.Future[None]  # of that thread: what ends it
+    _ended: asyncio.Event  # of that thread: what ends it
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -29,14 +29,11 @@ class DaskLoop:
         if running is not None:
             return cls(running)
         own = cls(asyncio.new_event_loop())
-        ended = own._ended = own._loop.create_future()
-
-        async def serve() -> None:
-            await ended
+        ended = own._ended = asyncio.Event()
 
         def run() -> None:  # at its end it cancels what is left: Dask's own tasks
             with asyncio.Runner(loop_factory=lambda: own._loop) as runner:
-                runner.run(serve())
+                runner.run(ended.wait())
 
         own._thread = WorkThread(current_engine(), "asynchooks-dask")
         own._thread.begin(lambda: Context().run(run))
@@ -46,24 +43,25 @@ class DaskLoop:
     def is_here(self) -> bool:
         return self._loop is running_loop()
 
-    @property
-    def is_running(self) -> bool:
-        return self._loop.is_running()
-
-    async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await it there; a cancellation here cancels it.
+    async def run(self, fn: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        """Await `fn(*args, **options)` there; a cancellation here cancels it.
 
         Raises:
             ConnectionError: the event loop has ended.
         """
         if self.is_here:
-            return await work
+            return await fn(*args, **options)
+
+        async def work() -> Any:  # on the loop of a synchronous client, too, it is asynchronous
+            return await fn(*args, **options)
+
         slot = Slot(current_engine(), "Dask's event loop")
         gone = ConnectionError("the event loop of the Dask client has ended")
+        pending = work()
         try:  # in an empty context: that of the caller names another event loop
-            future = Context().run(asyncio.run_coroutine_threadsafe, work, self._loop)
+            future = Context().run(asyncio.run_coroutine_threadsafe, pending, self._loop)
         except RuntimeError:
-            work.close()
+            pending.close()
             raise gone from None
         future.add_done_callback(slot.wake)
         try:
@@ -84,7 +82,7 @@ class DaskLoop:
         """End the thread, if there is one."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self.soon(lambda: self._ended.set_result(None))
+            self.soon(self._ended.set)
             thread.close()
 
 

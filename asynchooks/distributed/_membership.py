@@ -10,8 +10,7 @@ import asyncio
 import math
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from ._messages import Message
@@ -64,18 +63,12 @@ class Member:
         self.knows_limit = False  # else it has runs under way without credits
         self.held = 0  # credits that it has, or that are on the way to it
         self.granted = 0  # over the present connection, in this epoch
-        self.wanted = 0
 
     def answer(self, call: int, value: Any, error: Exception | None = None) -> None:
         """A call of this process has ended."""
         self.answers[call] = found = call, value, error
         self.unsent.append(found)
         self.wake()
-
-    def has_received(self, calls: Iterable[int]) -> None:
-        """It has the answers to these calls."""
-        for number in calls:
-            self.answers.pop(number, None)
 
     def has_news(self, state: State) -> bool:
         return self.is_due or bool(self.unsent) or state.step >= self.next_step
@@ -127,18 +120,16 @@ class Host(ABC):
         if has_left:
             member = self.left.pop(name)
         elif member is None:
-            own_secs = lease_secs if self.lease_secs is None else self.lease_secs
-            member = self.member_type(name, own_secs)
+            member = self.member_type(name, self.lease_secs or lease_secs)
         elif member.line is not None:
             member.line.hang_up()
         self.members[name], member.line = member, line
-        member.has_received(message.received)
-        member.unsent = list(member.answers.values())
         member.granted = member.held = 0
         member.is_back = message.epoch == self.epoch
         if has_left:
             self._came_back(member)
         self.take(member, line, message)
+        member.unsent = list(member.answers.values())
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_members(), name="asynchooks-watch")
         return member
@@ -152,7 +143,8 @@ class Host(ABC):
         if member.line is not line:
             return False
         member.secs_silent = 0.0
-        member.has_received(message.received)
+        for number in message.received:
+            member.answers.pop(number, None)
         for number, function, args in message.calls:
             if number > member.taken:
                 member.taken = number
@@ -236,11 +228,8 @@ class Host(ABC):
         member.has_said_bye = True
 
     def _call(self, member: Any, number: int, function: str, args: Any) -> None:
-        self._answer(member, number, partial(getattr(self, f"do_{function}"), member, *args))
-
-    def _answer(self, member: Any, number: int, do: Callable[[], Any]) -> None:
         try:
-            member.answer(number, do())
+            member.answer(number, getattr(self, f"do_{function}")(member, *args))
         except Exception as error:  # the caller's
             member.answer(number, None, error)
 

@@ -5,22 +5,24 @@ It calls and waits; the server handles the gradients.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any, Self
 
-import numpy as np
-from distributed.protocol import Serialized, serialize
+from distributed.protocol import serialize, to_serialize
 
 from .._check import instance, number
 from .._engine.base import AsyncOnly, Slot
-from .._engine.current import current_engine
-from .._engine.recording import Kind, begun_span, current_recorder, ended
+from .._engine.recording import current_recorder
+from .._engine.stop import Stop
 from .._errors import StepSourceLostError, StopTraining
 from .._step.global_step import GlobalStep
-from ..protocols import ABANDONED, Membership, Pushed, Snapshot
+from ..protocols import Pushed, Snapshot
+from ..protocols._membership import Membership
 from ..protocols._server import record_push
-from ..protocols._waits import compute_unless
+from ..protocols._waits import ABANDONED, compute_unless
 from ._link import Call, Link
 from ._loop import DaskLoop
 from ._messages import ServerAddress
@@ -28,32 +30,35 @@ from ._stream import Place, Stream
 
 _GIVE_UP_SECS = 30.0
 """How long neither the worker nor the scheduler may answer."""
+_ASK_SECS = 2.0
+"""How long to wait for the scheduler, which may be stopped, each time that it is asked."""
 
 
 class WorkerPlace(Place):
     """A Dask worker that hosts a parameter server."""
 
     counts = False
+    role = "parameter server"
+    error = StepSourceLostError
+    remedy = "is its Dask worker still there?"
 
-    async def why_gone(self, secs: float) -> str:
-        where, why = f"the parameter server at {self.address}", await super().why_gone(secs)
-        if why:
-            return why
+    async def check_lost(self, secs: float) -> None:
+        """Ask the scheduler: a worker that has left never answers again."""
         try:
-            known = await self._owner.scheduler.ncores(workers=[self.address])
+            async with asyncio.timeout(_ASK_SECS):
+                known = await self._owner.scheduler.ncores(workers=[self.address])
         except OSError as error:  # the network may be cut; not for ever
-            what = f"{where} is lost, and so is the scheduler: {error}"
-            return what if secs > _GIVE_UP_SECS else ""
-        return "" if self.address in known else f"{where} is gone: its worker has left"
+            if secs > _GIVE_UP_SECS:
+                raise StepSourceLostError(
+                    f"{self.what} is lost, and so is the scheduler: {error!r}"
+                ) from error
+        else:
+            if self.address not in known:
+                raise StepSourceLostError(f"{self.what} is gone: its worker has left")
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
         why = "was its host closed, or its worker restarted?"
-        return StepSourceLostError(f"the parameter server at {self.address} is gone: {why}")
-
-    def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
-        return StepSourceLostError(
-            f"the parameter server at {self.address} cannot be reached: {reason!r}"
-        )
+        return StepSourceLostError(f"{self.what} is gone: {why}")
 
 
 class RemoteParameterServer(AsyncOnly, Membership):
@@ -104,28 +109,28 @@ class RemoteParameterServer(AsyncOnly, Membership):
         )
         self.global_step = GlobalStep(multi_process=True, published_only=True)
         self._link: Link | None = None
-        self._abandons_stale = False
         self._watchers: dict[Slot, int] = {}  # slot: the version that it works on
         self._num_workers = 0
-        self._steps: dict[int, GlobalStep] = {}  # each as its session sees it
+        self._stops: dict[int, Stop | None] = {}  # of each worker's session
         self._begun: dict[int, Snapshot] = {}  # the result of `begin_step`, until it is pulled
         self._ends: dict[int, Call] = {}  # the waits that `push` has begun
 
     async def __aenter__(self) -> Self:
+        if self._link is not None:
+            raise RuntimeError(f"{self!r} was opened before; make a new one")
         owner = own_worker() if self._client is None else self._client
         loop, place = DaskLoop(owner.loop.asyncio_loop), WorkerPlace(owner, self.address.worker)
-        self._stream = stream = Stream(loop, place, self.address.key)
         link = Link(
             self.global_step,
-            stream.kick,
             counts=False,
             lost=StepSourceLostError,
             packed=_serialized,
             when_told=self._abandon,
         )
-        await stream.open(link, self._open_secs)
-        self._num_workers, self._protocol, self._abandons_stale, *waits = stream.welcome
-        self._waits_before, self._waits_after = waits
+        self._stream = stream = Stream(link, loop, place, self.address.key)
+        await stream.open(self._open_secs)
+        about = stream.welcome
+        self._num_workers, self._protocol, self._abandons_stale, self._waits_after = about
         self._link = link
         return self
 
@@ -149,8 +154,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
     @property
     def version(self) -> int:
         """The number of updates, as far as this process knows."""
-        _ = self._server
-        return self.global_step.last_known
+        return self._server.step.last_known
 
     @property
     def is_over(self) -> bool:
@@ -164,7 +168,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
     def attach(self, worker: int, global_step: GlobalStep) -> None:
         """Let the waits of this worker end with its session, whose view of the step this is."""
         self.check_worker(worker)
-        self._steps[worker] = global_step
+        self._stops[worker] = global_step.stop
 
     async def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
@@ -173,7 +177,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
     async def leave(self, worker: int) -> None:
         """Count a worker as gone for good; as in `ParameterServer`."""
         self._drop_step(worker)
-        self._steps.pop(worker, None)
+        self._stops.pop(worker, None)
         await self._server.call("leave", worker)
 
     begin_session = join
@@ -189,9 +193,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
         server = self._server
         self._drop_step(worker)
         what = f"permission to begin a step, as worker {worker}"
-        with nullcontext() if self._waits_before else _request("begin_step", worker):
-            call = server.begin("begin_step", worker, what=what)
-            self._begun[worker] = await server.answer_to(call, self._stop_of(worker))
+        call = server.begin("begin_step", worker, what=what)
+        self._begun[worker] = await server.answer_to(call, self._stops.get(worker))
 
     async def pull(self, worker: int) -> Snapshot:
         """The present parameters, read-only, and their version.
@@ -202,11 +205,10 @@ class RemoteParameterServer(AsyncOnly, Membership):
             StepSourceLostError: the server cannot be reached.
         """
         self.check_worker(worker)
-        snapshot = self._begun.pop(worker, None)
+        snapshot: Snapshot | None = self._begun.pop(worker, None)
         if snapshot is None or snapshot.version != self.version:
-            with _request("pull", worker):
-                snapshot = await self._server.call("pull")
-        return Snapshot(_mapped(_read_only, snapshot.parameters), snapshot.version)
+            snapshot = await self._server.call("pull")
+        return snapshot
 
     async def push(self, worker: int, gradient: Any, version: int) -> Pushed:
         """Send a gradient that was computed at a version; waits only for the answer.
@@ -222,8 +224,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         call = server.begin("push", worker, gradient, version)
         if self._waits_after:  # one message carries both
             self._ends[worker] = self._begin_end(worker)
-        with _request("push", worker):
-            result: Pushed = await server.answer_to(call)
+        result: Pushed = await server.answer_to(call)
         if (recorder := current_recorder()) is not None:
             record_push(recorder, worker, result, self.version)
         return result
@@ -240,14 +241,14 @@ class RemoteParameterServer(AsyncOnly, Membership):
         if self._waits_after:
             wait = self._ends.pop(worker, None) or self._begin_end(worker)
             with suppress(StopTraining):
-                await server.answer_to(wait, self._stop_of(worker))
+                await server.answer_to(wait, self._stops.get(worker))
 
     def _begin_end(self, worker: int) -> Call:
         what = f"permission to end a step, as worker {worker}"
         return self._server.begin("end_step", worker, what=what)
 
     def watch_update(self, version: int, slot: Slot) -> Callable[[], object]:
-        """Have the slot woken with `ABANDONED` when this process learns that work is useless.
+        """Have the slot woken when this process learns that work on a version is useless.
 
         As in `ParameterServer`; also when the server is lost for good.
         """
@@ -259,11 +260,9 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
     def _abandon(self) -> None:
         """Wake those that work on a version which has become useless."""
-        if self._link is None:
-            return
-        known, is_over, stale = self.version, self.is_over, self._abandons_stale
         for slot, version in list(self._watchers.items()):
-            if is_over or version > known or (version < known and stale):
+            ahead = version - self.version
+            if self.is_over or ahead > 0 or (ahead < 0 and self._abandons_stale):
                 self._watchers.pop(slot, None)
                 slot.wake(ABANDONED)
 
@@ -286,7 +285,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Savers do not await it: save the result, `StateDictSaver(server=state)`, and `restore` into
         that for `load_state_dict`.
         """
-        state: dict[str, Any] = _mapped(np.array, await self._server.call("state_dict"))
+        # of arrays that are not read-only, as the server's own are
+        state: dict[str, Any] = deepcopy(await self._server.call("ask", "state_dict"))
         return state
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -295,11 +295,11 @@ class RemoteParameterServer(AsyncOnly, Membership):
         Raises:
             ValueError, TypeError: as `ParameterServer.load_state_dict`.
         """
-        await self._server.call("load_state_dict", dict(state))
+        await self._server.call("ask", "load_state_dict", dict(state))
 
     async def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""
-        counts: dict[int, int] = await self._server.call("staleness_counts", worker)
+        counts: dict[int, int] = await self._server.call("ask", "staleness_counts", worker)
         return counts
 
     async def statistics(self) -> dict[str, int]:
@@ -310,10 +310,6 @@ class RemoteParameterServer(AsyncOnly, Membership):
         """
         found: dict[str, int] = await self._server.call("statistics")
         return found
-
-    def _stop_of(self, worker: int) -> Any:
-        step = self._steps.get(worker)
-        return None if step is None else step.stop
 
     def _drop_step(self, worker: int) -> None:
         """Drop the results of an earlier step of the worker."""
@@ -329,33 +325,16 @@ class RemoteParameterServer(AsyncOnly, Membership):
         return f"<RemoteParameterServer {where}, version {self.version}>"
 
 
-def _request(function: str, worker: int) -> AbstractContextManager[None]:
-    """The block, from a request to its answer, is recorded if the task is."""
-    return ended(begun_span(current_engine(), Kind.REQUEST, function, worker))
-
-
 def _serialized(args: Any) -> Any:
     """What is sent: made here, as an error in a message would end the connection."""
     try:
-        return Serialized(*serialize(args, on_error="raise"))
+        header, frames = serialize(args, on_error="raise")
     except TypeError as error:
         raise TypeError(
             f"{args!r} cannot be sent to another process ({error}); give arrays and numbers"
         ) from error
-
-
-def _read_only(array: Any) -> Any:
-    array.setflags(write=False)
-    return array
-
-
-def _mapped(fn: Callable[[Any], Any], value: Any) -> Any:
-    """The value with a function of each array in it; arrays that came may be views of a message."""
-    if isinstance(value, Mapping):
-        return {key: _mapped(fn, each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_mapped(fn, each) for each in value]
-    return fn(value) if isinstance(value, np.ndarray) else value
+    # packed twice, so that it is read only where an error there can answer the call
+    return to_serialize((header, [bytearray(each) for each in frames]))
 
 
 def own_worker() -> Any:

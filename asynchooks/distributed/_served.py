@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from distributed.protocol import pickle, to_serialize
+from distributed.protocol import deserialize, pickle, to_serialize
 
 from .._engine.base import EngineTask
 from .._engine.current import current_engine
-from .._errors import StepSourceLostError, StopTraining
+from .._errors import StopTraining
 from .._step.global_step import GlobalStep
 from ..protocols import ParameterServer, Protocol, Pushed, Snapshot
 from ._membership import Host, Member
 
 logger = logging.getLogger("asynchooks")
 
-_OF_SERVER = ("close", "state_dict", "load_state_dict", "staleness_counts")
-"""What a process may call of the server itself."""
 _GONE_SECS = 5.0
 """After these a process has died whose connection has ended: a live one connects again at once."""
 
@@ -31,12 +31,12 @@ class ServedProcess(Member):
 
     def __init__(self, name: str, lease_secs: float) -> None:
         super().__init__(name, lease_secs)
-        self.waits: dict[int, tuple[str, Any]] = {}  # function and arguments, by the call
+        self.waits: dict[int, Callable[[], Awaitable[Any]]] = {}  # by the call
         self.tasks: dict[int, EngineTask] = {}  # of these waits, unless the process has left
 
 
 class ServedParameters(Host):
-    """The host of a parameter server; `host_parameter_server` makes it and closes it.
+    """The host of a parameter server; `host_parameter_server` makes it and has it closed.
 
     When a process has left its workers leave, so that others do not wait for them; when it comes
     back they join again, and its waits go on. It has left when it is silent for longer than the
@@ -59,7 +59,6 @@ class ServedParameters(Host):
         options: dict[str, Any],
     ) -> None:
         super().__init__()
-        self._is_closed = False
         self._owners: dict[int, ServedProcess] = {}  # the last to call for a worker, until it left
         step = GlobalStep(multi_process=True, published_only=True)
         self.server = ParameterServer(
@@ -67,16 +66,9 @@ class ServedParameters(Host):
         )
         self.lease_secs = lease_secs
 
-    async def aclose(self) -> None:
-        """Make no further update, which ends all waits; later calls fail."""
-        self.server.close()
-        self._update()
-        self._is_closed = True
-
     def welcome(self) -> Any:
         server, protocol = self.server, self.server.protocol
-        waits = server.waits_before_step, server.waits_after_step
-        return server.num_workers, repr(protocol), protocol.abandons_stale, *waits
+        return server.num_workers, repr(protocol), protocol.abandons_stale, server.waits_after_step
 
     # What processes call
 
@@ -104,8 +96,17 @@ class ServedParameters(Host):
         self._claim(member, worker)
         await self.server.end_step(worker)
 
+    def do_ask(self, member: ServedProcess, function: str, *args: Any) -> Any:
+        """Call a method of the server itself."""
+        return getattr(self.server, function)(*args)
+
     def do_pull(self, member: ServedProcess) -> Snapshot:
         return self.server.pull(0)
+
+    def do_close(self, member: ServedProcess) -> None:
+        """Make no further update, which ends all waits; forgotten once all have left."""
+        self.server.close()
+        self.is_done = True
 
     def do_push(self, member: ServedProcess, worker: int, gradient: Any, version: int) -> Pushed:
         self._claim(member, worker)
@@ -128,26 +129,28 @@ class ServedParameters(Host):
         }
 
     def _call(self, member: ServedProcess, number: int, function: str, args: Any) -> None:
-        if self._is_closed and function not in ("bye", "release"):
-            error = StepSourceLostError("the parameter server is gone: its host has closed it")
-            member.answer(number, None, error)
-        elif hasattr(self, f"wait_{function}"):
-            member.waits[number] = function, args
+        try:
+            args = deserialize(*args)
+        except Exception as error:
+            text = f"the parameter server cannot read what was sent: {error!r}; "
+            text += "give arrays and numbers, or install there what these objects need"
+            member.answer(number, None, TypeError(text))
+            return
+        if hasattr(self, f"wait_{function}"):
+            member.waits[number] = partial(getattr(self, f"wait_{function}"), member, *args)
             self._start(member, number)
-        elif function in _OF_SERVER:
-            self._answer(member, number, lambda: getattr(self.server, function)(*args))
         else:
             super()._call(member, number, function, args)
         self._update()
 
     def _start(self, member: ServedProcess, number: int) -> None:
-        function, args = member.waits[number]
+        wait = member.waits[number]
 
         async def run() -> None:
             value: Any = None
             error: Exception | None = None
             try:
-                value = await getattr(self, f"wait_{function}")(member, *args)
+                value = await wait()
             except StopTraining as stop:
                 error = StopTraining(*stop.args)  # without its traceback, which holds frames
             except Exception as raised:  # the protocol's own, raised to the worker
@@ -206,10 +209,10 @@ class ServedParameters(Host):
         self.server.check_worker(worker)
         before, self._owners[worker] = self._owners.get(worker, member), member
         if before is not member:
-            if before.name in self.left:  # the worker has left with it, and now joins again
-                self.server.join(worker)
-            else:
+            if before.name in self.members:
                 self._look_at(before)
+            else:  # the worker has left with it, and now joins again
+                self.server.join(worker)
 
     def _update(self) -> None:
         """The state may be new: processes that wait for it have news."""

@@ -102,7 +102,9 @@ class DaskSession(FunctionSession):
         return outputs, step, kept
 
     def _count(self, epoch: str, after: int | Sentinel) -> Call:
-        return self._source.count_run(epoch, None if isinstance(after, Sentinel) else after)
+        """Count a run that began in this epoch: the step is one more, or `after` at least."""
+        how = (1,) if isinstance(after, Sentinel) else (0, after)
+        return self._source.begin("count", epoch, *how)
 
     def _check(self) -> None:
         if self._source.incarnation != self._incarnation:

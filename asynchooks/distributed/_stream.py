@@ -45,20 +45,27 @@ class Place:
 
     counts = True
     """Whether its host counts runs, and holds no parameters."""
+    role = "Dask scheduler"
+    error: type[Exception] = ConnectionError
+    """Where nothing answers in time."""
+    remedy = "start one with `dask scheduler`, or give the address that it prints when it starts"
 
     def __init__(self, owner: Any, address: str) -> None:
         self._owner = owner
         self.address = address
+        self.what = f"the {self.role} at {address}"
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the client was closed, or gave up reconnecting."""
-        is_client = isinstance(self._owner, distributed.Client)
-        return is_client and self._owner.status in ("closed", "closing")
+    def check_client(self) -> None:
+        """Raise ConnectionAbortedError if the client was closed, or gave up reconnecting."""
+        owner = self._owner
+        if isinstance(owner, distributed.Client) and owner.status in ("closed", "closing"):
+            raise ConnectionAbortedError(f"{self.what} is lost: its Dask client is closed")
 
-    async def why_gone(self, secs: float) -> str:
-        """Why it will not answer any more, after so many seconds without it; "" if it may."""
-        return "its Dask client is closed" if self.is_closed else ""
+    async def check_lost(self, secs: float) -> None:
+        """Raise ConnectionError if it will not answer any more, after so many seconds without it.
+
+        It ends soon, also where nothing answers.
+        """
 
     async def connect(self, timeout_secs: float) -> Any:
         owner = self._owner
@@ -81,20 +88,12 @@ class Place:
             ) from None
 
     def refusal(self, welcome: Any, cause: Exception | None) -> Exception:
-        """The error where there is no host."""
+        """The error where a server answers that has no host."""
         return RuntimeError(
-            f"the Dask scheduler at {self.address} has no plugin of asynchooks, and took none: "
+            f"{self.what} has no plugin of asynchooks, and took none: "
             f"{cause!r}, it answered {welcome!r}. Install asynchooks where the scheduler runs; "
             "where it takes no plugins from clients, start it with `dask scheduler --preload "
             "asynchooks.distributed._dask_plugin`"
-        )
-
-    def unreachable(self, timeout_secs: float, reason: BaseException) -> Exception:
-        """The error where nothing answers in time."""
-        return ConnectionError(
-            f"no Dask scheduler answers at {self.address or repr('')} within {timeout_secs:g} s "
-            f"({reason!r}); start one with `dask scheduler`, or give the address that it prints "
-            "when it starts"
         )
 
 
@@ -102,6 +101,7 @@ class Stream:
     """Connects, sends and receives for one link. What makes it opens and closes it, once.
 
     Args:
+        link: what is sent, and what becomes of the news.
         loop: of the connection.
         training: its name at the place.
         heartbeat_secs: of silence after which the host counts as lost; several heartbeats are sent
@@ -111,39 +111,37 @@ class Stream:
 
     def __init__(
         self,
+        link: Link,
         loop: DaskLoop,
         place: Place,
         training: str,
         heartbeat_secs: float = 3.0,
         lease_secs: float = 30.0,
     ) -> None:
-        self._loop = loop
-        self._place, self.address = place, place.address
+        self._link, self._loop, self._place = link, loop, place
+        link.kick = self.kick
         self._training = training
         self._heartbeat_secs = heartbeat_secs
         self._lease_secs = lease_secs
-        self._link: Link
         self._kicked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.comm: Any = None  # the connection, while there is one
         self.welcome: Any = None
         """What the host said of itself."""
         self._num_silent = 0  # heartbeats since the last news
-        self._state: SourceState | None = None
 
     # From any event loop, or any thread
 
-    async def open(self, link: Link, timeout_secs: float) -> None:
+    async def open(self, timeout_secs: float) -> None:
         """Join the training.
 
         Raises:
             ConnectionError: nothing answers in time.
             RuntimeError: there is no host, or one of another version.
         """
-        self._link = link
-        link.step.feed_from(link)
+        self._link.step.feed_from(self._link)
         try:
-            await self._loop.run(self._begin(timeout_secs))
+            await self._loop.run(self._begin, timeout_secs)
         except BaseException as error:  # a cancellation may come just when it has begun
             await self.aclose(repr(error))
             raise
@@ -152,7 +150,7 @@ class Stream:
         """Leave the training, within two seconds; afterwards the link is closed for this reason."""
         try:
             with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
-                await self._loop.run(self._end())
+                await self._loop.run(self._end, reason)
         finally:
             self._link.set_state(SourceState.CLOSED, reason)
             self._loop.end()
@@ -179,21 +177,25 @@ class Stream:
             reason: BaseException = error
             while isinstance(reason.__cause__, Exception):  # of Dask's attempts the last one
                 reason = reason.__cause__
-            raise self._place.unreachable(timeout_secs, reason) from error
+            place = self._place
+            raise place.error(
+                f"no {place.role} answers at {place.address or repr('')} within {timeout_secs:g} s "
+                f"({reason!r}); {place.remedy}"
+            ) from error
         self._task = asyncio.create_task(self._serve_until_end(comm), name="asynchooks-dask")
 
-    async def _end(self) -> None:
+    async def _end(self, reason: str) -> None:
         """Send the last calls, if the host answers, and leave."""
-        task = self._task
+        task, link = self._task, self._link
         if task is None:
             return
-        if self._state is SourceState.LIVE and not task.done():
+        if link.state is SourceState.LIVE and not task.done():
             try:
                 async with asyncio.timeout(_CLOSE_SECS):
-                    await self._link.call("bye")  # answered after all that came before
+                    await link.call("bye")  # answered after all that came before
             except (TimeoutError, StepSourceLostError, StepUnreachableError):
-                logger.warning("%s has not taken all steps", self.address)
-        self._set_state(SourceState.CLOSED)
+                logger.warning("%s has not taken all steps", self._place.what)
+        link.set_state(SourceState.CLOSED, reason)
         task.cancel()
         await asyncio.wait([task])
 
@@ -212,12 +214,22 @@ class Stream:
                     raise
                 except Exception as error:  # of any kind; it may have the plugin anyway
                     cause = error
-            welcome = await self._say_hello(comm)
+            hello = {
+                "op": FOLLOW,
+                "training": self._training,
+                "counts": self._place.counts,
+                "version": __version__,
+                "uid": self._link.uid,
+                "lease_secs": self._lease_secs,
+                "message": tuple(self._link.hello()),
+            }
+            await comm.write(hello)
+            welcome = await comm.read()
             if not isinstance(welcome, dict) or welcome.get("is_gone", "version" not in welcome):
                 raise self._place.refusal(welcome, cause) from cause
             if welcome["version"] != __version__:
                 raise RuntimeError(
-                    f"the Dask server at {self.address} runs asynchooks "
+                    f"{self._place.what} runs asynchooks "
                     f"{welcome['version']}, this process {__version__}; install the same version "
                     "in both places and start it again"
                 )
@@ -231,33 +243,20 @@ class Stream:
             raise
         return comm
 
-    async def _say_hello(self, comm: Any) -> Any:
-        await comm.write(
-            {
-                "op": FOLLOW,
-                "training": self._training,
-                "counts": self._place.counts,
-                "version": __version__,
-                "uid": self._link.uid,
-                "lease_secs": self._lease_secs,
-                "message": self._link.hello().packed(),
-            }
-        )
-        return await comm.read()
-
     async def _serve_until_end(self, comm: Any) -> None:
         """Send and receive over one connection after the other."""
+        link = self._link
         try:
-            while comm is not None:
+            while True:
                 comm = await self._reconnect(await self._serve(comm))
         except asyncio.CancelledError:
             # unless `aclose` did it: a synchronous client ended its event loop
-            self._set_state(SourceState.CLOSED, "its Dask client is closed")
+            link.set_state(SourceState.CLOSED, "its Dask client is closed")
             raise
         except Exception as error:  # the host is gone, or a defect: no task may wait for ever
             if not isinstance(error, ConnectionError):
-                logger.exception("The connection to %s failed", self.address)
-            self._set_state(SourceState.CLOSED, str(error) or repr(error))
+                logger.exception("The connection to %s failed", self._place.what)
+            link.set_state(SourceState.CLOSED, str(error) or repr(error))
 
     async def _serve(self, comm: Any) -> str:
         """Send and receive over a connection; returns why it ended."""
@@ -265,7 +264,6 @@ class Stream:
         reason = ""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_heartbeats())
                 group.create_task(self._send(comm))
                 while True:
                     self._receive(await comm.read())
@@ -276,14 +274,12 @@ class Stream:
         return reason
 
     async def _reconnect(self, reason: str) -> Any:
-        """The next connection; None if there will be none."""
-        pause, lost_at = _FIRST_PAUSE_SECS, now()
+        """The next connection; raises ConnectionError if there will be none."""
+        pause, lost_at, place = _FIRST_PAUSE_SECS, now(), self._place
         while True:
-            why = await self._place.why_gone(now() - lost_at)
-            if why:
-                self._set_state(SourceState.CLOSED, f"{why} ({reason})")
-                return None
-            self._set_state(SourceState.LOST, f"{self.address}: {reason}")
+            place.check_client()
+            self._link.set_state(SourceState.LOST, f"{place.what}: {reason}")
+            await place.check_lost(now() - lost_at)
             try:
                 async with asyncio.timeout(max(self._heartbeat_secs, 1.0)):
                     return await self._join(self._heartbeat_secs)
@@ -295,41 +291,32 @@ class Stream:
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
     async def _send(self, comm: Any) -> None:
+        """Send what is due, and heartbeats; a silent host is noticed by counting these.
+
+        A clock would not do: a process that was stopped itself cannot know how long the host was
+        silent.
+        """
+        link, place = self._link, self._place
+        secs = min(self._heartbeat_secs / _HEARTBEATS, self._lease_secs / (_HEARTBEATS + 1))
+        beat_at = now() + secs
         while True:
             self._kicked.clear()
-            message = self._link.next_message()
+            message = link.next_message()
             if message is not None:
-                await comm.write(message.packed())
-            until = self._link.look_at
+                await comm.write(tuple(message))
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if until == math.inf else max(0.0, until - now())):
+                async with asyncio.timeout(max(0.0, min(link.look_at, beat_at) - now())):
                     await self._kicked.wait()
-
-    async def _send_heartbeats(self) -> None:
-        """Send heartbeats, and detect a silent host by counting them, not by a clock.
-
-        A process that was stopped itself cannot know how long the host was silent.
-        """
-        secs = min(self._heartbeat_secs / _HEARTBEATS, self._lease_secs / (_HEARTBEATS + 1))
-        self._num_silent, most = 0, math.ceil(self._heartbeat_secs / secs)
-        while True:
-            await asyncio.sleep(secs)
-            if self._place.is_closed:
-                raise ConnectionAbortedError("the Dask client is closed")
+            if now() < beat_at:
+                continue
+            place.check_client()
             self._num_silent += 1
-            if self._num_silent > most:
-                reason = f"{self.address} is silent for {self._heartbeat_secs:g} s"
-                self._set_state(SourceState.LOST, reason)
-            self._link.is_heartbeat_due = True
-            self._kicked.set()
+            if self._num_silent * secs > self._heartbeat_secs:
+                reason = f"{place.what} is silent for {self._heartbeat_secs:g} s"
+                link.set_state(SourceState.LOST, reason)
+            link.is_heartbeat_due, beat_at = True, now() + secs
 
     def _receive(self, news: Any) -> None:
         self._num_silent = 0
         self._link.receive(news)
-        self._set_state(SourceState.LIVE)
         self._kicked.set()
-
-    def _set_state(self, state: SourceState, reason: str = "") -> None:
-        if state is not self._state and self._state is not SourceState.CLOSED:
-            self._state = state
-            self._link.set_state(state, reason)

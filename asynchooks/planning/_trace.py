@@ -188,8 +188,8 @@ class Trace:
 
         Args:
             name: of the spans.
-            kind: of the spans; None: the first of WORK, REQUEST, and the others, which has
-                spans of the name.
+            kind: of the spans; None: WORK, else the first of the others that has spans of
+                the name.
         """
         for each in KINDS if kind is None else (kind,):
             if (found := self.spans.get(each, {}).get(name)) is not None:

@@ -382,7 +382,7 @@ class ParameterServer(Membership):
             await self._waits.for_slowest(worker, clocks.values[worker] - staleness)
 
     def watch_update(self, version: int, slot: Slot) -> Callable[[], object]:
-        """Wake the slot with `ABANDONED` when work on a version becomes useless.
+        """Wake the slot when work on a version becomes useless; `compute` waits in one.
 
         That is at the next update, if the protocol abandons stale work; and with any protocol at
         the limit, when the server is closed, and when a restore has undone the version. At once,

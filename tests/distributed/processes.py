@@ -91,6 +91,21 @@ def a_scheduler(*, before: str = "", **variables: str) -> Iterator[Scheduler]:
 
 
 @contextmanager
+def a_worker(scheduler: Scheduler) -> Iterator[subprocess.Popen[bytes]]:
+    """A Dask worker in a process of its own, which its scheduler may not know yet."""
+    command = [
+        sys.executable, "-m", "distributed.cli.dask_worker", scheduler.address,
+        "--host", scheduler.host, "--no-nanny", "--no-dashboard",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def a_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:

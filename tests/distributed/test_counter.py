@@ -402,10 +402,6 @@ async def test_credits_end_with_their_epoch() -> None:
     assert (a.member.granted, counts(host)["num_held"]) == (0, 0)
 
 
-def test_messages_leave_out_what_is_plain() -> None:
-    assert Message(epoch="a", limit=0).packed() == {"epoch": "a", "limit": 0}
-
-
 class Comm:
     """A connection of Dask that says nothing more, until it is cut."""
 
@@ -432,7 +428,7 @@ class Server:
         self.hosts = hosts_of(self)
 
     async def follow(self, comm: Comm, uid: str, *calls: tuple[int, str, Any]) -> None:
-        message = Message(calls=calls).packed()
+        message = tuple(Message(calls=calls))
         about = {"training": "it", "counts": True, "version": __version__, "lease_secs": 1e9}
         await self.handlers[FOLLOW](comm, **about, uid=uid, message=message)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from asynchooks.distributed import DaskCluster, SourceState
 
 from ..support.helpers import in_task
 from .processes import Scheduler, a_scheduler, elsewhere, gathered, own_host
-from .sessions import Join, step, train, train_here, wait_until
+from .sessions import Join, slow_step, step, train, train_here, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
@@ -51,13 +52,33 @@ async def test_two_trainings_by_different_names_do_not_meet(
         assert await other.advance() == 1
 
 
-async def test_a_waiter_goes_on_when_another_process_publishes(join: Join) -> None:
+async def test_a_waiter_goes_on_when_another_process_advances(join: Join) -> None:
     async with join() as waiting, join() as moving:
         async with in_task(waiting.global_step.wait_for, 5) as box:
             await wait_until(moving, "num_waiting", 1)
-            assert await moving.publish(4) == 4
-            assert await moving.publish(5) == 5
+            assert await moving.advance(4) == 4
+            assert await moving.advance() == 5
     assert box.value == 5
+
+
+async def test_no_wait_misses_an_update_that_is_under_way(join: Join) -> None:
+    async with join() as waiting, join() as moving, anyio.create_task_group() as group:
+
+        async def move() -> None:
+            for _ in range(200):
+                await moving.advance()
+
+        group.start_soon(move)
+        for step in range(1, 201):
+            assert await waiting.global_step.wait_for(step) >= step
+
+
+async def test_a_session_on_a_closed_cluster_says_so(join: Join) -> None:
+    async with join() as cluster:
+        creator = cluster.session_creator(step)
+    with pytest.raises(StepUnreachableError, match="its DaskCluster is closed"):
+        async with MonitoredSession([], creator) as session:
+            await session.run("loss")
 
 
 async def test_a_later_cluster_continues_a_training_until_it_is_forgotten(join: Join) -> None:
@@ -89,7 +110,7 @@ async def test_while_a_process_waits_nothing_but_heartbeats_leaves_it(join: Join
             group.start_soon(cluster.global_step.wait_for, 100 + each)
         await anyio.sleep(0.3)
         assert cluster.source.num_messages == before
-        await cluster.publish(200)
+        await cluster.advance(200)
 
 
 async def test_a_cancelled_waiter_leaves_nothing_behind(join: Join) -> None:
@@ -333,7 +354,7 @@ async def test_sessions_that_restore_a_checkpoint_at_the_same_time_begin_one_epo
                 await session.run("loss")
 
     async with join() as cluster:
-        await cluster.publish(3)
+        await cluster.advance(3)
         async with anyio.create_task_group() as group:
             for place in range(4):
                 group.start_soon(one, place)
@@ -376,6 +397,24 @@ async def test_the_stop_is_exact_after_many_restarts(join: Join) -> None:
         assert (found["step"], found["num_held"]) == (100, 0)
         assert found["epoch"].endswith(".30")
         assert there.global_step.value == 100
+
+
+async def test_the_stop_is_exact_although_runs_are_cancelled_at_any_moment(join: Join) -> None:
+    async def one(cluster: DaskCluster, seed: int) -> None:
+        rng = random.Random(seed)
+        hooks = [StopAtStepHook(last_step=80)]
+        async with MonitoredSession(hooks, cluster.session_creator(slow_step)) as session:
+            while not session.should_stop():
+                with anyio.move_on_after(rng.uniform(0.0, 0.006)):
+                    await session.run("loss")
+
+    async with join() as here, join() as there:
+        async with anyio.create_task_group() as group:
+            for seed, cluster in enumerate([here, there, here, there]):
+                group.start_soon(one, cluster, seed)
+        await wait_until(here, "num_held", 0)
+        assert (await here.statistics())["step"] == 80
+        assert here.global_step.value == there.global_step.value == 80
 
 
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
@@ -565,7 +604,7 @@ async def test_steps_are_integers_from_zero_on(
 ) -> None:
     async with join() as cluster:
         with pytest.raises(error, match=f"step is {step}; give an integer >= 0"):
-            await cluster.publish(step)
+            await cluster.restart(step)
 
 
 @ONE_BACKEND

@@ -20,12 +20,14 @@ from asynchooks import (
     MonitoredSession,
     StateDictSaver,
     StepSourceLostError,
+    StepUnreachableError,
     StopAtStepHook,
 )
-from asynchooks.distributed import DaskCluster, SourceState
+from asynchooks.distributed import DaskCluster, SourceState, host_parameter_server
+from asynchooks.protocols import Synchronous
 
 from ..support.threads import threads_left
-from .processes import Scheduler, a_scheduler
+from .processes import Scheduler, a_scheduler, a_worker
 from .proxy import a_proxy
 from .sessions import Join, cut, step, train_here, until_state, wait_until
 
@@ -64,7 +66,7 @@ async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_a
             await wait_until(cluster, "num_waiting", 1)
             own_scheduler.send(signal.SIGSTOP)
             await until_state(cluster, SourceState.LOST)
-            group.start_soon(cluster.publish, 1)
+            group.start_soon(cluster.advance)
             own_scheduler.send(signal.SIGCONT)
             await until_state(cluster, SourceState.LIVE)
     assert reached == [StepSourceLostError, 1]
@@ -130,6 +132,21 @@ async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the
         assert cluster.global_step.value == 20
         async with DaskCluster(own_scheduler.address, training) as other:
             assert other.global_step.value == 20
+
+
+async def test_a_process_that_joins_while_the_scheduler_is_started_again_waits_for_it(
+    own_scheduler: Scheduler, training: str
+) -> None:
+    own_scheduler.kill()
+    async with anyio.create_task_group() as group:
+
+        async def join() -> None:
+            async with DaskCluster(own_scheduler.address, training, timeout_secs=30) as cluster:
+                assert await cluster.advance() == 1
+
+        group.start_soon(join)
+        await anyio.sleep(0.3)
+        await anyio.to_thread.run_sync(own_scheduler.start)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -240,3 +257,49 @@ async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind
     assert not [each for each in caplog.messages if "it is pending" in each]
     async with DaskCluster(own_scheduler.address, training) as cluster:
         await wait_until(cluster, "num_processes", 1)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+async def test_waits_end_when_a_parameter_server_and_its_scheduler_are_lost_together(
+    is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # it waits for half a minute otherwise
+    monkeypatch.setattr("asynchooks.distributed._remote._GIVE_UP_SECS", 1.0)
+    lost_first: list[bool] = []
+    with a_scheduler() as scheduler, a_worker(scheduler) as worker:
+        async with Client(
+            scheduler.address, asynchronous=True, set_as_default=False, timeout=3
+        ) as client:
+            await client.wait_for_workers(1)
+            with pytest.raises(StepSourceLostError, match="parameter server at .* is lost"):
+                async with host_parameter_server(
+                    client, np.ones(2), Synchronous(), num_workers=2, lease_secs=2.0
+                ) as server:
+
+                    async def wait() -> None:
+                        with pytest.raises(StepUnreachableError, match="can no longer come"):
+                            await server.global_step.wait_for(5)
+
+                    async def wait_unless_lost() -> None:
+                        with pytest.raises(StepSourceLostError, match="no news"):
+                            await server.global_step.wait_for(5, fails_on_loss=True)
+                        lost_first.append(True)
+
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(wait)
+                        group.start_soon(wait_unless_lost)
+                        await server.begin_step(0)
+                        await server.push(0, np.ones(2), 0)
+                        worker.kill()
+                        if is_killed:
+                            scheduler.kill()
+                        else:
+                            scheduler.send(signal.SIGSTOP)
+                        try:
+                            await server.end_step(0)
+                        except StepSourceLostError as error:
+                            ended = error
+                    raise ended
+            scheduler.send(signal.SIGCONT)
+    assert lost_first

@@ -24,7 +24,8 @@ def a_source(*, limit: int | None = 10, num_granted: int = 0) -> Link:
     def lost(reason: str) -> Exception:
         return StepUnreachableError(f"no more news: {reason}")
 
-    source = Link(step, lambda: None, counts=True, lost=lost)
+    source = Link(step, counts=True, lost=lost)
+    source.kick = lambda: None
     step.feed_from(source)
     step.gate.open()
     news(source, limit=limit, num_granted=num_granted)
@@ -43,7 +44,7 @@ def sent_by(source: Link) -> Message:
 
 
 async def counted(source: Link) -> int:
-    return await source.step_after(source.count_run(source.epoch))
+    return await source.step_after(source.begin("count", source.epoch, 1))
 
 
 async def settled(source: Link, ticket: Any) -> None:
@@ -143,6 +144,42 @@ async def test_the_limit_holds_for_the_next_session_when_the_last_one_has_closed
     for worker in list(source.step.gate.workers):
         source.step.gate.close(worker)
     assert source.step.limit == 9
+
+
+async def test_the_limit_holds_for_the_next_session_when_the_last_one_was_thrown_away() -> None:
+    source = a_source(limit=9)
+    gate = source.step.gate
+    for worker in list(gate.workers):
+        gate.drop(worker)  # as the garbage collector does, which may call nothing else
+    gate.open()
+    assert gate.take_ticket_nowait() is None
+
+
+async def test_an_abandoned_run_of_an_earlier_epoch_is_held_no_more() -> None:
+    source = a_source(num_granted=1)
+    ticket = source.step.gate.take_ticket_nowait()
+    assert ticket is not None
+    source.step.gate.abandon(ticket)
+    assert sent_by(source).num_held == 1
+    news(source, epoch="a.1")  # where its end would not count
+    assert sent_by(source).num_held == 0
+
+
+async def test_a_run_that_begins_during_a_reconnection_leaves_no_void_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = a_source(num_granted=2)
+    read, tickets = source.step.demand, list[Any]()
+
+    def demand() -> Any:
+        found = read()
+        if not tickets:  # in another thread, just now
+            tickets.append(source.step.gate.take_ticket_nowait())
+        return found
+
+    monkeypatch.setattr(source.step, "demand", demand)
+    assert source.hello().num_held == 1
+    assert source.step.gate.take_ticket_nowait() is None
 
 
 async def test_a_call_fails_when_there_will_be_no_answer() -> None:

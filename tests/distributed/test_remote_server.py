@@ -274,6 +274,8 @@ async def test_wrong_uses_are_refused(client: Any) -> None:
             with pytest.raises(ValueError, match="no client is given, and this is no task"):
                 async with RemoteParameterServer(server.address):
                     pass
+            with pytest.raises(RuntimeError, match=r"was opened before; make a new one"):
+                await server.__aenter__()
             address = server.address
         closed = RemoteParameterServer(address, own)
         with pytest.raises(RuntimeError, match="the server is not open; write: async with"):
@@ -294,10 +296,19 @@ def fail(parameters: Any, gradient: Any, rate: float) -> Any:
     raise OddError(1, 2)
 
 
+class Unreadable:
+    """One that is pickled, and cannot be unpickled: what it needs is not installed there."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("import nothing_of_this_name",)
+
+
 async def test_what_cannot_be_sent_is_an_error_of_that_call_alone(client: Any) -> None:
     async with hosted(client, Asynchronous(), 1) as server:
         with pytest.raises(TypeError, match=r"lock.* cannot be sent .*; give arrays and numbers"):
             await server.push(0, threading.Lock(), 0)
+        with pytest.raises(TypeError, match=r"cannot read what was sent: .*nothing_of_this_name"):
+            await server.push(0, Unreadable(), 0)
         await server.push(0, np.ones(2), 0)
         assert server.version == 1
     async with hosted(client, Asynchronous(), 1, update=fail) as server:

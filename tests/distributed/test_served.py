@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from distributed.protocol import serialize
 
-from asynchooks import StepSourceLostError, StopTraining
+from asynchooks import StopTraining
 from asynchooks.distributed._membership import Line
 from asynchooks.distributed._messages import Message
 from asynchooks.distributed._served import ServedParameters
@@ -52,7 +53,7 @@ class Process:
         numbered = []
         for function, *args in calls:
             self.num_calls += 1
-            numbered.append((self.num_calls, function, args))
+            numbered.append((self.num_calls, function, serialize(tuple(args))))
         message = Message(calls=numbered, received=self.received)
         self.server.take(self.member, self.line, message._replace(**changes))
         return self.num_calls
@@ -153,6 +154,19 @@ async def test_workers_of_a_silent_process_leave_and_its_waits_go_on_when_it_is_
         assert waiting in await one.answers()
 
 
+async def test_a_worker_joins_again_although_its_last_process_is_forgotten() -> None:
+    async with a_server(lease_secs=8.0) as server:
+        one, other = Process(server, "a"), Process(server, "b")
+        one.send(("join", 0))
+        for _ in range(9):
+            other.send()
+            server.tick(1.0)
+        for number in range(1000):
+            Process(server, str(number)).end()
+        await other.ask("join", 0)
+        assert (await other.ask("statistics"))["workers_present"] == 2
+
+
 async def test_a_silent_process_whose_workers_others_have_claimed_may_come_back() -> None:
     async with a_server(lease_secs=8.0) as server:
         one, other = Process(server, "a"), Process(server, "b")
@@ -192,12 +206,14 @@ async def test_an_update_that_fails_when_a_process_is_gone_does_not_end_the_watc
         assert (await other.ask("statistics"))["workers_present"] == 1
 
 
-async def test_a_closed_server_ends_waits_and_refuses_calls() -> None:
+async def test_a_closed_server_ends_waits_and_is_forgotten_once_all_have_left() -> None:
     async with a_server() as server:
-        one = Process(server, "a")
+        one, other = Process(server, "a"), Process(server, "b")
         waiting = one.send(push(0), ("end_step", 0), ("begin_step", 0))
-        await settle()
-        await server.aclose()
+        await other.ask("close")
         assert isinstance((await one.answers())[waiting], StopTraining)
-        with pytest.raises(StepSourceLostError, match="is gone: its host has closed it"):
-            await one.ask("pull")
+        assert (await one.ask(*push(0))).is_discarded
+        one.send(("bye",))
+        assert not server.is_forgotten
+        other.send(("bye",))
+        assert server.is_forgotten

@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
-from typing import Protocol as TypingProtocol
 
 import numpy as np
 
@@ -50,22 +49,6 @@ from ._network import LinkCuts, Message, Network, Queue, arrival, delay_of_each
 _CHANGED = Sentinel("CHANGED")
 """What a worker is woken with when its speed has changed."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-class SimulationView(TypingProtocol):
-    """What a cluster and the programs of its workers use of their `Simulation`."""
-
-    @property
-    def now(self) -> float: ...
-
-    @property
-    def kernel(self) -> Kernel: ...
-
-    def sleep(self, secs: float) -> Awaitable[None]: ...
-
-    def run(
-        self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
-    ) -> Any: ...
 
 
 class Worker:
@@ -439,7 +422,7 @@ class Cluster:
 
     def __init__(
         self,
-        simulation: SimulationView,
+        simulation: Any,  # a Simulation: its file imports this one
         num_workers: int,
         *,
         parameters: Any = None,
@@ -517,7 +500,8 @@ class Cluster:
     @property
     def kernel(self) -> Kernel:
         """The engine of the simulation, while it runs."""
-        return self.simulation.kernel
+        kernel: Kernel = self.simulation.kernel
+        return kernel
 
     @property
     def global_step(self) -> GlobalStep:
@@ -528,9 +512,9 @@ class Cluster:
         """Virtual seconds; it stands still once training has ended."""
         if self.ended_at is not None:
             return self.ended_at
-        if self._kernel is None:
-            return self.simulation.now
-        return self._kernel.entry[0]  # read several times in each step
+        # read several times in each step, so without a call
+        moment: float = self.simulation.now if self._kernel is None else self._kernel.entry[0]
+        return moment
 
     def run(
         self,

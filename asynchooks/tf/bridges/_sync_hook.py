@@ -113,7 +113,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._their_coord = coord
         self._coord = GraphCoordinator(clean_stop_exception_types=())
         self._coord.on_stop = self._coord_stopped
-        self._coord.tasks.in_context = lambda coroutine, _: Driven(coroutine, self._graph)
+        self._coord.tasks.in_context = lambda coroutine: Driven(coroutine, self._graph)
         self._call("after_create_session", session, self._coord)
 
     def before_run(self, run_context: Any) -> Any:

@@ -268,7 +268,7 @@ class GraphHandle(SessionHandle):
         is_late = threading.Event()
         try:
             if is_async(make):
-                session = await self.in_session_context(make(), lambda: "create_session")
+                session = await self.in_session_context(make())
                 make = lambda: session  # noqa: E731
             created: tuple[RawSession, int] = await run_blocking(
                 engine,
@@ -337,9 +337,7 @@ class GraphHandle(SessionHandle):
         if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
             self.graph._unsafe_unfinalize()
 
-    def in_session_context(
-        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
-    ) -> Awaitable[Any]:
+    def in_session_context(self, coroutine: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
         return Driven(coroutine, self.graph)
 
     def call(self, fn: Callable[[], Any]) -> Any:
