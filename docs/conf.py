@@ -31,7 +31,8 @@ nitpick_ignore_regex = [
     (r"py:(class|obj)", r"(asynchooks\..*\.)?(T|R|F|Key|Made|Batched)"),
     (r"py:class", r"Run|Meter|Floats|np\.int64"),
     # what signatures of plans, of simulations and of the global step name, and no page describes
-    (r"py:class", r"asynchooks\..*\.(Kind|Beyond|Evidence|Gate|EngineTask|Interval|Recording)"),
+    (r"py:class", r"asynchooks\..*\.(Kind|Beyond|Evidence|Gate|EngineTask)"),
+    (r"py:class", r"asynchooks\..*\.(Interval|Membership|Recording)"),
 ]
 
 # Markdown: headings down to the third level can be linked to
