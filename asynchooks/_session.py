@@ -1030,7 +1030,7 @@ class _Steps:
 
     def _settle_failed(self, raw: RawSession, ticket: Ticket, error: BaseException) -> None:
         after: tuple[Any, ...] = ()
-        if is_preemption(error):  # it still holds its ticket: nobody saves the model meanwhile
+        if is_preemption(error):  # it still holds its ticket, so the model is not saved meanwhile
             raw.is_lost = True
         try:
             after = raw.step_after(error)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ ROOT = Path(__file__).parent.parent
 NUM_WORKERS, LAST_STEP, K = 8, 4000, 200
 
 
-def run_example(name: str, *args: str) -> str:
+def run_example(name: str, *args: str, launcher: Sequence[str] = ()) -> str:
     """What the example prints; its log goes to stderr."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *args],
+        [sys.executable, *launcher, str(ROOT / "examples" / name), *args],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -344,17 +345,9 @@ def test_ranks_train_validate_and_resume_together(tmp_path: Path, options: list[
     pytest.importorskip("sklearn")
 
     def run_ranks(num_epochs: int) -> str:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        example = [str(ROOT / "examples" / "torch_ddp.py"), str(tmp_path / "ddp")]
-        done = subprocess.run(
-            [*launcher, "--nproc_per_node=2", *example, *options, "--epochs", str(num_epochs)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        args = [str(tmp_path / "ddp"), *options, "--epochs", str(num_epochs)]
+        return run_example("torch_ddp.py", *args, launcher=launcher)
 
     # 719 rows a rank, in batches of 32
     assert run_ranks(3).startswith("2 ranks, steps 0 to 66, test accuracy ")

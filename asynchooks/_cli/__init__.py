@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def message_of(error: Exception) -> str:
-    """What the error says; without the number of an OSError, which helps nobody."""
+    """What the error says; without the number of an OSError, which helps no reader."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     return f"{error.filename or 'the output'!r}: {error.strerror}"

@@ -191,7 +191,7 @@ class CallLock:
     def __init__(self, what: str) -> None:
         self.what = what
         self._busy = threading.Lock()  # locked while a call is under way, in whichever thread
-        self.mutex = threading.Lock()  # guards what follows; nobody is woken under it
+        self.mutex = threading.Lock()  # guards what follows; no task is woken under it
         self.thread = 0  # that makes the call under way, once it has begun
         self.queue: deque[Hold] = deque()
         self.holder: Hold | None = None  # of the call under way, unless `take_here` began it

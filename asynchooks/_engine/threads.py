@@ -230,7 +230,7 @@ class LastingJob(Job):
         ending = self.slot
         if not ending.is_woken:
             ending.waiting = slot = Slot(ending.engine, ending.what)
-            if not ending.is_woken:  # by the thread, just now, which saw nobody wait
+            if not ending.is_woken:  # by the thread, just now, which saw no task wait
                 await ending.engine.park(slot, until)
         if ending.is_woken:
             ending.value.unwrap()

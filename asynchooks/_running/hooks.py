@@ -135,7 +135,7 @@ class HookList(SessionHooks):
     """
 
     stop: SessionStop
-    call_plain: CallPlain  # whoever calls the hooks sets it
+    call_plain: CallPlain  # set by what calls the hooks
 
     def __init__(self, hooks: Iterable[AnyHook] | None) -> None:
         super().__init__(checked(hooks), SessionStop())

@@ -2,7 +2,7 @@
 
 One lock guards everything that the workers of a model share: the value, the limit, the tickets of
 runs under way, the queue of those that ask for one, and the heap of those that wait for a step.
-Nothing is called and nobody is woken under it: each change computes its news, which are delivered
+Nothing is called and no task is woken under it: each change computes its news, which are delivered
 after the lock is released. No lock but that of a stop is taken while it is held.
 """
 
@@ -202,7 +202,7 @@ class Gate:
     # --- runs -------------------------------------------------------------------------------------
 
     def _answer(self, is_exclusive: bool) -> bool | Exception:
-        """Whether whoever is first in the queue goes on; or why it never will."""
+        """Whether the first one in the queue goes on; or why it never will."""
         limit, remote = self.limit, self.remote
         if is_exclusive:
             return self._hangs and self.exclusive is None

@@ -1,4 +1,4 @@
-"""Callee: what step functions call, found by its identity, whoever made the creators.
+"""Callee: what step functions call, found by its identity, whatever creators were made.
 
 Nothing here calls it, or compares it or asks for its hash: it may define both, or neither.
 """

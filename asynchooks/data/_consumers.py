@@ -222,7 +222,7 @@ class Consumers:
         self._reader = reader
 
     async def _rewind(self) -> None:
-        """Close the pipeline, whoever has opened it, and open it at the state for all of them."""
+        """Close the pipeline, of any opener, and open it at the state for all consumers."""
         stage, reader = self.stage, self._reader
         num_others = stage._num_users - (reader is not None)
         self._reader = self._ended_in = None

@@ -28,7 +28,7 @@ class Position:
         self.last_mark = mark  # of the last item that the source has given
         self.in_hand: set[int] = set()
         """Places of items that loops kept when the input went back: the source gives them once
-        more, and nobody is to get them."""
+        more, and no consumer is to get them."""
         self.counts = Counter[str]()
         """Of items that were finished without being used, by the reason."""
         self._mark = mark  # at the frontier
@@ -42,7 +42,7 @@ class Position:
         return self._frontier + len(self._marks)
 
     def add(self, mark: Any) -> int | None:
-        """The place of an item that the source has given; None if nobody is to get it."""
+        """The place of an item that the source has given; None if no consumer is to get it."""
         place = self.end
         self._marks.append(mark)
         self.last_mark = mark
@@ -55,7 +55,7 @@ class Position:
         return None
 
     def add_finished(self, mark: Any) -> bool:
-        """Count an item that is used at once; False if nobody is to get it."""
+        """Count an item that is used at once; False if no consumer is to get it."""
         if self._marks or self._finished or self.in_hand:
             place = self.add(mark)
             if place is None:

@@ -74,7 +74,7 @@ class Taken:
     item: Any
     mark: Mark = None
     places: Sequence[int] = ()
-    """Of the items of the input that it is made of; known when somebody takes it."""
+    """Of the items of the input that it is made of; known when a consumer takes it."""
     position: Position | None = None
     """In which these places are counted: another one, when the input has gone back."""
 
@@ -180,7 +180,7 @@ class Buffered(Stage[Any]):
         task.is_at_rest = False
 
     def _wait_for_others(self) -> None:
-        """Nothing is read: it waits for its calls if somebody waits for it, else to be read."""
+        """Nothing is read: it waits for its calls if a consumer waits for it, else to be read."""
         self._wait_for(CALLS if self._takers else CONSUMER)
 
     def _make_room(self) -> None:
@@ -224,7 +224,7 @@ class Buffered(Stage[Any]):
         return self.END
 
     def _places_of(self, taken: Taken) -> Sequence[int]:
-        """The places of an item that nobody has had yet; none if nobody is to get it."""
+        """The places of an item that no consumer has had yet; none if none is to get it."""
         place = self._counting.add(taken.mark)
         return () if place is None else (place,)
 

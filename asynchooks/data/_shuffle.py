@@ -56,7 +56,7 @@ class _Drawn:
     """An item that has left, and what the buffer was like then: found by undoing the later draws.
 
     So a mark costs no copy of the buffer. The draws hang behind each other, so that those live
-    behind which somebody may still go back, and no others.
+    behind which a consumer may still go back, and no others.
     """
 
     buffer: list[_Entry]  # as it is now; each pass has one of its own

@@ -89,7 +89,7 @@ def _of_epoch(source: Callable[..., Source[T]]) -> Callable[[int], Source[T]]:
 
 
 class FunctionSource(Stage[Any]):
-    """Stands for what a function returns, which is made anew for each pass."""
+    """Stands for what a function returns, which is made again for each pass."""
 
     kind = "function"
 

@@ -2,8 +2,8 @@
 
 Items travel with marks. The mark of an item says how to go on behind it: it is a tuple of the stage
 that gave the item, what that stage has to know, and the mark of the last item below that went into
-it. The JSON of a position is made of a mark when somebody saves, and only then. What was loaded is
-a mark, too. A stage keeps no list of former states: a mark that nobody holds is gone.
+it. The JSON of a position is made of a mark at a save, and only then. What was loaded is
+a mark, too. A stage keeps no list of former states: a mark that nothing holds is gone.
 
 A pass is set, not copied: `_begin` sets a stage and all below to a state, or to the beginning of a
 pass. Loading, `repeat` and going back to a checkpoint are the same.
@@ -406,7 +406,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         await self._close()
 
     async def _close(self) -> None:
-        """Close it, whoever has opened it."""
+        """Close it, whichever consumer has opened it."""
         if self._phase is Phase.CLOSED:
             return
         was_open, self._phase, self._num_users = self._phase is Phase.OPEN, Phase.CLOSED, 0

@@ -27,7 +27,7 @@ class CsvSink(LinesSink):
     have written later steps, which are removed. A new training (step 0) moves a file that is there
     already aside, as metrics-1.csv beside metrics.csv. What was flushed outlives a power cut.
 
-    Unlike JsonLinesSink, it writes the whole file anew when a metric is added to it.
+    Unlike JsonLinesSink, it writes the whole file again when a metric is added to it.
 
     Args:
         path: of the file; missing directories are made. One sink of one process writes to it.

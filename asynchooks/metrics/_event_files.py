@@ -208,7 +208,7 @@ class EventFile:
             with self._changed:
                 self._failure = failure or self._failure
                 self._num_bytes -= sum(map(len, batch))
-                # nobody waits for a thread that ends
+                # no task waits for a thread that ends
                 self._num_flushed = sys.maxsize if is_last else num_asked
                 self._changed.notify_all()
         if self._file is not None:
@@ -326,7 +326,7 @@ class Events:
         self.writer: Any = None
         """TensorFlow's writer, or an `EventFile`; None where it is not open."""
         self.has_begun = False
-        """`begin` was called, so that nobody else is to write a start there."""
+        """`begin` was called, so that no other writer is to write a start there."""
         self.is_dropped = False
         """Its session was dropped: it writes no more, and others close its file.
 
@@ -356,7 +356,7 @@ class Events:
             return
         if not in_graph_as:
             check(self.directory)
-        with suppress(*errors_of_writing()):  # of files of others, whom nobody can tell any more
+        with suppress(*errors_of_writing()):  # of files of others, who can no longer be told
             EVENT_FILES.close_unused()
         writer = tensorflows_writer(in_graph_as) if in_graph_as else None
         with EVENT_FILES.lock:
@@ -378,7 +378,7 @@ class Events:
                 since then is done as well, though they may have left.
         """
         path, hidden_at = _canonical(self.directory), EVENT_FILES.hidden_at
-        with EVENT_FILES.lock:  # nobody writes an event between the question and the answer
+        with EVENT_FILES.lock:  # no event is written between the question and the answer
             is_first = not self._shared.has_begun
             self.has_begun = True
             if is_first and hidden_at.get(path, -math.inf) < since:
@@ -388,7 +388,7 @@ class Events:
 
     @property
     def others_have_begun(self) -> bool:
-        """Whether nobody else needs to, and must, write the start of a session there."""
+        """Whether no other writer needs to, and must, write the start of a session there."""
         with EVENT_FILES.lock:
             return self._shared.has_begun
 

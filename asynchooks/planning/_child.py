@@ -99,7 +99,7 @@ def in_child(work: Callable[[], T], watch: Watch) -> T:
     finally:
         with _lock:
             _children.discard(pid)
-        with suppress(ChildProcessError, ProcessLookupError):  # somebody waits for all children
+        with suppress(ChildProcessError, ProcessLookupError):  # another thread has waited for it
             os.kill(pid, signal.SIGKILL)
             status = os.waitpid(pid, 0)[1]
         ours.close()

@@ -224,7 +224,7 @@ class Service:
 
         The slowdown is drawn from its posterior, samples are drawn again (in blocks, where they
         depend on those before them; of each worker its own, where workers differ), and the law of
-        sizes is fitted anew.
+        sizes is fitted again.
         """
         evidence, law = self.evidence, self.size_law
         dependence, slowdown, samples = self.dependence, self.slowdown, self.samples

@@ -139,7 +139,7 @@ class StepTable:
         """Write a task's row and ask for credits.
 
         The request is (index, owner so far, owner, steps held, threshold, runs wanted, steps of one
-        run, limit); an owner of `ANY` so far takes the row from whoever has it, and a new owner of
+        run, limit); an owner of `ANY` so far takes the row from any owner, and a new owner of
         0 frees it. Returns int64, shape (tasks + 2, 3): step, epoch and the number of runs granted,
         then the table. Where the row has another owner, nothing changes, and `REFUSED` is granted.
         """
