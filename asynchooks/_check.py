@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import Callable, Coroutine
 from difflib import get_close_matches
-from functools import wraps
+from functools import partial, wraps
 from inspect import CORO_CREATED, getcoroutinestate, iscoroutine, signature
 from numbers import Real
 from typing import Any, TypeVar, cast
@@ -25,6 +25,7 @@ _SAME = (
     ("every_n_steps", "every_n_iter", "every_steps", "save_steps", "log_every_n_steps"),
     ("every_n_secs", "every_secs", "save_secs"),
     ("last_step", "max_steps"),
+    ("secs", "seconds", "minutes", "hours", "timeout", "max_secs"),
     ("num_epochs", "epochs", "max_epochs", "n_epochs"),
     ("metric", "monitor"),
     ("restore_best", "restore_best_weights"),
@@ -201,9 +202,31 @@ def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], expecte
 
 
 def function(
-    name: str, value: T, expected: str = "a function", *, num_args: int | None = None
+    name: str,
+    value: T,
+    expected: str = "a function",
+    *,
+    num_args: int | None = None,
+    arguments: bool = False,
 ) -> T:
-    """The value, which can be called; with so many arguments by position, if that is known."""
+    """The value, which can be called; a coroutine, a call of an async function, is refused.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given; a coroutine that has not begun is closed.
+        expected: what the error says to give.
+        num_args: with how many arguments by position it is called, if that is known.
+        arguments: whether the function's arguments are given behind it.
+    """
+    if isinstance(value, Coroutine) and not callable(value):
+        called = getattr(value, "__qualname__", name)
+        if iscoroutine(value) and getcoroutinestate(value) == CORO_CREATED:
+            value.close()  # else Python warns that it was never awaited
+        then, more = (", then its arguments", ", ...") if arguments else ("", "")
+        raise TypeError(
+            f"{name} is the coroutine {called}(...), which has been called already; give the "
+            f"function{then}: {called}{more} in place of {called}(...)"
+        )
     if not callable(value):
         raise TypeError(f"{name} is {shown(value)}; give {expected}")
     if num_args is not None and (takes := misfit(value, num_args)):
@@ -227,27 +250,6 @@ def misfit(value: Callable[..., object], num_args: int) -> str:
     return ""
 
 
-def async_function(name: str, value: T, expected: str, *, arguments: bool = False) -> T:
-    """The value, which can be called; a coroutine, a call of an async function, is refused.
-
-    Args:
-        name: of the argument, for the error.
-        value: what was given; a coroutine that has not begun is closed.
-        expected: what the error says to give.
-        arguments: whether the function's arguments are given behind it.
-    """
-    if isinstance(value, Coroutine) and not callable(value):
-        called = getattr(value, "__qualname__", name)
-        if iscoroutine(value) and getcoroutinestate(value) == CORO_CREATED:
-            value.close()  # else Python warns that it was never awaited
-        then, more = (", then its arguments", ", ...") if arguments else ("", "")
-        raise TypeError(
-            f"{name} is the coroutine {called}(...), which has been called already; give the "
-            f"function{then}: {called}{more} in place of {called}(...)"
-        )
-    return function(name, value, expected)
-
-
 def names_options(made: F) -> F:
     """Have a hook, or a function, answer an option that it does not have with the one it has."""
     cls: Any = made if isinstance(made, type) else None
@@ -268,3 +270,25 @@ def names_options(made: F) -> F:
         return cast(F, checked)
     cls.__init__ = checked
     return made
+
+
+def always_called(method: F) -> F:
+    """Have a method say that it is to be called where it is taken for a truth value.
+
+    `while not session.should_stop:` would be false at once, and train nothing.
+    """
+    return cast(F, _AlwaysCalled(method))
+
+
+class _AlwaysCalled:
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self._method if instance is None else _Bound(self._method, instance)
+
+
+class _Bound(partial[Any]):
+    def __bool__(self) -> bool:
+        name = self.func.__name__
+        raise TypeError(f"{name} is a method, which is always true; call it: {name}()")

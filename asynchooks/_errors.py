@@ -329,7 +329,8 @@ def shown(value: object) -> str:
     """A value in a repr or a message, in one line: a function by its name, what is long is cut."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
-    lines = str(getattr(value, "__qualname__", None) or repr(value)).splitlines()
+    name = getattr(value, "__qualname__", None) if callable(value) else None
+    lines = str(name or repr(value)).splitlines()
     text = " ".join(line.strip() for line in lines)
     return text if len(text) <= 200 else text[:197] + "..."
 

@@ -34,7 +34,7 @@ from functools import wraps
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat, TypeVar, cast
 
-from ._check import instance
+from ._check import always_called, instance
 from ._engine.base import STOPPED, AsyncOnly, Engine, Slot
 from ._engine.current import current_engine
 from ._engine.stacks import holds_loop
@@ -576,6 +576,7 @@ class MonitoredSession(AsyncOnly):
 
     # --- stopping, and work beside the runs -------------------------------------------------------
 
+    @always_called
     def should_stop(self) -> bool:
         """Whether the training loop should end; never raises, never does work."""
         stop, state = self._stop, self._state

@@ -14,8 +14,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 x, y = (torch.tensor(each) for each in load_digits(return_X_y=True))
 rows = torch.randperm(len(x), generator=torch.manual_seed(0)).split([1200, 297, 300])
 train, valid, test = (TensorDataset(x[each].float() / 16, y[each]) for each in rows)
-loader = DataLoader(train, 30, shuffle=True, generator=torch.Generator())
-steps_per_epoch = len(loader) // NUM_PARTS
+steps_per_epoch = len(train) // (30 * NUM_PARTS)
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10)).to(device)
 average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98)).eval()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -26,33 +25,34 @@ scaler = torch.amp.GradScaler(device, enabled=device == "cuda")  # bfloat16 need
 def step(parts):
     optimizer.zero_grad()
     with torch.autocast(device, torch.float16 if device == "cuda" else torch.bfloat16):
-        losses = [nn.functional.cross_entropy(model(x.to(device)), y.to(device)) for x, y in parts]
-        loss = sum(losses) / len(losses)
-    scaler.scale(loss).backward()
+        loss = sum(nn.functional.cross_entropy(model(x.to(device)), y.to(device)) for x, y in parts)
+    scaler.scale(loss / NUM_PARTS).backward()
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
     scheduler.step()
     average.update_parameters(model)
-    return {"loss": loss.item(), "rate": scheduler.get_last_lr()[0]}
+    return {"loss": loss.item() / NUM_PARTS, "rate": scheduler.get_last_lr()[0]}
 
 
 @torch.inference_mode()
-def accuracy(data):
-    x, y = data.tensors
+def accuracy(x, y):
     return (average(x.to(device)).argmax(dim=1).cpu() == y).float().mean().item()
 
 
 async def main():
+    def one_pass(epoch):  # a resumed run reads the rest of it in the same order
+        loader = DataLoader(train, 30, shuffle=True, generator=torch.Generator().manual_seed(epoch))
+        return ah.data.batch(loader, NUM_PARTS, collate=list)
+
     moving = {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler}
     saver = ah.StateDictSaver(**moving, scaler=scaler, random=ah.RandomStates())
-    validation = ah.EvaluationHook(lambda *_: {"accuracy": accuracy(valid)}, every_n_epochs=1)
+    validation = ah.EvaluationHook(lambda *_: {"accuracy": accuracy(*valid[:])}, every_n_epochs=1)
     best = {"metric": validation.metric("accuracy"), "retention": ah.Retention(2, keep_best=1)}
-    source = ah.data.repeat(ah.data.batch(loader, NUM_PARTS, collate=list), EPOCHS)
     hooks = [
         ah.PreemptionHook(),  # Ctrl-C and signals save the last step
-        ah.FeedHook(source, "parts"),
+        ah.FeedHook(ah.data.repeat(one_pass, EPOCHS), "parts"),
         validation,
         ah.EarlyStoppingHook(best["metric"], patience=5),
         ah.CheckpointSaverHook("digits", save_steps=steps_per_epoch, saver=saver, **best),
@@ -64,7 +64,7 @@ async def main():
         while not session.should_stop():
             await session.run([])
     saver.restore(ah.checkpoints.CheckpointDirectory("digits").best().prefix)  # as for inference
-    print(f"test accuracy of the best weights: {accuracy(test):.3f}")
+    print(f"test accuracy of the best weights: {accuracy(*test[:]):.3f}")
 
 
 anyio.run(main)

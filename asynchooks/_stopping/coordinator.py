@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
+from .._check import always_called
 from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, LostPeer, Stop, StopReason, reason_for
@@ -81,6 +82,7 @@ class Coordinator:
         """The first request to stop; None before that."""
         return self.stop.reason
 
+    @always_called
     def should_stop(self) -> bool:
         """Whether a stop was requested."""
         return self.stop.is_set

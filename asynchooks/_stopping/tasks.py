@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from .._check import async_function, instance
+from .._check import function, instance
 from .._engine.base import STOPPED, Engine, EngineTask, Slot
 from .._engine.current import current_engine
 from .._engine.recording import Kind, current_recorder, ended
@@ -88,7 +88,7 @@ class TaskGroup:
         Raises:
             TypeError: `fn` cannot be called, `on_failure` is no policy, or `cancel_at_end` no bool.
         """
-        async_function("fn", fn, _FN_IS, arguments=True)
+        function("fn", fn, _FN_IS, arguments=True)
         expected = "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)"
         instance("on_failure", on_failure, (OnFailure, Restart), expected)
         instance("cancel_at_end", cancel_at_end, bool, "True or False")
@@ -140,7 +140,7 @@ class TaskGroup:
 
         Cancellation cancels it, too; in both cases it has ended when this returns.
         """
-        async_function("fn", fn, _FN_IS, arguments=True)
+        function("fn", fn, _FN_IS, arguments=True)
         name = name_of(fn)
         if self.stop.is_set:
             raise StopTraining(f"a stop was requested before {name} was called")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from types import NoneType
@@ -18,6 +19,10 @@ from .._step.global_step import GlobalStep
 from ._callee import callee_of
 from ._creator import SessionCreator
 from ._raw_session import RawSession
+
+logger = logging.getLogger("asynchooks")
+
+_MANY_STANDING = 1000
 
 StepFunction = Callable[..., Any]
 Result = tuple[Any, int | Sentinel, Kept | None]
@@ -102,6 +107,7 @@ class FunctionSession(RawSession):
         self.global_step = GlobalStep(initial_step)  # until it is attached to the one that it moves
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
+        self._num_standing = 0  # runs in a row that named the step at which it was before
         self._kept_names: tuple[str, ...] = ()  # of outputs that are looked at after the run
 
     def attach(self, global_step: GlobalStep) -> None:
@@ -205,6 +211,15 @@ class FunctionSession(RawSession):
                 "run. Return the step after the run, or none, so that each run counts as one. "
                 "After a restored checkpoint the function counts on only if the saver holds its "
                 "count, too"
+            )
+        self._num_standing = self._num_standing + 1 if step == before[1] else 0
+        if self._num_standing == _MANY_STANDING:
+            logger.warning(
+                'The output "global_step" has been %d in %d runs: training that stops at a later '
+                "step never ends. Return the step after the run, or none, so that each run counts "
+                "as one",
+                step,
+                _MANY_STANDING,
             )
         return step
 

@@ -91,7 +91,12 @@ class DistributedCheckpointSaver:
         The memory of a copy that was written is used again by the next one.
         """
         stager = self._stagers.pop() if self._stagers else _new_stager()
-        state: Any = stager.stage(self._state(self._used()))
+        live = self._state(self._used())
+        try:
+            state: Any = stager.stage(live)
+        except KeyError:  # PyTorch 2.11 closes a stager with its first copy
+            stager = _new_stager()
+            state = stager.stage(live)
         write_others = self._others.snapshot()
 
         def write(path: str) -> None:

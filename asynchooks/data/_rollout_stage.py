@@ -111,7 +111,7 @@ def rollouts(
             async for group in groups:
                 assert [each.result for each in group] == [each.item * 2 for each in group]
     """
-    check.async_function("fn", fn, "an async function that takes an item")
+    check.function("fn", fn, "an async function that takes an item")
     if isasyncgenfunction(fn) or isasyncgenfunction(type(fn).__call__):
         raise TypeError(
             f"fn is {shown(fn)}, an async generator; give an async function that returns one "

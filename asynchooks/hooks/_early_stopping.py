@@ -23,7 +23,7 @@ from .._running.hook_state import HookState
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
 from ..checkpoints import Checkpoint, Mode
-from ._metrics import Metric
+from ._metrics import METRIC_FETCHES, Metric
 from .checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
@@ -68,7 +68,7 @@ class EarlyStoppingHook(SessionRunHook):
     """
 
     uses_default_graph = False
-    _fetches_are = "the metric"
+    _fetches_are = METRIC_FETCHES
     _shown = (("metric", "_metric.source"), ("patience", "_patience"), ("mode", "_mode"))
 
     def __init__(

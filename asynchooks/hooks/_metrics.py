@@ -14,6 +14,9 @@ from ..checkpoints import Mode
 from ..checkpoints._mode import ask_for_mode, checked_mode, mode_of
 from ..metrics._live import to_number
 
+METRIC_FETCHES = "the metric; that of an evaluation is evaluation.metric(name)"
+"""What hooks that decide by a metric fetch, for messages."""
+
 
 class Results:
     """The newest results of one hook's evaluations, by step; `name` is theirs, for errors."""

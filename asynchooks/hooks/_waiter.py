@@ -13,6 +13,7 @@ logger = logging.getLogger("asynchooks")
 _LOG_EVERY_STEPS = 1000
 
 
+@_check.names_options
 class GlobalStepWaiterHook(SessionRunHook):
     """Suspends a worker's first run until the global step is reached; for a gradual start.
 

@@ -31,7 +31,7 @@ from ...checkpoints._place import ADDED_BYTES, CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import object_store_of
 from .._evaluation import EvaluationHook
-from .._metrics import Metric
+from .._metrics import METRIC_FETCHES, Metric
 from . import _format
 from ._checkpointer import Checkpointer
 from ._format import CheckpointFormat, SaverFormat
@@ -144,7 +144,7 @@ class CheckpointSaverHook(SessionRunHook):
     acts_outside = True
     needs_global_step = True
     uses_default_graph = False
-    _fetches_are = "the metric"
+    _fetches_are = METRIC_FETCHES
     _shown = (
         ("checkpoint_dir", "_given"),
         ("save_secs", "_timer._every_secs"),

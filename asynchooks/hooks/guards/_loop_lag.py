@@ -70,6 +70,7 @@ class LoopLag:
         return f"{self.secs:.2f} s by {self.culprit}{place}"
 
 
+@_check.names_options
 class LoopLagHook(SessionRunHook):
     """Warns of code that holds the event loop, so that no other task can run.
 

@@ -36,6 +36,7 @@ _SIGNALS = tuple(
 )
 
 
+@_check.names_options
 class PreemptionHook(SessionRunHook):
     """Stops training in an orderly way when the process gets a signal, or by `preempt`.
 

@@ -37,6 +37,7 @@ class OnStall(Enum):
     """Nothing else; the next stall is logged again."""
 
 
+@_check.names_options
 class StallHook(SessionRunHook):
     """Logs the stacks of all tasks and threads when no run has ended for a time, and stops.
 

@@ -16,6 +16,7 @@ from ..._stopping.coordinator import Coordinator
 logger = logging.getLogger("asynchooks")
 
 
+@_check.names_options
 class TimeLimitHook(SessionRunHook):
     """Stops all workers of the model a time after the session was opened, also while they wait.
 
