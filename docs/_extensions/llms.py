@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.builders.text import TextBuilder
 
@@ -37,16 +38,10 @@ def write(app: Sphinx, exception: Exception | None) -> None:
     lines = [f"# {app.config.project}", "", f"> {summary(app, root)}", ""]
     lines += [f"The text of all pages in one file: [{FULL}]({FULL})", ""]
     texts = [text(app, root)]
-    alone = []
-    for top in app.env.toctree_includes.get(root, []):
-        names = list(dict.fromkeys(below(app, top)))
+    for group in app.env.get_doctree(root).findall(addnodes.toctree):
+        names = [each for top in group["includefiles"] for each in below(app, top)]
         texts += [text(app, name) for name in names]
-        if len(names) == 1:
-            alone += names
-        else:
-            lines += [f"## {title(app, top)}", "", *(entry(app, name) for name in names), ""]
-    if alone:
-        lines += ["## More", "", *(entry(app, name) for name in alone), ""]
+        lines += [f"## {group['caption']}", "", *(entry(app, name) for name in names), ""]
     (app.outdir / "llms.txt").write_text("\n".join(lines), encoding="utf-8")
     (app.outdir / FULL).write_text("\n\n".join(texts) + "\n", encoding="utf-8")
 
