@@ -58,7 +58,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed_though_a_worker_o
             directory.close()  # of one that is not open: the holder keeps its lock
         assert directory.newest_intact() is None
         holder.kill()
-        holder.communicate()
+        holder.wait()
         os.kill(worker, 0)  # it lives
         directory.open()
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
@@ -66,6 +66,8 @@ def test_a_second_process_is_refused_until_the_first_is_killed_though_a_worker_o
         directory.close()
     finally:
         os.kill(worker, signal.SIGKILL)
+        holder.kill()
+        holder.communicate()
 
 
 def test_this_process_is_refused_too(tmp_path: Path) -> None:
