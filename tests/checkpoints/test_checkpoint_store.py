@@ -72,15 +72,13 @@ def test_the_manifest_is_stored_last_and_deleted_first(
 
         return call
 
-    store = opened(client, retention=Retention(max_to_keep=1))
+    store = opened(client, basename="a", retention=Retention(max_to_keep=1))
     for verb in ("put_file", "create", "delete"):
         monkeypatch.setattr(ObjectStore, verb, noted(verb, getattr(ObjectStore, verb)))
     for step in (1, 2):
         store.save(step, writer())
-    names = [f"model.ckpt-{step}{end}" for step in (1, 2) for end in ("", ".index")]
-    assert log[:4] == [f"put_file {each}" for each in (*names[:2], "empty")] + [
-        "create manifest.json"
-    ]
+    files = [f"put_file {name}" for name in ("a-1", "a-1.index", "empty")]
+    assert log[:4] == [*files, "create manifest.json"]
     assert log[7:9] == ["create manifest.json", "delete manifest.json"]
     store.close()
 

@@ -137,23 +137,22 @@ PROGRAM = """
 from torch.nn.parallel import DistributedDataParallel
 from asynchooks.data import shuffle
 
-path, last_step, breaks = args
-torch.manual_seed(0)
-module = DistributedDataParallel(torch.nn.Linear(3, 2))
-optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
-seen = {"items": torch.zeros(100)}
+async def train(path, last_step, breaks=False):
+    torch.manual_seed(0)
+    module = DistributedDataParallel(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    seen = {"items": torch.zeros(100)}
 
-def step(item):
-    seen["items"][item] += 1
-    optimizer.zero_grad()
-    loss = module(torch.full((4, 3), float(item) / 50)).square().mean()
-    loss.backward()
-    optimizer.step()
-    return {"loss": loss.item()}
+    def step(item):
+        seen["items"][item] += 1
+        optimizer.zero_grad()
+        loss = module(torch.full((4, 3), float(item) / 50)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.item()}
 
-async def main():
     saver = DistributedCheckpointSaver(module=module, optimizer=optimizer, seen=seen)
-    if breaks == "yes":
+    if breaks:
         write = saver._others.save
         def save(path):
             if rank == 1 and seen["items"].sum() > 6:
@@ -162,46 +161,38 @@ async def main():
         saver._others.save = save
         saver = type("Plain", (), {"save": saver.save, "restore": saver.restore,
                                    "ranks": saver.ranks})()
-    hook = CheckpointSaverHook(path, save_steps=3, saver=saver, background=breaks == "no",
+    hook = CheckpointSaverHook(path, save_steps=3, saver=saver, background=not breaks,
                                retention=Retention(max_to_keep=2))
     source = FeedHook(shuffle(range(rank * 50, rank * 50 + 50), 16, seed=rank), "item")
-    hooks = [source, hook, StopAtStepHook(last_step=int(last_step))]
+    hooks = [source, hook, StopAtStepHook(last_step=last_step)]
     async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
         first = session.global_step.value
         while not session.should_stop():
             await session.run("loss")
     total = module.module.weight.double().sum().item().hex()
     items = seen["items"].nonzero().flatten().tolist()
-    print("RESULT", first, total, max(seen["items"].tolist()), items)
+    print(first, total, max(seen["items"].tolist()), items)
 
+anyio.run(train, args[0] + "/whole", 12)
+anyio.run(train, args[0] + "/parts", 7)
+anyio.run(train, args[0] + "/parts", 12)
 try:
-    anyio.run(main)
+    anyio.run(train, args[0] + "/breaks", 12, True)
 except Exception as error:
-    print("RESULT", type(error).__name__, error)
+    print(type(error).__name__, error)
 """
 
 
-def train_on_ranks(path: Path, last_step: int, breaks: str = "no") -> list[list[str]]:
-    """What each of two ranks says in the end, in words."""
-    said = run_ranks(PROGRAM, 2, path, last_step, breaks)
-    return [next(each.split() for each in lines if each.startswith("RESULT")) for lines in said]
-
-
 @pytest.mark.faults
-def test_two_ranks_resume_together_each_with_its_own_items(tmp_path: Path) -> None:
-    whole = train_on_ranks(tmp_path / "whole", 12)
-    train_on_ranks(tmp_path / "parts", 7)
-    resumed = train_on_ranks(tmp_path / "parts", 12)
-    assert [each[1] for each in (*whole, *resumed)] == ["0", "0", "7", "7"]
-    assert [each[2:] for each in resumed] == [each[2:] for each in whole]
+def test_two_ranks_resume_together_each_with_its_own_items_and_what_fails_on_one_is_saved_on_none(
+    tmp_path: Path,
+) -> None:
+    for whole, part, resumed, failed in run_ranks(PROGRAM, 2, tmp_path):
+        assert [each.split()[0] for each in (whole, part, resumed)] == ["0", "0", "7"]
+        assert resumed.split()[1:] == whole.split()[1:]
+        assert failed.startswith("CheckpointError")
+        assert "rank 1: " in failed
+        assert "no space on rank 1" in failed
     files = os.listdir(tmp_path / "parts" / "model.ckpt-12")
     assert {"hooks.json", "model.ckpt-12.rank1.hooks.json", "manifest.json"} <= set(files)
-
-
-@pytest.mark.faults
-def test_what_fails_on_one_rank_is_saved_on_none_and_all_say_so(tmp_path: Path) -> None:
-    for said in train_on_ranks(tmp_path, 12, breaks="yes"):
-        assert said[1] == "CheckpointError"
-        assert "rank 1: " in " ".join(said)
-        assert "no space on rank 1" in " ".join(said)
-    assert names_in(tmp_path) == ["model.ckpt-3", "model.ckpt-6"]
+    assert names_in(tmp_path / "breaks") == ["model.ckpt-3", "model.ckpt-6"]

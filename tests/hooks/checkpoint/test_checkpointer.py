@@ -155,6 +155,19 @@ async def test_an_end_without_patience_frees_the_directory_when_the_save_under_w
     assert saved(tmp_path) == {0: "0", 1: "1"}
 
 
+@BACKGROUND
+async def test_a_step_that_is_saved_is_not_saved_again_beside(
+    background: bool, tmp_path: Path
+) -> None:
+    held = Held(tmp_path, background=background, save_steps=2)
+    async with held.session:
+        for _ in range(3):
+            await held.run(1)
+            for _ in range(2):
+                await held.hook.checkpointer.save_beside(timeout=9)
+    assert held.written() == [0, 1, 2, 3]
+
+
 # Errors
 
 
@@ -217,7 +230,7 @@ class FailsToCopy(CopyingSaver):
 @pytest.mark.parametrize(
     ("saver", "background"), [(FailsToCopy, False), (FailsToCopy, True), (PlainSaver, False)]
 )
-@pytest.mark.parametrize(("num_more", "steps"), [(0, [0, 2]), (1, [0, 3])])
+@pytest.mark.parametrize(("num_more", "steps"), [(0, [0, 2]), (2, [0, 3, 4])])
 async def test_a_save_that_fails_in_its_run_is_due_again_and_else_made_good_at_the_end(
     saver: type[PlainSaver], background: bool, num_more: int, steps: list[int], tmp_path: Path
 ) -> None:

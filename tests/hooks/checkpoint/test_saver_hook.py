@@ -195,6 +195,21 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
     assert sorted(saved(tmp_path)) == [0, 1, 2, 3]
 
 
+async def test_the_last_checkpoint_holds_the_hooks_as_the_last_run_left_them(
+    tmp_path: Path,
+) -> None:
+    class CountsItsEnd(Counter):
+        async def end(self, session: Any) -> None:
+            self.runs += 100
+
+    for _ in range(2):
+        counter = CountsItsEnd()
+        held = Held(tmp_path, PlainSaver, before=[counter], save_steps=9)
+        async with held.session:
+            assert counter.runs == held.cell.value
+            await held.run(1)
+
+
 async def test_a_state_that_cannot_be_saved_names_the_hook_and_leaves_older_checkpoints(
     tmp_path: Path,
 ) -> None:

@@ -31,6 +31,7 @@ from asynchooks.simulation import Simulation
 
 from ...checkpoints.stores import opened, steps_in
 from ..forwarding import ForwardsAll, Wrap, bare
+from ..savers import metrics_of
 
 pytestmark = pytest.mark.anyio
 
@@ -155,6 +156,16 @@ async def test_what_one_directory_lacks_hides_no_checkpoint_of_another(
     damage(tmp_path / "often", damaged)
     training = Training(tmp_path)
     assert await training.run(training.savers(order), 25) == begun
+
+
+async def test_a_metric_is_kept_where_the_step_of_its_checkpoint_is_saved_again(
+    tmp_path: Path,
+) -> None:
+    for what in ("no power", ""):
+        training = Training(tmp_path, what, 13)
+        best = training.saver("rare", save_steps=5, metric="loss")
+        await training.run([training.saver("often"), best], 14)
+    assert metrics_of(tmp_path / "rare")[10] == pytest.approx(0.1)
 
 
 def test_savers_in_the_sessions_of_two_workers_restore_the_newest(tmp_path: Path) -> None:
