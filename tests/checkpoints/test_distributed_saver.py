@@ -126,7 +126,7 @@ def test_wrong_objects_are_refused() -> None:
 async def test_a_session_resumes_with_the_same_bits(tmp_path: Path, background: bool) -> None:
     whole, part, rest = Training(), Training(), Training(seed=3)
     for each, name, last_step in ((whole, "whole", 9), (part, "parts", 5), (rest, "parts", 9)):
-        options = {"save_steps": 3, "background": background}
+        options: Any = {"save_steps": 3, "background": background}
         saver = CheckpointSaverHook(tmp_path / name, saver=each.saver, **options)
         hooks = [saver, StopAtStepHook(last_step=last_step)]
         await run_session(hooks, FunctionSessionCreator(each.step))

@@ -408,10 +408,10 @@ def test_other_groups_of_parameters_are_refused(
 def test_a_class_of_ones_own_has_the_state_of_the_one_that_it_derives_from(
     torch: Any, tmp_path: Path
 ) -> None:
-    class Logged(torch.optim.Adam):  # type: ignore[misc, name-defined]
+    class Logged(torch.optim.Adam):  # type: ignore[misc]
         pass
 
-    class Signs(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
+    class Signs(torch.optim.Optimizer):  # type: ignore[misc]
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {"lr": 0.1, "scale": 2.0})
 

@@ -224,7 +224,7 @@ async def test_an_evaluation_beside_training_of_what_is_not_there_is_said_in_the
 async def test_an_evaluation_that_gives_nan_costs_no_checkpoint(
     tmp_path: Path, order: int, background: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"retention": KEEP_ALL, "background": background}
+    options: Any = {"retention": KEEP_ALL, "background": background}
     rig = Rig(tmp_path, 4, 8, at_end=True, nan_at=(8, 12), **options)
     rig.hooks.remove(rig.stopping)
     metrics = await rig.train(at_most=12, order=order)

@@ -136,7 +136,11 @@ async def test_no_step_runs_while_they_are_called_except_while_a_copy_is_written
         if moment.endswith("save"):
             looks.append(session.global_step.statistics().is_exclusive)
 
-    options = {"background": background, "listeners": [Coroutines(look)], "save_steps": 9}
+    options: dict[str, Any] = {
+        "background": background,
+        "listeners": [Coroutines(look)],
+        "save_steps": 9,
+    }
     async with Held(tmp_path, saver, **options).session:
         pass
     assert looks == expected
