@@ -17,12 +17,6 @@ from typing import Any
 
 import pytest
 
-from asynchooks import (
-    CheckpointSaverHook,
-    FunctionSessionCreator,
-    MonitoredSession,
-    StopAtStepHook,
-)
 from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Retention
 
 REPOSITORY = Path(__file__).parents[2]
@@ -57,21 +51,13 @@ def save(path: Path, *steps: int, **options: Any) -> list[Checkpoint]:
         return [directory.save(step, writer(b"step %d" % step), **options) for step in steps]
 
 
-async def train_in_parts(path: Path, whole: Any, part: Any, rest: Any, *, background: bool) -> None:
-    """Train one thing for 9 steps, and another for 5, from which a third goes on to step 9.
-
-    Each has a `saver` and a `step`, which returns its loss.
-    """
-    for training, name, last_step in (
-        (whole, "whole", 9), (part, "parts", 5), (rest, "parts", 9)
-    ):  # fmt: skip
-        saver = CheckpointSaverHook(
-            path / name, save_steps=3, saver=training.saver, background=background
-        )
-        hooks = [saver, StopAtStepHook(last_step=last_step)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(training.step)) as session:
-            while not session.should_stop():
-                await session.run("loss")
+def leaves(state: Any) -> Any:
+    """Something that is equal only for equal states; of PyTorch's, too."""
+    if isinstance(state, dict):
+        return {key: leaves(each) for key, each in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [leaves(each) for each in state]
+    return (type(state), state.tolist() if hasattr(state, "tolist") else state)
 
 
 def steps_in(path: Path) -> list[int]:
@@ -121,6 +107,7 @@ def run_python(code: str, *args: object, namespace: str = "") -> str:
 PRELUDE = """
 import os, subprocess, sys
 from pathlib import Path
+from typing import Any
 from asynchooks._errors import CheckpointError
 from asynchooks.checkpoints import CheckpointDirectory, Retention
 

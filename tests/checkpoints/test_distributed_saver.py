@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asynchooks import CheckpointError
-from asynchooks._errors import DamagedCheckpointError
+from asynchooks import (
+    CheckpointError,
+    CheckpointSaverHook,
+    DamagedCheckpointError,
+    FunctionSessionCreator,
+    StopAtStepHook,
+)
 
-from .stores import REPOSITORY, train_in_parts
+from ..hooks.training import run_session
+from .ranks import run_ranks
+from .stores import leaves, names_in
 
 torch = pytest.importorskip("torch")
 from asynchooks.checkpoints import DistributedCheckpointSaver  # noqa: E402
@@ -45,19 +47,9 @@ class Training:
         self.scheduler.step()
         return {"loss": loss.item()}
 
-    def state(self) -> list[Any]:
+    def state(self) -> Any:
         parts = (self.module, self.optimizer, self.scheduler)
-        return [copy.deepcopy(each.state_dict()) for each in parts]
-
-
-def are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return bool(torch.equal(one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(are_equal(one[k], other[k]) for k in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(are_equal, one, other))
-    return bool(one == other)
+        return leaves([each.state_dict() for each in parts])
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
@@ -67,13 +59,13 @@ def test_what_was_saved_comes_back_with_the_same_bits(tmp_path: Path, num_steps:
         first.step()
     before = first.state()
     first.saver.save(str(tmp_path / "a"))
-    assert are_equal(first.state(), before)  # a save changes nothing
+    assert first.state() == before, "a save changes nothing"
     second = Training(seed=1)
     second.step()
     second.saver.restore(str(tmp_path / "a"))
-    assert are_equal(second.state(), before)
+    assert second.state() == before
     assert first.step() == second.step()
-    assert are_equal(first.state(), second.state())
+    assert first.state() == second.state()
 
 
 def test_a_snapshot_is_a_copy_and_two_of_them_are_apart(tmp_path: Path) -> None:
@@ -89,41 +81,34 @@ def test_a_snapshot_is_a_copy_and_two_of_them_are_apart(tmp_path: Path) -> None:
     for num, state in enumerate(states):
         restored = Training(seed=9)
         restored.saver.restore(str(tmp_path / str(num)))
-        assert are_equal(restored.state(), state)
+        assert restored.state() == state
 
 
 def test_a_state_that_does_not_fit_is_listed_and_changes_nothing(tmp_path: Path) -> None:
     training, other = Training(), Training(width=5)
-    training.step()
-    other.step()
     training.saver.save(str(tmp_path / "a"))
     before = other.state()
     match = r"weight: the checkpoint holds \S+ of shape \(4, 3\), here is \S+ of shape \(5, 3\)"
     with pytest.raises(CheckpointError, match=match):
         other.saver.restore(str(tmp_path / "a"))
-    assert are_equal(other.state(), before)
+    assert other.state() == before
 
 
-def test_what_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
-    training = Training()
-    training.saver.save(str(tmp_path / "a"))
-    (tmp_path / "a" / ".metadata").write_bytes(b"junk")
-    with pytest.raises(DamagedCheckpointError, match="is no checkpoint of torch"):
-        training.saver.restore(str(tmp_path / "a"))
-    with pytest.raises(FileNotFoundError):
-        training.saver.restore(str(tmp_path / "b"))
-
-
-def test_what_cannot_be_written_or_read_is_an_error_of_the_disk_or_ours(tmp_path: Path) -> None:
-    training = Training()
+def test_what_cannot_be_written_or_read_is_an_error_of_the_disk_or_damage(tmp_path: Path) -> None:
+    saver = Training().saver
     (tmp_path / "file").touch()
     with pytest.raises((OSError, CheckpointError)):
-        training.saver.save(str(tmp_path / "file" / "a"))
-    training.saver.save(str(tmp_path / "a"))
+        saver.save(str(tmp_path / "file" / "a"))
+    with pytest.raises(FileNotFoundError):
+        saver.restore(str(tmp_path / "b"))
+    saver.save(str(tmp_path / "a"))
     (part,) = (tmp_path / "a").glob("*.distcp")
     part.unlink()
     with pytest.raises((OSError, CheckpointError)):
-        training.saver.restore(str(tmp_path / "a"))
+        saver.restore(str(tmp_path / "a"))
+    (tmp_path / "a" / ".metadata").write_bytes(b"junk")
+    with pytest.raises(DamagedCheckpointError, match="is no checkpoint of torch"):
+        saver.restore(str(tmp_path / "a"))
 
 
 def test_wrong_objects_are_refused() -> None:
@@ -140,38 +125,34 @@ def test_wrong_objects_are_refused() -> None:
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_session_resumes_with_the_same_bits(tmp_path: Path, background: bool) -> None:
     whole, part, rest = Training(), Training(), Training(seed=3)
-    await train_in_parts(tmp_path, whole, part, rest, background=background)
-    assert are_equal(rest.state(), whole.state())
+    for each, name, last_step in ((whole, "whole", 9), (part, "parts", 5), (rest, "parts", 9)):
+        options: Any = {"save_steps": 3, "background": background}
+        saver = CheckpointSaverHook(tmp_path / name, saver=each.saver, **options)
+        hooks = [saver, StopAtStepHook(last_step=last_step)]
+        await run_session(hooks, FunctionSessionCreator(each.step))
+    assert rest.state() == whole.state()
 
 
-RANK = """
-import logging, sys
-import anyio
-import torch
-import torch.distributed as dist
+PROGRAM = """
 from torch.nn.parallel import DistributedDataParallel
-from asynchooks import *
-from asynchooks.checkpoints import DistributedCheckpointSaver
 from asynchooks.data import shuffle
 
-rank, size, port, path, last_step, breaks = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:7]
-dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=size, rank=rank)
-torch.manual_seed(0)
-module = DistributedDataParallel(torch.nn.Linear(3, 2))
-optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
-seen = {"items": torch.zeros(100)}
+async def train(path, last_step, breaks=False):
+    torch.manual_seed(0)
+    module = DistributedDataParallel(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    seen = {"items": torch.zeros(100)}
 
-def step(item):
-    seen["items"][item] += 1
-    optimizer.zero_grad()
-    loss = module(torch.full((4, 3), float(item) / 50)).square().mean()
-    loss.backward()
-    optimizer.step()
-    return {"loss": loss.item()}
+    def step(item):
+        seen["items"][item] += 1
+        optimizer.zero_grad()
+        loss = module(torch.full((4, 3), float(item) / 50)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.item()}
 
-async def main():
     saver = DistributedCheckpointSaver(module=module, optimizer=optimizer, seen=seen)
-    if breaks == "yes":
+    if breaks:
         write = saver._others.save
         def save(path):
             if rank == 1 and seen["items"].sum() > 6:
@@ -180,65 +161,38 @@ async def main():
         saver._others.save = save
         saver = type("Plain", (), {"save": saver.save, "restore": saver.restore,
                                    "ranks": saver.ranks})()
-    hook = CheckpointSaverHook(path, save_steps=3, saver=saver, background=breaks == "no",
+    hook = CheckpointSaverHook(path, save_steps=3, saver=saver, background=not breaks,
                                retention=Retention(max_to_keep=2))
     source = FeedHook(shuffle(range(rank * 50, rank * 50 + 50), 16, seed=rank), "item")
-    hooks = [source, hook, StopAtStepHook(last_step=int(last_step))]
+    hooks = [source, hook, StopAtStepHook(last_step=last_step)]
     async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
         first = session.global_step.value
         while not session.should_stop():
             await session.run("loss")
     total = module.module.weight.double().sum().item().hex()
     items = seen["items"].nonzero().flatten().tolist()
-    print("RESULT", first, total, max(seen["items"].tolist()), items)
+    print(first, total, max(seen["items"].tolist()), items)
 
+anyio.run(train, args[0] + "/whole", 12)
+anyio.run(train, args[0] + "/parts", 7)
+anyio.run(train, args[0] + "/parts", 12)
 try:
-    anyio.run(main)
+    anyio.run(train, args[0] + "/breaks", 12, True)
 except Exception as error:
-    print("FAILED", type(error).__name__, error)
-dist.destroy_process_group()
+    print(type(error).__name__, error)
 """
 
 
-def train_on_ranks(path: Path, last_step: int, size: int = 2, breaks: str = "no") -> list[str]:
-    """What each rank says in the end."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK), str(rank), str(size),
-             str(port), str(path), str(last_step), breaks],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    outputs = [each.communicate(timeout=100) for each in processes]
-    assert [each.returncode for each in processes] == [0] * size, outputs
-    return [
-        next(line for line in output.splitlines() if line.startswith(("RESULT", "FAILED")))
-        for output, _ in outputs
-    ]
-
-
 @pytest.mark.faults
-def test_two_ranks_resume_together_each_with_its_own_items(tmp_path: Path) -> None:
-    whole = train_on_ranks(tmp_path / "whole", 12)
-    assert [each.split()[:2] for each in whole] == [["RESULT", "0"]] * 2
-    train_on_ranks(tmp_path / "parts", 7)
-    resumed = train_on_ranks(tmp_path / "parts", 12)
-    for one, other in zip(whole, resumed, strict=True):
-        assert other.split()[1] == "7"
-        assert one.split()[2:] == other.split()[2:]
+def test_two_ranks_resume_together_each_with_its_own_items_and_what_fails_on_one_is_saved_on_none(
+    tmp_path: Path,
+) -> None:
+    for whole, part, resumed, failed in run_ranks(PROGRAM, 2, tmp_path):
+        assert [each.split()[0] for each in (whole, part, resumed)] == ["0", "0", "7"]
+        assert resumed.split()[1:] == whole.split()[1:]
+        assert failed.startswith("CheckpointError")
+        assert "rank 1: " in failed
+        assert "no space on rank 1" in failed
     files = os.listdir(tmp_path / "parts" / "model.ckpt-12")
     assert {"hooks.json", "model.ckpt-12.rank1.hooks.json", "manifest.json"} <= set(files)
-
-
-@pytest.mark.faults
-def test_what_fails_on_one_rank_is_saved_on_none_and_all_say_so(tmp_path: Path) -> None:
-    said = train_on_ranks(tmp_path / "a", 12, breaks="yes")
-    assert all(each.startswith("FAILED CheckpointError") for each in said), said
-    assert all("rank 1: " in each and "no space on rank 1" in each for each in said)
-    names = [each for each in os.listdir(tmp_path / "a") if each != "lock"]
-    assert sorted(names) == ["model.ckpt-3", "model.ckpt-6"]
+    assert names_in(tmp_path / "breaks") == ["model.ckpt-3", "model.ckpt-6"]

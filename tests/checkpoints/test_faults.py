@@ -21,13 +21,10 @@ from asynchooks.checkpoints._manifest import read_manifest
 
 from .stores import (
     mount_namespace,
-    names_in,
     newest_step,
-    opened,
     run,
     run_python,
     save,
-    writer,
 )
 
 
@@ -57,20 +54,6 @@ def test_a_full_disk_leaves_the_older_ones_and_the_next_save_goes_on(tmp_path: P
     assert lines[5:] == ["['lock', 'model.ckpt-2', 'model.ckpt-3'] 3", "done", "4"]
 
 
-def test_a_full_device_is_reported_like_a_full_disk(tmp_path: Path) -> None:
-    with opened(tmp_path) as directory:
-
-        def write(prefix: str) -> None:
-            Path(prefix).touch()
-            with open("/dev/full", "wb") as file:
-                file.write(b"w")
-
-        words = r"No space left on device \([\d,]+ bytes are free\); .*Retention\(max_to_keep"
-        with pytest.raises(CheckpointError, match=words):
-            directory.save(1, write)
-    assert names_in(tmp_path) == []
-
-
 @contextmanager
 def limited(what: int, limit: int) -> Iterator[None]:
     before = resource.getrlimit(what)
@@ -79,17 +62,6 @@ def limited(what: int, limit: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(what, before)
-
-
-def test_a_limit_on_the_size_of_files_is_reported(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    with opened(tmp_path) as directory, limited(resource.RLIMIT_FSIZE, 1000):
-        words = r"step 2 is not saved: \[Errno 27\] File too large.*ulimit -f"
-        with pytest.raises(CheckpointError, match=words) as caught:
-            directory.save(2, writer(bytes(5000)))
-    assert isinstance(caught.value.__cause__, OSError)
-    assert names_in(tmp_path) == ["model.ckpt-1"]
-    assert newest_step(tmp_path) == 1
 
 
 @pytest.mark.faults
@@ -242,7 +214,7 @@ def report(returned, serial):
 
 
 def run(returned):
-    directory = CheckpointDirectory(path / "run", retention=Retention(max_to_keep=2))
+    directory = CheckpointDirectory(path / "run", retention=Retention(max_to_keep=1))
     directory.open()
     for attempt, step in enumerate(json.loads(scenario)):
         report(returned, save(directory, step, attempt).serial)
@@ -319,9 +291,9 @@ for when in ("before", "after"):
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    # a step again, and one that the retention deletes; then `open` killed at each of its calls too
+    # one that the retention deletes; a step again, with `open` killed at each of its calls too
     ("scenario", "is_open_killed"),
-    [([5, 6, 5, 7], 0), ([5, 5], 1)],
+    [([5, 6], 0), ([5, 5], 1)],
 )
 def test_killed_at_any_system_call_the_newest_completed_one_is_found(
     tmp_path: Path, scenario: list[int], is_open_killed: int
@@ -343,32 +315,3 @@ def test_killed_at_any_system_call_the_newest_completed_one_is_found(
     adopted = [each for each in outcomes if each[3] and each[3][0] > max(each[2], default=0)]
     assert adopted, "complete, though its save did not return"
     assert bool(is_open_killed) == any(each[6] for each in outcomes)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("num_bytes", [0, 1, 4096, 300_000])
-def test_killed_while_the_saver_writes_the_older_one_is_found(
-    tmp_path: Path, num_bytes: int
-) -> None:
-    save(tmp_path, 1)
-    code = f"""
-    import os, signal, sys
-    from asynchooks.checkpoints import CheckpointDirectory
-    directory = CheckpointDirectory(sys.argv[1])
-    directory.open()
-
-    def write(prefix):
-        with open(prefix, "wb") as file:
-            file.write(bytes({num_bytes}))
-            file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    if not (pid := os.fork()):
-        directory.save(2, write)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    """
-    run_python(code, tmp_path)
-    assert names_in(tmp_path) == [".new-model.ckpt-2-2", "model.ckpt-1"]
-    assert newest_step(tmp_path) == 1
-    with opened(tmp_path):
-        assert names_in(tmp_path) == ["model.ckpt-1"]

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import os
-import pathlib
-import textwrap
-import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asynchooks import CheckpointError, DamagedCheckpointError
-from asynchooks.checkpoints import Saver, SnapshotSaver, StateDictSaver, check_saver
+from asynchooks import (
+    CheckpointError,
+    DamagedCheckpointError,
+)
+from asynchooks.checkpoints import SnapshotSaver, StateDictSaver, check_saver
+from asynchooks.checkpoints._state_file import write_state
 
-from ..test_docstrings import example_of
+from .stores import leaves
 
-
-class Nothing:
-    def __repr__(self) -> str:
-        return "Nothing()"
+# of PyTorch
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 class Saves:
@@ -32,58 +33,8 @@ class Saves:
         return "Saves()"
 
 
-class PlainSaver:
-    def save(self, path: str) -> None: ...
-
+class PlainSaver(Saves):
     def restore(self, path: str) -> None: ...
-
-
-class Model:
-    def state_dict(self) -> dict[str, int]:
-        return {}
-
-    def load_state_dict(self, state_dict: Any) -> None: ...
-
-
-def test_savers_pass_with_and_without_snapshots() -> None:
-    check_saver(PlainSaver())
-    check_saver(StateDictSaver(weights={}))
-    assert isinstance(StateDictSaver(weights={}), SnapshotSaver)
-    assert not isinstance(PlainSaver(), SnapshotSaver)
-
-
-@pytest.mark.parametrize(
-    ("saver", "message"),
-    [
-        (Nothing(), r"^Nothing\(\) is no saver; give an object with save\(path\) and restore"),
-        (None, r"^None is no saver"),
-        (Saves(), r"^Saves\(\) is no saver, which has no restore; give an object with save"),
-        (PlainSaver, r"it is a class: make an instance, PlainSaver\(\.\.\.\)"),
-        (StateDictSaver, r"it is a class: make an instance, StateDictSaver\(\.\.\.\)"),
-        (Model(), r"wrap it: StateDictSaver\(model=\.\.\.\)"),
-        ({"w": np.zeros(9)}, r"^an object of dict is no saver; wrap it: StateDictSaver\(weights="),
-    ],
-)
-def test_the_error_for_no_saver_says_what_to_wrap(saver: object, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        check_saver(saver)
-
-
-@pytest.mark.parametrize("protocol", [Saver, SnapshotSaver])
-def test_the_examples_are_savers(
-    protocol: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = SimpleNamespace(count=3)
-    names: dict[str, Any] = {"pathlib": pathlib, "model": model, "Callable": Callable}
-    exec(textwrap.dedent(example_of(protocol)), names)
-    saver: Any = names["CounterSaver"]()
-    check_saver(saver)
-    assert issubclass(type(saver), protocol)
-    saver.save("count")
-    model.count = 4
-    saver.restore("count")
-    assert model.count == 3
 
 
 class Counter:
@@ -101,7 +52,26 @@ class Counter:
         self.count = state_dict["count"]
 
 
-def weights() -> dict[Any, Any]:
+@pytest.mark.parametrize(
+    ("saver", "message"),
+    [
+        (None, r"^None is no saver; give an object with save\(path\) and restore"),
+        (Saves(), r"^Saves\(\) is no saver, which has no restore; give an object with save"),
+        (StateDictSaver, r"it is a class: make an instance, StateDictSaver\(\.\.\.\)"),
+        (Counter(), r"wrap it: StateDictSaver\(model=\.\.\.\)"),
+        ({"w": np.zeros(9)}, r"^an object of dict is no saver; wrap it: StateDictSaver\(weights="),
+    ],
+)
+def test_the_error_for_no_saver_says_what_to_wrap(saver: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        check_saver(saver)
+    check_saver(PlainSaver())
+    check_saver(StateDictSaver(weights={}))
+    assert isinstance(StateDictSaver(weights={}), SnapshotSaver)
+    assert not isinstance(PlainSaver(), SnapshotSaver)
+
+
+def weights(**changes: Any) -> dict[Any, Any]:
     return {
         "w": np.arange(6, dtype=np.float32).reshape(2, 3),
         "layers": [{"b": np.zeros(2)}, {"b": np.ones(2)}],
@@ -109,138 +79,111 @@ def weights() -> dict[Any, Any]:
         "step": 7,
         "rate": np.float32(0.5),
         3: "three",
+        **changes,
     }
 
 
-def leaves(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: leaves(each) for key, each in state.items()}
-    if isinstance(state, (list, tuple)):
-        return [leaves(each) for each in state]
-    return (type(state), state.tolist() if isinstance(state, np.ndarray) else state)
+def saved(path: Path, **objects: Any) -> str:
+    StateDictSaver(**objects).save(str(path / "a"))
+    return str(path / "a")
 
 
 def test_arrays_come_back_in_place_and_scalars_under_their_key(tmp_path: Path) -> None:
-    state, path = weights(), str(tmp_path / "a")
-    saver = StateDictSaver(weights=state)
-    saver.save(path)
+    whole = np.zeros((2, 4))
+    state = weights(view=whole[:, ::2])
+    before = leaves(state)
+    saver, path = StateDictSaver(weights=state), saved(tmp_path, weights=state)
     assert os.listdir(tmp_path) == ["a.safetensors"]
-    w, inner, first = state["w"], state["layers"][1]["b"], state["pair"][0]
-    w += 1
-    inner[...] = 9
-    first[...] = 9
+    places = [state["w"], state["layers"][1]["b"], state["pair"][0], whole]
+    for each in places:
+        each[...] = 9
     state |= {"step": 8, "rate": np.float32(3), 3: "four"}
     saver.restore(path)
-    assert leaves(state) == leaves(weights())
-    assert state["w"] is w
-    assert state["layers"][1]["b"] is inner
-    assert state["pair"][0] is first
-
-
-def test_a_view_of_a_larger_array_is_restored_in_place(tmp_path: Path) -> None:
-    whole = np.zeros((2, 4))
-    saver = StateDictSaver(weights={"half": whole[:, ::2]})
-    whole[:, ::2] = 5
-    saver.save(str(tmp_path / "a"))
-    whole[...] = 1
-    saver.restore(str(tmp_path / "a"))
-    assert whole.tolist() == [[5, 1, 5, 1]] * 2
-
-
-def changed(**changes: Any) -> dict[Any, Any]:
-    return {**weights(), **changes}
+    assert leaves(state) == before
+    assert state["w"] is places[0]
+    assert state["layers"][1]["b"] is places[1]
+    assert state["pair"][0] is places[2]
+    assert whole.tolist() == [[0, 9, 0, 9]] * 2
 
 
 HOLDS = "the checkpoint holds"
-MISFITS = {
+MISFITS: dict[str, tuple[Any, list[str]]] = {
     "missing": (
         {key: each for key, each in weights().items() if key not in ("w", 3)},
         ["weights.w: missing in the checkpoint", "weights[3]: missing in the checkpoint"],
     ),
-    "left over": (changed(new=1), ["weights.new: only in the checkpoint"]),
+    "left over": (weights(new=1), ["weights.new: only in the checkpoint"]),
     "shape": (
-        changed(w=np.zeros((3, 2), np.float32)),
+        weights(w=np.zeros((3, 2), np.float32)),
         [f"weights.w: {HOLDS} float32 of shape (3, 2), here is float32 of shape (2, 3)"],
     ),
     "type of numbers": (
-        changed(w=np.zeros((2, 3))),
+        weights(w=np.zeros((2, 3))),
         [f"weights.w: {HOLDS} float64 of shape (2, 3), here is float32 of shape (2, 3)"],
     ),
     "a scalar for an array": (
-        changed(w=1.5),
-        ["weights.w: the checkpoint holds float, here is float32 of shape (2, 3)"],
+        weights(w=1.5), [f"weights.w: {HOLDS} float, here is float32 of shape (2, 3)"],
     ),
     "an array for a scalar": (
-        changed(step=np.zeros(())),
-        ["weights.step: the checkpoint holds float64 of shape (), here is int"],
+        weights(step=np.zeros(())), [f"weights.step: {HOLDS} float64 of shape (), here is int"],
     ),
-    "a dict for a scalar": (
-        changed(step={}), ["weights.step: the checkpoint holds dict, here is int"],
-    ),
-    "a dict for a list": (
-        changed(layers={}), ["weights.layers: the checkpoint holds dict, here is list"],
-    ),
-    "a scalar for a list": (
-        changed(layers=1), ["weights.layers: the checkpoint holds int, here is list"],
-    ),
-    "lengths of lists": (
-        changed(layers=[{"b": np.zeros(2)}]), ["weights.layers[1]: missing in the checkpoint"],
-    ),
+    "a text for a number": (weights(step="7"), [f"weights.step: {HOLDS} str, here is int"]),
+    "a number for a text": (weights() | {3: 3}, [f"weights[3]: {HOLDS} int, here is str"]),
+    "bytes for a text": (weights() | {3: b"3"}, [f"weights[3]: {HOLDS} bytes, here is str"]),
+    "a dict for a list": (weights(layers={}), [f"weights.layers: {HOLDS} dict, here is list"]),
     "several": (
-        changed(w=1.5, pair=(np.zeros(1), np.zeros(1), np.zeros(1))),
-        [
-            "weights.w: the checkpoint holds float, here is float32 of shape (2, 3)",
-            "weights.pair[2]: only in the checkpoint",
-        ],
+        weights(layers=[{"b": np.zeros(2)}], pair=(np.zeros(1), np.zeros(1), np.zeros(1))),
+        ["weights.layers[1]: missing in the checkpoint", "weights.pair[2]: only in the checkpoint"],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_what_does_not_fit_is_listed_and_nothing_changes(tmp_path: Path, name: str) -> None:
-    saved, faults = MISFITS[name]
-    path = str(tmp_path / "a")
-    StateDictSaver(weights=saved, counter=Counter()).save(path)
-    state, counter = weights(), Counter()
-    state["layers"][0]["b"][...] = 4
-    state["step"] = 11
-    before = leaves(state)
+    state, faults = MISFITS[name]
+    path = saved(tmp_path, weights=state, counter=Counter(), model=Counter())
+    here, counter = weights(step=11), Counter()
+    here["layers"][0]["b"][...] = 4
+    before = leaves(here)
     with pytest.raises(CheckpointError, match="nothing was changed") as caught:
-        StateDictSaver(weights=state, counter=counter).restore(path)
-    assert str(caught.value).split("\n  ")[1:] == faults
+        StateDictSaver(weights=here, counter=counter, modell=Counter()).restore(path)
+    of_objects = ["modell: missing in the checkpoint", "model: only in the checkpoint"]
+    assert sorted(str(caught.value).split("\n  ")[1:]) == sorted([*of_objects, *faults])
     assert not isinstance(caught.value, DamagedCheckpointError)
-    assert leaves(state) == before
-    assert counter.log == []
+    assert (leaves(here), counter.log) == (before, [])
 
 
-def test_objects_missing_or_left_over_are_listed(tmp_path: Path) -> None:
-    path = str(tmp_path / "a")
-    StateDictSaver(model=Counter(), weights=weights()).save(path)
-    with pytest.raises(CheckpointError) as caught:
-        StateDictSaver(modell=Counter(), weights=weights()).restore(path)
-    assert str(caught.value).split("\n  ")[1:] == [
-        "modell: missing in the checkpoint",
-        "model: only in the checkpoint",
-    ]
-
-
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_read_only_array_or_a_damaged_file_is_refused_before_anything_changes(
-    tmp_path: Path, is_damaged: bool
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [(0.5, 1), (1, 0.5), (None, 3.0), (3.0, None), (True, 0), (np.float32(2), 1.5), ("a", "b")],
+)
+def test_numbers_of_any_type_and_what_may_be_missing_take_each_others_place(
+    tmp_path: Path, there: Any, here: Any
 ) -> None:
-    state, path = weights(), str(tmp_path / "a")
-    saver = StateDictSaver(weights=state)
-    saver.save(path)
+    settings = {"x": here}
+    StateDictSaver(settings=settings).restore(saved(tmp_path, settings={"x": there}))
+    assert settings == {"x": there}
+
+
+@pytest.mark.parametrize("fault", ["damaged", "read-only", "another kind"])
+def test_a_file_or_an_array_that_does_not_serve_is_refused_before_anything_changes(
+    tmp_path: Path, fault: str
+) -> None:
+    state = weights()
+    path = saved(tmp_path, weights=state)
     state["step"] = 8
-    if is_damaged:
+    words = r"weights\.w: the array here is read-only"
+    if fault == "damaged":
         os.truncate(f"{path}.safetensors", 500)
         words = r"a\.safetensors' is no file of a state"
-    else:
+    elif fault == "read-only":
         state["w"].flags.writeable = False
-        words = r"weights\.w: the array here is read-only"
+    else:
+        write_state(f"{path}.safetensors", [1])
+        words = "holds a list, no objects by name"
     with pytest.raises(CheckpointError, match=words) as caught:
-        saver.restore(path)
-    assert isinstance(caught.value, DamagedCheckpointError) == is_damaged
+        StateDictSaver(weights=state).restore(path)
+    assert isinstance(caught.value, DamagedCheckpointError) == (fault == "damaged")
     assert state["step"] == 8
 
 
@@ -267,94 +210,59 @@ def test_a_state_that_an_object_refuses_names_the_object(tmp_path: Path) -> None
         def load_state_dict(self, state_dict: Any) -> None:
             self.count = state_dict["number"]
 
-    path = str(tmp_path / "a")
-    StateDictSaver(counter=Counter()).save(path)
+    path = saved(tmp_path, counter=Counter())
     with pytest.raises(CheckpointError, match=r"counter\.load_state_dict refused") as caught:
         StateDictSaver(counter=Renamed()).restore(path)
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_a_file_of_another_kind_of_state_is_refused(tmp_path: Path) -> None:
-    from asynchooks.checkpoints._state_file import write_state
-
-    write_state(str(tmp_path / "a.safetensors"), [1])
-    with pytest.raises(CheckpointError, match="holds a list, no objects by name"):
-        StateDictSaver(weights={}).restore(str(tmp_path / "a"))
-
-
-@pytest.mark.parametrize("what", [3, [np.zeros(1)], np.zeros(1), Counter, None])
-def test_what_has_no_state_is_an_error_that_names_it(what: Any) -> None:
-    with pytest.raises(TypeError, match=r"model is .*; expected an instance with state_dict\(\)"):
-        StateDictSaver(model=what)
-
-
-def test_a_method_that_is_missing_is_named() -> None:
-    class Misspelt:
-        def state_dict(self) -> dict[str, int]:
-            return {}
-
-        def load_statedict(self, state: dict[str, int]) -> None:
-            """Not what is called."""
-
-    with pytest.raises(TypeError, match=r"Misspelt .*, which has no load_state_dict; expected an"):
-        StateDictSaver(model=Misspelt())  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("objects", "words"),
+    [
+        ({}, r"nothing to save; name it: StateDictSaver\(model=model\)"),
+        *(
+            ({"model": each}, r"model is .*; expected an instance with state_dict\(\)")
+            for each in (3, [np.zeros(1)], Counter, None)
+        ),
+        (
+            {"model": type("Misspelt", (), {"state_dict": dict, "load_statedict": dict})()},
+            "Misspelt .*, which has no load_state_dict; expected an",
+        ),
+    ],
+)
+def test_what_has_no_state_is_an_error_that_names_it(objects: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        StateDictSaver(**objects)
 
 
-def test_nothing_to_save_is_an_error() -> None:
-    with pytest.raises(TypeError, match=r"StateDictSaver\(model=model\)"):
-        StateDictSaver()
-
-
-def test_a_snapshot_holds_the_state_of_its_moment(tmp_path: Path) -> None:
-    state, counter = weights(), Counter()
-    saver = StateDictSaver(weights=state, counter=counter)
-    write = saver.snapshot()
-    state["w"] += 1
-    state["layers"][0]["b"][...] = 9
-    state["step"] = counter.count = 8
-    thread = threading.Thread(target=write, args=(str(tmp_path / "a"),))
-    thread.start()
-    thread.join()
-    saver.restore(str(tmp_path / "a"))
-    assert leaves(state) == leaves(weights())
-    assert (counter.count, counter.log) == (0, ["load"])
-
-
-def test_snapshots_that_overlap_hold_a_moment_each(tmp_path: Path) -> None:
-    state = {"w": np.zeros(3)}
-    saver = StateDictSaver(weights=state)
-    for round_ in range(3):  # the memory of earlier ones is used again
-        writes = []
-        for number in range(3):
-            state["w"][...] = number
-            writes.append(saver.snapshot())
-        for number in (1, 2, 0):
-            writes[number](str(tmp_path / f"{round_}-{number}"))
-        for number in range(3):
-            saver.restore(str(tmp_path / f"{round_}-{number}"))
-            assert state["w"].tolist() == [number] * 3
+# Snapshots
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "values",
     [
-        (np.zeros((2, 2)), np.ones(2)),
-        (np.zeros(2), np.ones((2, 2))),
-        (np.zeros(2), np.ones(2, np.float32)),
-        (np.array(["a"]), np.array(["abc"])),
+        [np.zeros(3), np.ones(3), np.full(3, 2.0)],  # the memory of earlier ones is used again
+        [np.zeros((2, 2)), np.ones(2), np.zeros((2, 2))],
+        [np.zeros(2), np.ones(2, np.float32), np.array(["a"]), np.array(["abc"])],
     ],
 )
-def test_a_snapshot_follows_arrays_that_are_replaced(
-    tmp_path: Path, before: Any, after: Any
+def test_a_snapshot_holds_the_state_of_its_moment_beside_others_and_of_arrays_that_are_replaced(
+    values: list[Any], tmp_path: Path
 ) -> None:
-    state = {"w": before}
-    saver = StateDictSaver(weights=state)
-    saver.snapshot()(str(tmp_path / "a"))
-    state["w"] = after
-    saver.snapshot()(str(tmp_path / "b"))
-    state["w"] = np.zeros_like(after)
-    saver.restore(str(tmp_path / "b"))
-    assert state["w"].tolist() == after.tolist()
+    state, counter = weights(), Counter()
+    saver = StateDictSaver(weights=state, counter=counter)
+    for _ in range(2):
+        writes = []
+        for number, each in enumerate(values):
+            state["w"], state["step"], counter.count = each.copy(), number, number
+            writes.append(saver.snapshot())
+            state["w"][...] = 7
+        for number, value in reversed([*enumerate(values)]):
+            writes[number](str(tmp_path / "a"))
+            state["w"] = np.zeros_like(value)
+            saver.restore(str(tmp_path / "a"))
+            assert state["w"].tolist() == value.tolist()
+            assert state["step"] == counter.count == number
 
 
 def test_a_write_that_failed_can_be_tried_again_and_one_that_succeeded_cannot(
@@ -374,106 +282,163 @@ def test_a_write_that_failed_can_be_tried_again_and_one_that_succeeded_cannot(
         write(str(tmp_path / "b"))
 
 
-def test_a_snapshot_of_the_same_arrays_needs_no_new_memory(tmp_path: Path) -> None:
-    import tracemalloc
-
-    saver = StateDictSaver(weights={"w": np.zeros(1_000_000)})
-    saver.snapshot()(str(tmp_path / "a"))
-    tracemalloc.start()
-    try:
-        saver.snapshot()(str(tmp_path / "b"))
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
+# PyTorch
 
 
-def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"np": np, "StateDictSaver": StateDictSaver}
-    exec(example_of(StateDictSaver), names)
-    assert names["weights"]["w"].tolist() == [[0, 0, 0], [0, 0, 0]]
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
 
 
-def torch_training() -> tuple[Any, Any, Any]:
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(1)
-    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    return module, optimizer, scheduler
-
-
-def train(module: Any, optimizer: Any, scheduler: Any) -> list[Any]:
-    import torch
-
-    for _ in range(3):
-        optimizer.zero_grad()
-        module(torch.ones(4, 3).cumsum(0)).square().sum().backward()
-        optimizer.step()
-        scheduler.step()
-    return [each.tolist() for each in module.state_dict().values()]
-
-
-def test_torch_trains_on_from_a_snapshot_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    module, optimizer, scheduler = torch_training()
-    train(module, optimizer, scheduler)
-    saver = StateDictSaver(module=module, optimizer=optimizer, scheduler=scheduler)
-    write = saver.snapshot()
-    expected = train(module, optimizer, scheduler)
-    write(str(tmp_path / "a"))
-    fresh = torch_training()  # its optimizer has no state yet
-    names = dict(zip(("module", "optimizer", "scheduler"), fresh, strict=True))
-    StateDictSaver(**names).restore(str(tmp_path / "a"))
-    assert train(*fresh) == expected
-
-
-def test_a_torch_module_that_does_not_fit_is_listed_and_unchanged(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    path = str(tmp_path / "a")
-    StateDictSaver(module=torch.nn.Linear(3, 2)).save(path)
-    module = torch.nn.Sequential(torch.nn.Linear(3, 2))
-    with pytest.raises(CheckpointError) as caught:
-        StateDictSaver(module=module).restore(path)
-    assert str(caught.value).split("\n  ")[1:] == [
-        "module.0.weight: missing in the checkpoint",
-        "module.0.bias: missing in the checkpoint",
-        "module.weight: only in the checkpoint",
-        "module.bias: only in the checkpoint",
-    ]
-    module = torch.nn.Linear(4, 2)
-    before = [each.tolist() for each in module.parameters()]
-    with pytest.raises(CheckpointError, match=r"module\.weight: the checkpoint holds float32 of s"):
-        StateDictSaver(module=module).restore(path)
-    assert [each.tolist() for each in module.parameters()] == before
-    StateDictSaver(module={"w": 1}).save(path)
-    with pytest.raises(CheckpointError, match=r"module\.weight: missing in the checkpoint"):
-        StateDictSaver(module=module).restore(path)
-
-
-def test_tensors_in_a_mapping_come_back_in_place(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    tensor = torch.ones(2, requires_grad=True)
-    saver = StateDictSaver(weights={"t": tensor})
-    saver.snapshot()(str(tmp_path / "a"))
+def test_tensors_in_a_mapping_come_back_in_place_and_arrays_do_not_take_theirs(
+    torch: Any, tmp_path: Path
+) -> None:
+    tensor, array = torch.ones(2, requires_grad=True), np.ones(2, np.float32)
+    path = saved(tmp_path, weights={"t": tensor})
     with torch.no_grad():
         tensor += 1
-    saver.restore(str(tmp_path / "a"))
-    assert tensor.tolist() == [1, 1]
-    assert tensor.requires_grad
-    with pytest.raises(CheckpointError, match=r"weights\.t: the checkpoint holds float32 of shape"):
-        StateDictSaver(weights={"t": np.ones(2, np.float32)}).restore(str(tmp_path / "a"))
-    StateDictSaver(weights={"t": np.ones(2, np.float32)}).save(str(tmp_path / "b"))
-    with pytest.raises(CheckpointError, match=r"weights\.t: the checkpoint holds float32 of shape"):
-        saver.restore(str(tmp_path / "b"))
+    StateDictSaver(weights={"t": tensor}).restore(path)
+    assert (tensor.tolist(), tensor.requires_grad) == ([1, 1], True)
+    for there, here in ((tensor, array), (array, tensor)):
+        path = saved(tmp_path, weights={"t": there})
+        with pytest.raises(CheckpointError, match=rf"weights\.t: {HOLDS} float32 of shape"):
+            StateDictSaver(weights={"t": here}).restore(path)
 
 
-def test_the_torch_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+def test_a_module_that_does_not_fit_is_listed_and_unchanged(torch: Any, tmp_path: Path) -> None:
+    linear = torch.nn.Linear
+    path = saved(tmp_path, module=linear(3, 2))
+    for module, words in (
+        (torch.nn.Sequential(linear(3, 2)), r"0\.weight: missing in the checkpoint"),
+        (torch.nn.Sequential(linear(3, 2)), r"weight: only in the checkpoint"),
+        (linear(4, 2), rf"weight: {HOLDS} float32 of s"),
+    ):
+        before = leaves(module.state_dict())
+        with pytest.raises(CheckpointError, match=rf"nothing was changed(.|\n)*module\.{words}"):
+            StateDictSaver(module=module).restore(path)
+        assert leaves(module.state_dict()) == before
+
+
+def test_the_torch_example_runs(
+    torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     lines = (StateDictSaver.__doc__ or "").split("Example with PyTorch:\n")[1].splitlines()
-    module, _, _ = torch_training()
-    exec(
-        "\n".join(line.strip() for line in lines),
-        {"torch": torch, "module": module, "StateDictSaver": StateDictSaver},
-    )
+    module = torch.nn.Linear(3, 2)
+    names = {"torch": torch, "module": module, "StateDictSaver": StateDictSaver}
+    exec("\n".join(line.strip() for line in lines), names)
     assert os.listdir(tmp_path) == ["model.ckpt-1.safetensors"]
+
+
+# Objects of another kind
+
+
+def net_of(torch: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2)
+
+
+def stepped(torch: Any, net: Any, optimizer: Any, num_steps: int = 1) -> list[Any]:
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        net(torch.ones(4, 3)).square().mean().backward()
+        optimizer.step()
+    found: list[Any] = net.weight.tolist()
+    return found
+
+
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RMSprop", "Adagrad"]
+
+
+def optimizer_of(torch: Any, name: str, net: Any) -> Any:
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    return getattr(torch.optim, name)(net.parameters(), lr=0.1, **options)
+
+
+@pytest.fixture(params=["StateDictSaver", "DistributedCheckpointSaver"])
+def make_saver(request: pytest.FixtureRequest, torch: Any) -> Callable[..., Any]:
+    from asynchooks import checkpoints
+
+    make: Callable[..., Any] = getattr(checkpoints, request.param)
+    return make
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+@pytest.mark.parametrize(("name", "other"), list(pairwise([*OPTIMIZERS, "SGD"])))
+def test_an_optimizer_goes_on_with_its_state_and_one_of_another_class_is_refused(
+    torch: Any, tmp_path: Path, make_saver: Any, num_steps: int, name: str, other: str
+) -> None:
+    net = net_of(torch)
+    optimizer = optimizer_of(torch, name, net)
+    stepped(torch, net, optimizer, num_steps)
+    make_saver(net=net, optimizer=optimizer).save(str(tmp_path / "a"))
+    expected = stepped(torch, net, optimizer)
+    net = net_of(torch, seed=1)
+    wrong = optimizer_of(torch, other, net)
+    before = leaves([net.state_dict(), copy.deepcopy(wrong.state_dict())])
+    match = rf"nothing was changed.*\n(.*\n)*.*optimizer: .* state of {name}, here is {other}$"
+    with pytest.raises(CheckpointError, match=match):
+        make_saver(net=net, optimizer=wrong).restore(str(tmp_path / "a"))
+    assert leaves([net.state_dict(), wrong.state_dict()]) == before
+    optimizer = optimizer_of(torch, name, net)
+    for group in optimizer.param_groups:
+        group["lr"] = 7.0
+    make_saver(net=net, optimizer=optimizer).restore(str(tmp_path / "a"))
+    assert stepped(torch, net, optimizer) == expected
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_other_groups_of_parameters_are_refused(
+    torch: Any, tmp_path: Path, make_saver: Any, num_groups: int
+) -> None:
+    def optimizer(net: Any, num_groups: int) -> Any:
+        groups = {1: [[net.weight, net.bias]], 2: [[net.weight], [net.bias]]}
+        groups[3] = [*groups[2], []]
+        return torch.optim.SGD([{"params": each} for each in groups[num_groups]], 0.1)
+
+    net, path = net_of(torch), str(tmp_path / "a")
+    make_saver(net=net, optimizer=optimizer(net, 2)).save(path)
+    net = net_of(torch, seed=1)
+    before = net.weight.tolist()
+    with pytest.raises(CheckpointError, match=r"nothing was changed.*\n.*optimizer: .* groups"):
+        make_saver(net=net, optimizer=optimizer(net, num_groups)).restore(path)
+    assert net.weight.tolist() == before
+
+
+def test_a_class_of_ones_own_has_the_state_of_the_one_that_it_derives_from(
+    torch: Any, tmp_path: Path
+) -> None:
+    class Logged(torch.optim.Adam):  # type: ignore[misc]
+        pass
+
+    class Signs(torch.optim.Optimizer):  # type: ignore[misc]
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1, "scale": 2.0})
+
+    net = net_of(torch)
+    path = saved(tmp_path, optimizer=torch.optim.Adam(net.parameters()))
+    StateDictSaver(optimizer=Logged(net.parameters())).restore(path)
+    own = Signs(net.parameters())
+    with pytest.raises(CheckpointError, match="the state of Adam, here is Signs"):
+        StateDictSaver(optimizer=own).restore(path)
+    assert own.param_groups[0]["scale"] == 2.0
+    StateDictSaver(optimizer=own).restore(saved(tmp_path, optimizer=Signs(net.parameters())))
+
+
+def test_other_objects_of_pytorchs_are_told_apart_too(torch: Any, tmp_path: Path) -> None:
+    schedulers, sgd = torch.optim.lr_scheduler, torch.optim.SGD(net_of(torch).parameters(), 0.1)
+    on, off = (torch.amp.GradScaler("cpu", enabled=each) for each in (True, False))
+    step, plateau = schedulers.StepLR(sgd, 3), schedulers.ReduceLROnPlateau(sgd)
+    for there, here, words in (
+        (step, schedulers.ExponentialLR(sgd, 0.9), "state of StepLR, here is ExponentialLR"),
+        (step, plateau, "state of StepLR, here is ReduceLROnPlateau"),
+        (plateau, step, "state of ReduceLROnPlateau, here is StepLR"),
+        (sgd, on, "state of SGD, here is GradScaler"),
+        ({"lr": 0.1}, sgd, "holds dict, here is an optimizer"),
+        (off, on, "refused its state .*disabled"),
+    ):
+        before = str(here.state_dict())
+        with pytest.raises(CheckpointError, match=words):
+            StateDictSaver(each=here).restore(saved(tmp_path, each=there))
+        assert str(here.state_dict()) == before
+    StateDictSaver(each=off).restore(saved(tmp_path, each=off))

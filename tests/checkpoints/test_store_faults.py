@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import random
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from asynchooks.checkpoints import CheckpointStore
 from ..support.object_stores import SERVERS, Proxy, StoreServer, moto, s3rver
 from .stores import REPOSITORY, mount_namespace, run_python, writer
 
-pytest.importorskip("obstore")
+obstore = pytest.importorskip("obstore")
+pytestmark = pytest.mark.faults
 
 # Each step adds one to the weight of its item, so items that are lost or come twice show
 TRAINING = """
@@ -65,108 +66,80 @@ async def main():
 
 anyio.run(main, backend=backend)
 """
+NUM_STEPS = 300
 
 
-@pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreServer]:
-    with SERVERS[request.param](tmp_path) as running:
-        yield running
-
-
-def client_of(server: StoreServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def url_of(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of a prefix, which this process can reach directly."""
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    return f"{server.url}/{prefix}"
+    return f"{server.url}/run"
 
 
-class Life:
-    """One process that trains."""
-
-    def __init__(self, environment: Any, *args: object) -> None:
-        command = [sys.executable, "-c", textwrap.dedent(TRAINING), *map(str, args)]
-        self._process = subprocess.Popen(
-            command, env=os.environ | environment, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
-        )  # fmt: skip
-
-    def wait(self, secs: float | None) -> list[str]:
-        """What it prints; it is killed so long after its first line, unless it ends before."""
-        assert self._process.stdout is not None
-        lines = [self._process.stdout.readline()]
-        if secs is not None:
-            time.sleep(secs)
-            self._process.send_signal(signal.SIGKILL)
-        output, errors = self._process.communicate(timeout=100)
-        assert self._process.returncode in (0, -signal.SIGKILL), errors
-        return [each.strip() for each in [*lines, *output.splitlines()] if each.strip()]
+def live(url: object, backend: str, environment: Any, kill_after: float | None) -> list[str]:
+    """What a process prints that trains; it is killed so many seconds after its first line."""
+    command = [sys.executable, "-c", textwrap.dedent(TRAINING), str(url), backend, str(NUM_STEPS)]
+    with subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=REPOSITORY,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        if kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+        output, errors = process.communicate(timeout=100)
+        assert process.returncode in (0, -signal.SIGKILL), errors
+    return [each.strip() for each in [*lines, *output.splitlines()] if each.strip()]
 
 
-def last_saved(lines: list[str]) -> int:
-    return max((int(each.split()[1]) for each in lines if each.startswith("saved")), default=0)
-
-
-def survive(
-    server: StoreServer, backend: str, num_kills: int, monkeypatch: pytest.MonkeyPatch
-) -> str:
-    """Train through a bad line, killed so often; returns what the last life says of the model."""
-    url, rng, num_steps = client_of(server, "run", monkeypatch), random.Random(num_kills), 400
-    with Proxy(server.port, spoils=0.1, seed=1) as proxy:
-        environment = server.environment(proxy.port)
-        reached, kills = 0, 0
-        while kills < num_kills:
-            lines = Life(environment, url, backend, num_steps).wait(1.2 * rng.random() ** 2)
-            assert not [each for each in lines if "passed over" in each]
-            assert lines[0].startswith("from"), lines
-            assert int(lines[0].split()[1]) >= reached
-            reached = max(reached, last_saved(lines))
-            newest = CheckpointStore(url).newest_intact()
-            assert (newest.step if newest is not None else 0) >= reached
-            if reached >= num_steps - 20:  # another training
-                url, reached = f"{url}x", 0
-            kills += 1
-        lines = Life(environment, url, backend, num_steps).wait(None)
-        assert proxy.counts["lost"] + proxy.counts["error"] > 0
+def model_in(lines: list[str]) -> str:
     (said,) = [each for each in lines if each.startswith("seen")]
     return said
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> str:
-    """What a training says that was never killed."""
-    (said,) = [
-        each
-        for each in Life({}, tmp_path / "whole", "asyncio", 400).wait(None)
-        if each.startswith("seen")
-    ]
-    assert said.startswith("seen 1.0 1.0")
-    return said
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(
+    ("kind", "backend", "num_kills"),
+    [
+        *(("moto", "asyncio", 4), ("moto", "trio", 4), ("azurite", "asyncio", 4)),
+        *(pytest.param(kind, "asyncio", 200, marks=pytest.mark.slow) for kind in SERVERS),
+    ],
+)
 def test_kills_through_a_bad_line_lose_nothing_and_give_the_same_bits(
-    server: StoreServer, backend: str, whole: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, backend: str, num_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert survive(server, backend, 8, monkeypatch) == whole
+    whole = model_in(live(tmp_path / "whole", backend, {}, None))
+    assert whole.startswith("seen 1.0 1.0")
+    rng, reached = random.Random(num_kills), 0
+    with SERVERS[kind](tmp_path) as server, Proxy(server.port, spoils=0.1, seed=1) as proxy:
+        url, environment = url_of(server, monkeypatch), server.environment(proxy.port)
+        for _ in range(num_kills):
+            lines = live(url, backend, environment, 1.2 * rng.random() ** 2)
+            assert not [each for each in lines if "passed over" in each]
+            assert lines[0].startswith("from"), lines
+            assert int(lines[0].split()[1]) >= reached
+            said = [int(each.split()[1]) for each in lines if each.startswith("saved")]
+            reached = max([reached, *said])
+            newest = CheckpointStore(url).newest_intact()
+            assert (newest.step if newest is not None else 0) >= reached
+            if reached >= NUM_STEPS - 20:  # another training
+                url, reached = f"{url}x", 0
+        assert model_in(live(url, backend, environment, None)) == whole
+        assert proxy.counts["lost"] + proxy.counts["error"] > 0
 
 
-@pytest.mark.faults
-@pytest.mark.slow
-def test_two_hundred_kills_through_a_bad_line_lose_nothing(
-    server: StoreServer, whole: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert survive(server, "asyncio", 200, monkeypatch) == whole
-
-
-@pytest.mark.faults
-def test_a_second_live_run_with_the_prefix_is_refused(
+def test_a_second_live_run_with_the_prefix_is_refused_and_a_line_that_goes_down_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with moto(tmp_path) as server:
-        url = client_of(server, "run", monkeypatch)
-        store = CheckpointStore(url)
+    with moto(tmp_path) as server, Proxy(server.port) as proxy:
+        url = url_of(server, monkeypatch)
+        client = obstore.store.S3Store.from_url(
+            url, endpoint=f"http://127.0.0.1:{proxy.port}", client_options={"allow_http": True},
+            retry_config={"max_retries": 2},
+        )  # fmt: skip
+        store = CheckpointStore(client)
         store.open()
+        store.save(1, writer())
         code = """
         import sys
         from asynchooks import CheckpointInUseError
@@ -178,37 +151,6 @@ def test_a_second_live_run_with_the_prefix_is_refused(
         """
         # it watches until the lease is renewed
         assert "in use by process" in run_python(code, url)
-        store.save(1, writer())
-        store.close()
-
-
-@pytest.mark.faults
-def test_a_store_that_ignores_conditions_is_recognised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with s3rver(tmp_path) as server:
-        url = client_of(server, "run", monkeypatch)
-        with pytest.raises(CheckpointError, match="ignores conditions"):
-            CheckpointStore(url).open()
-
-
-@pytest.mark.faults
-def test_a_line_that_goes_down_is_a_clear_error_and_leaves_the_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import obstore.store
-
-    with ExitStack() as stack:
-        server = stack.enter_context(moto(tmp_path))
-        url = client_of(server, "run", monkeypatch)
-        proxy = stack.enter_context(Proxy(server.port))
-        client = obstore.store.S3Store.from_url(
-            url, endpoint=f"http://127.0.0.1:{proxy.port}", client_options={"allow_http": True},
-            retry_config={"max_retries": 2},
-        )  # fmt: skip
-        store = CheckpointStore(client)
-        store.open()
-        store.save(1, writer())
         proxy.is_down = True
         with pytest.raises(CheckpointError, match="can be reached.*are untouched"):
             store.save(2, writer())
@@ -218,7 +160,14 @@ def test_a_line_that_goes_down_is_a_clear_error_and_leaves_the_older_ones(
         store.close()
 
 
-@pytest.mark.faults
+def test_a_store_that_ignores_conditions_is_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3rver(tmp_path) as server:
+        with pytest.raises(CheckpointError, match="ignores conditions"):
+            CheckpointStore(url_of(server, monkeypatch)).open()
+
+
 @pytest.mark.parametrize(
     ("code", "hint"),
     [
@@ -228,16 +177,9 @@ def test_a_line_that_goes_down_is_a_clear_error_and_leaves_the_older_ones(
     ],
 )
 def test_refusals_of_the_store_say_what_to_do(code: str, hint: str) -> None:
-    import http.server
-    import threading
-
-    import obstore.store
-
     class Refusing(http.server.BaseHTTPRequestHandler):
         def refuse(self) -> None:
-            body = (
-                f"<Error><Code>{code}</Code><Message>no</Message><Token>topsecret</Token></Error>"
-            )
+            body = f"<Error><Code>{code}</Code><Message>no</Message><Token>secret</Token></Error>"
             self.send_response(403 if code != "NoSuchBucket" else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -259,7 +201,6 @@ def test_refusals_of_the_store_say_what_to_do(code: str, hint: str) -> None:
         running.shutdown()
 
 
-@pytest.mark.faults
 def test_a_full_staging_disk_is_a_clear_error_and_the_next_save_goes_on(tmp_path: Path) -> None:
     code = """
     import subprocess, sys

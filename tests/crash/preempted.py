@@ -20,6 +20,7 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     PreemptionHook,
+    SharedSessionCreator,
     StateDictSaver,
 )
 
@@ -79,39 +80,32 @@ async def stuck(directory: Path, pipe: Connection, where: str, deadline_secs: fl
             await session.run([])
 
 
-@on_backend
-async def saving_slowly(directory: Path, pipe: Connection) -> None:
-    """Three steps, and a wait that a stop ends; the last save takes 0.8 s."""
-    array = np.zeros(3)
-
-    def step() -> dict[str, float]:
-        array[:] += 1
-        return {}
-
-    class Saver:
-        saver = StateDictSaver(weights={"a": array})
-        restore = saver.restore
-
-        def save(self, path: str) -> None:
-            time.sleep(0.8 if array[0] else 0.0)
-            self.saver.save(path)
-
-    hooks = [PreemptionHook(), CheckpointSaverHook(directory, save_steps=10**9, saver=Saver())]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        for _ in range(3):
-            await session.run([])
-        pipe.send(("trained",))
-        await session.global_step.wait_for(10**9)
+def work(backend: str, number: int, num_workers: int) -> None:
+    """Sessions in the tasks of a group, or one in the main task, which raises a signal."""
+    try:
+        anyio.run(_work, number, num_workers, backend=backend)
+    except* SystemExit as left:  # trio's groups wrap it
+        raise left.exceptions[0] from None
 
 
-@on_backend
-async def one(number: int) -> None:
-    """One session in the main task."""
-    async with MonitoredSession([PreemptionHook()], FunctionSessionCreator(dict)) as session:
-        signal.raise_signal(number)
-        while not session.should_stop():
-            await session.run([])
-            await anyio.lowlevel.checkpoint()
+async def _work(number: int, num_workers: int) -> None:
+    hook, creator = PreemptionHook(), SharedSessionCreator(FunctionSessionCreator(dict))
+    signals = [number]
+
+    async def train() -> None:
+        async with MonitoredSession([hook], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+                await anyio.lowlevel.checkpoint()
+                if session.global_step.value >= 20 and signals:
+                    signal.raise_signal(signals.pop())
+
+    if num_workers == 1:
+        await train()
+        return
+    async with anyio.create_task_group() as group:
+        for _ in range(num_workers):
+            group.start_soon(train)
 
 
 @on_backend

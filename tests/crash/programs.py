@@ -6,9 +6,10 @@ They run in processes forked from one that has imported what they need: a start 
 from __future__ import annotations
 
 import multiprocessing
+import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from multiprocessing.connection import Connection
@@ -140,8 +141,7 @@ async def train(
 
     saver: Any = model.saver
     if where == "save":
-        slow = SlowSaver(arrays=model.arrays, rng=Generator(model.rng))
-        saver = PlainSaver(slow)
+        saver = PlainSaver(SlowSaver(arrays=model.arrays, rng=Generator(model.rng)))
     hooks: list[Any] = [PreemptionHook(deadline_secs=20)] if where else []
     hooks += [
         Reports(pipe),
@@ -227,6 +227,31 @@ def running(
         process.kill()
         run.join()
         news.close()
+
+
+def kill_at_random(
+    context: ForkServerContext, rng: random.Random, num_kills: int, longest_secs: float,
+    program: Callable[..., None], args_of: Callable[[int], Sequence[Any]],
+) -> int:  # fmt: skip
+    """Start and kill a program again and again, with the arguments of each life.
+
+    Every restart goes on from the last completed save, or a newer one; returns its step.
+    """
+    saved = num_resumed = 0
+    for life in range(num_kills):
+        with running(context, program, *args_of(life)) as run:
+            # at some moment: while it opens and restores, or between, or in its steps and saves
+            if rng.random() < 0.8:
+                run.has_begun.wait(60)
+            time.sleep(rng.random() * longest_secs)
+            run.process.kill()
+        assert run.of("fails") == run.of("ends") == []
+        for (step,) in run.of("begins"):
+            assert step >= saved
+            num_resumed += step > 0
+        saved = max([saved, *(step for (step,) in run.of("saved"))])
+    assert num_resumed > num_kills // 2
+    return saved
 
 
 def server(*modules: str) -> ForkServerContext:

@@ -16,7 +16,6 @@ import numpy as np
 
 from asynchooks import (
     CheckpointSaverHook,
-    CheckpointSaverListener,
     FeedHook,
     FunctionSessionCreator,
     MonitoredSession,
@@ -61,16 +60,6 @@ class Policy:
             self.arrays["counts"][each.place] += 1
             self.arrays["top"][0] = max(int(self.arrays["top"][0]), each.place)
         self.arrays["num_steps"] += 1
-
-
-class TopReports(CheckpointSaverListener):
-    """Says with each completed save which place is the last that was trained with by now."""
-
-    def __init__(self, pipe: Connection, policy: Policy) -> None:
-        self.pipe, self.policy = pipe, policy
-
-    async def after_save(self, session: Any, global_step_value: int) -> None:
-        self.pipe.send(("top", int(self.policy.arrays["top"][0])))
 
 
 def check_ages(groups: list[Rollout], num_steps: int) -> None:
@@ -119,12 +108,11 @@ async def _train(directory: Path, pipe: Connection, seed: int, drops: bool, num_
     async def work(place: int) -> None:
         hooks: list[SessionRunHook] = [FeedHook(stage, "groups")]
         if place == NUM_WORKERS - 1:
-            listeners = [Reports(pipe), TopReports(pipe, policy)]
             hooks += [
                 Reports(pipe),
                 CheckpointSaverHook(
                     directory, save_steps=7, saver=StateDictSaver(arrays=policy.arrays),
-                    listeners=listeners, background=True, retention=Retention(max_to_keep=2),
+                    listeners=[Reports(pipe)], background=True, retention=Retention(max_to_keep=2),
                 ),
             ]  # fmt: skip
         async with MonitoredSession(hooks, creator) as session:

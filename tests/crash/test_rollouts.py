@@ -12,15 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asynchooks.checkpoints import CheckpointDirectory, StateDictSaver
+
 from ..support.loops import LOOPS
-from .programs import running, server
-from .rollouts import generate_in_sandboxes, train_on_rollouts
+from .programs import kill_at_random, running, server
+from .rollouts import Policy, generate_in_sandboxes, train_on_rollouts
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
-
-NUM_KILLS = {"asyncio": (35, 33), "uvloop": (33, 33), "trio": (33, 33)}
-"""200 in all: under WAIT, and under DROP with refused results."""
-
 
 IMPORTED = [
     train_on_rollouts.__module__, "asynchooks.checkpoints", "asynchooks.hooks",
@@ -29,32 +27,21 @@ IMPORTED = [
 """Before processes are forked: it takes longer than a life."""
 
 
-@pytest.mark.parametrize("drops", [False, True], ids=["wait", "drop"])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("loop", "drops"), [("asyncio", False), ("uvloop", True), ("trio", False), ("trio", True)]
+)
 def test_each_item_is_trained_with_once_or_counted_after_kills(
     tmp_path: Path, loop: str, drops: bool
 ) -> None:
-    context, rng = server(*IMPORTED), random.Random(f"{loop} {drops}")
-    saved = top = num_resumed = 0
-    num_kills = NUM_KILLS[loop][drops]
-    for life in range(num_kills):
-        args = loop, tmp_path, Connection, life, drops, 100_000
-        with running(context, train_on_rollouts, *args) as run:
-            if rng.random() < 0.8:
-                run.has_begun.wait(60)
-            time.sleep(rng.random() * 0.15)
-            run.process.kill()
-        assert run.of("fails") == run.of("ends") == []
-        for (step,) in run.of("begins"):
-            assert step >= saved
-            num_resumed += step > 0
-        saved = max([saved, *(step for (step,) in run.of("saved"))])
-        top = max([top, *(place for (place,) in run.of("top"))])
-    assert num_resumed > num_kills // 2
-    num_items = top + 200
-    with running(
-        context, train_on_rollouts, loop, tmp_path, Connection, -1, drops, num_items
-    ) as run:
+    context, rng, args = server(*IMPORTED), random.Random(loop), (loop, tmp_path, Connection)
+    kill_at_random(
+        context, rng, 25, 0.15, train_on_rollouts, lambda life: (*args, life, drops, 100_000)
+    )
+    policy, newest = Policy(), CheckpointDirectory(tmp_path).newest_intact()
+    assert newest is not None
+    StateDictSaver(arrays=policy.arrays).restore(newest.prefix)
+    num_items = 200 + int(policy.arrays["top"][0])
+    with running(context, train_on_rollouts, *args, -1, drops, num_items) as run:
         run.join()
     assert run.of("fails") == []
     [(data, num_reported, position)] = run.of("ends")
@@ -63,15 +50,13 @@ def test_each_item_is_trained_with_once_or_counted_after_kills(
     assert int(counts.sum()) + num_reported == num_items
     assert not counts[num_items:].any()
     assert (position["place"], position["beyond"]) == (num_items, [])
-    if not drops:
-        assert num_reported == 0
+    assert drops or num_reported == 0
 
 
 @pytest.mark.parametrize("loop", ["asyncio.run", *LOOPS])
 def test_ctrl_c_leaves_no_sandbox_behind(tmp_path: Path, loop: str) -> None:
-    context, rng = server(*IMPORTED), random.Random(loop)
-    num_open = 0
-    for life in range(10):
+    context, rng, num_open = server(*IMPORTED), random.Random(loop), 0
+    for life in range(4):
         directory = tmp_path / str(life)
         directory.mkdir()
         with running(context, generate_in_sandboxes, loop, directory, Connection, life) as run:
@@ -80,10 +65,7 @@ def test_ctrl_c_leaves_no_sandbox_behind(tmp_path: Path, loop: str) -> None:
             num_open += len(list(directory.iterdir()))
             assert run.process.pid is not None
             os.kill(run.process.pid, signal.SIGINT)
-            begin = time.monotonic()
             run.join()
-            assert time.monotonic() - begin < 5
-        assert run.of("fails") == []
-        assert run.of("interrupted") == [()]
+        assert (run.of("fails"), run.of("interrupted")) == ([], [()])
         assert list(directory.iterdir()) == []
-    assert num_open > 10 * 20
+    assert num_open > 4 * 20

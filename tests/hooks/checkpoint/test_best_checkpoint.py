@@ -15,44 +15,51 @@ from asynchooks import (
     Evaluate,
     EvaluationHook,
     FunctionSessionCreator,
-    Mode,
     MonitoredSession,
     Retention,
     SharedSessionCreator,
 )
-from asynchooks.checkpoints import CheckpointDirectory
 
+from ...support.faults import covering
 from ..evaluations import Gated
 from ..preemptions import Counter, saved_counts, saving
 from ..savers import metrics_of, until
-from ..training import run_to
+from ..training import run_and_close, run_to, suspending_step
 
 pytestmark = pytest.mark.anyio
-BEST = Retention(max_to_keep=1, keep_best=1)
+KEEP_ALL = Retention(max_to_keep=None, keep_best=1)
+NOT_THERE = "is not among the best checkpoints"
+BOTH_ORDERS = pytest.mark.parametrize("order", [1, -1])
 
 
-def distance(count: int, target: int = 10) -> float:
+def distance(count: int) -> float:
     """A loss that is smallest after ten steps."""
-    return float(abs(count - target))
+    return float(abs(count - 10))
 
 
 class Rig:
-    """A counter whose loss is evaluated every few steps, and saved every few others."""
+    """A counter whose loss is evaluated every few steps, and saved every few others.
+
+    Args:
+        nan_at: the steps whose loss is NaN.
+        options: of the saver hook.
+    """
 
     def __init__(
         self, path: Path, every: int, save_steps: int, *, patience: int = 3, at_end: bool = False,
-        mode: Evaluate = Evaluate.EXCLUSIVE, **options: Any,
+        mode: Evaluate = Evaluate.EXCLUSIVE, nan_at: tuple[int, ...] = (), **options: Any,
     ) -> None:  # fmt: skip
+        self.path, self.nan_at = path, nan_at
         self.model = Counter()
         self.seen: list[int] = []
         self.evaluation = EvaluationHook(
             self.evaluate, every_n_steps=every, mode=mode, at_end=at_end
         )
         by = self.evaluation.metric("loss")
-        options = {"retention": BEST, **options}
-        self.saver = saving(path, self.model, save_steps, metric=by, **options)
+        options = {"retention": Retention(max_to_keep=1, keep_best=1), **options}
+        saver = saving(path, self.model, save_steps, metric=by, **options)
         self.stopping = EarlyStoppingHook(by, patience=patience, restore_best=True)
-        self.hooks: list[Any] = [self.evaluation, self.stopping, self.saver]
+        self.hooks: list[Any] = [self.evaluation, self.stopping, saver]
 
     def session(self, order: int = 1) -> MonitoredSession:
         """With the hooks in this order: as they stand, or with -1 the other way round."""
@@ -61,34 +68,36 @@ class Rig:
     async def evaluate(self, session: Any, step: int) -> dict[str, float]:
         await anyio.lowlevel.checkpoint()
         self.seen.append(self.model.count)
-        return {"loss": distance(self.model.count)}
+        return {"loss": math.nan if step in self.nan_at else distance(step)}
 
-    async def train(self, at_most: int = 100, order: int = 1) -> MonitoredSession:
+    async def train(self, at_most: int = 100, order: int = 1) -> dict[int, float | None]:
+        """Train, and return the metrics of what is saved."""
         async with self.session(order) as session:
             while not session.should_stop() and self.model.count < at_most:
                 await session.run([])
-        return session
+        return metrics_of(self.path)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 @pytest.mark.parametrize(
-    ("every", "save_steps"), [(5, 5), (5, 3), (5, 100), (2, 7), (1, 4), (5, 1), (10, 3)]
+    ("steps", "order", "background"),
+    covering(
+        [(5, 5), (5, 3), (5, 100), (2, 7), (1, 4), (5, 1), (10, 3)],
+        [(0, 1, 2), (2, 1, 0), (1, 2, 0)],
+        [False, True],
+    ),
 )
 async def test_the_best_weights_that_were_evaluated_are_brought_back(
-    tmp_path: Path, every: int, save_steps: int, order: list[int], background: bool
+    tmp_path: Path, steps: tuple[int, int], order: tuple[int, ...], background: bool
 ) -> None:
-    rig = Rig(tmp_path, every, save_steps, background=background)
+    rig = Rig(tmp_path, *steps, background=background)
     rig.hooks = [rig.hooks[place] for place in order]
-    session = await rig.train()
-    assert "no better than 0 of step 10 for 3 looks" in str(session.stop_reason)
-    assert session.global_step.value == 10 + 3 * every
-    assert rig.model.count == 10
-    assert metrics_of(tmp_path)[10] == 0.0
+    assert (await rig.train())[10] == 0.0
+    assert (rig.model.count, rig.stopping.best_step) == (10, 10)
+    assert rig.seen[-1] == 10 + 3 * steps[0], "it stopped there"
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", [0, 3])
 async def test_any_last_evaluation_is_of_the_last_step_and_not_of_the_best(
     tmp_path: Path, place: int
 ) -> None:
@@ -106,38 +115,20 @@ async def test_any_last_evaluation_is_of_the_last_step_and_not_of_the_best(
     assert counts == {7: 7, 14: 14, 21: 21, 25: 25}
 
 
-async def test_a_checkpoint_has_the_metric_of_its_own_step_or_none(tmp_path: Path) -> None:
-    keep_all = Retention(max_to_keep=None, keep_best=1)
-    rig = Rig(tmp_path, 4, 3, patience=100, retention=keep_all)
-    await rig.train(at_most=14)
-    expected = {0: None, 3: None, 6: None, 9: None, 12: 2.0, 4: 6.0, 8: 2.0, 14: None}
-    assert metrics_of(tmp_path) == expected
+@BOTH_ORDERS
+async def test_a_checkpoint_has_the_metric_of_its_own_step_or_none_and_the_final_one_of_the_end(
+    tmp_path: Path, order: int
+) -> None:
+    rig = Rig(tmp_path, 4, 3, patience=100, at_end=True, retention=KEEP_ALL)
+    expected = {0: None, 3: None, 6: None, 9: None, 12: 2.0, 4: 6.0, 8: 2.0, 14: 4.0}
+    assert await rig.train(at_most=14, order=order) == expected
+    assert rig.seen == [4, 8, 12, 14]
     assert all(count == step for step, count in saved_counts(tmp_path).items())
 
 
-async def test_as_many_as_stay_are_saved(tmp_path: Path) -> None:
-    retention = Retention(max_to_keep=1, keep_best=3, mode=Mode.MIN)
-    rig = Rig(tmp_path, 2, 1000, patience=100, retention=retention)
-    await rig.train(at_most=20)
-    assert metrics_of(tmp_path) == {8: 2.0, 10: 0.0, 12: 2.0, 20: 10.0}
-
-
 async def test_a_resumed_training_knows_the_best_of_the_one_before(tmp_path: Path) -> None:
-    await Rig(tmp_path, 5, 3).train(at_most=18)
-    assert metrics_of(tmp_path) == {10: 0.0, 18: None}
-    rig = Rig(tmp_path, 5, 3, patience=100)
-    await rig.train(at_most=32)
-    assert metrics_of(tmp_path) == {10: 0.0, 32: None}
-
-
-@pytest.mark.parametrize("order", [1, -1])
-async def test_the_final_checkpoint_has_the_metric_of_the_final_evaluation(
-    tmp_path: Path, order: int
-) -> None:
-    rig = Rig(tmp_path, 4, 3, at_end=True)
-    await rig.train(at_most=10, order=order)
-    assert rig.seen == [4, 8, 10]
-    assert metrics_of(tmp_path) == {10: 0.0}
+    assert await Rig(tmp_path, 5, 3).train(at_most=15) == {10: 0.0, 15: 5.0}
+    assert await Rig(tmp_path, 5, 3, patience=100).train(at_most=19) == {10: 0.0, 19: None}
 
 
 async def test_a_final_evaluation_that_fails_keeps_no_final_checkpoint_back(tmp_path: Path) -> None:
@@ -147,38 +138,25 @@ async def test_a_final_evaluation_that_fails_keeps_no_final_checkpoint_back(tmp_
                 raise ZeroDivisionError("no examples")
             return await super().evaluate(session, step)
 
-    rig = Fails(tmp_path, 4, 3, at_end=True)
     with pytest.raises(ZeroDivisionError, match="no examples"):
-        await rig.train(at_most=10, order=-1)
+        await Fails(tmp_path, 4, 3, at_end=True).train(at_most=10, order=-1)
     assert set(saved_counts(tmp_path)) == {8, 10}
 
 
-@pytest.mark.parametrize("background", [False, True])
 async def test_other_workers_move_nothing_between_an_evaluation_and_its_save(
-    tmp_path: Path, background: bool
+    tmp_path: Path,
 ) -> None:
-    rig = Rig(tmp_path, 3, 50, background=background)
+    rig = Rig(tmp_path, 3, 50, background=True)
 
     async def step() -> dict[str, Any]:
-        await anyio.lowlevel.checkpoint()
+        await suspending_step()
         return rig.model.step()
 
     creator = SharedSessionCreator(FunctionSessionCreator(step))
-
-    async def work() -> None:
-        async with MonitoredSession([], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-
-    with anyio.fail_after(60):
-        async with MonitoredSession(rig.hooks, creator) as session:
-            async with anyio.create_task_group() as group:
-                for _ in range(3):
-                    group.start_soon(work)
-                while not session.should_stop():
-                    await session.run([])
+    async with anyio.create_task_group() as group:
+        for hooks in (rig.hooks, [], [], []):
+            group.start_soon(run_and_close, MonitoredSession(hooks, creator))
     best = rig.model.count  # where other workers run decides which of equals was saved
-    assert best in rig.seen
     assert distance(best) == min(map(distance, rig.seen))
     assert metrics_of(tmp_path)[best] == distance(best)
 
@@ -194,11 +172,13 @@ class BesideRig(Rig):
 
     async def evaluate(self, session: Any, step: int) -> dict[str, float]:
         await self.gated(session, step)
-        return {"loss": distance(step)}
+        return await super().evaluate(session, step)
+
+    async def wait_for_results(self) -> None:
+        await until(lambda: self.evaluation.num_running == 0)
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("order", "background"), [(1, True), (-1, False)])
 async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_ends(
     tmp_path: Path, background: bool, order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,18 +190,12 @@ async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_
             assert metrics_of(tmp_path).get(step) is None
             await run_to(run, step + 2)
             rig.gated.let(step)
-            await until(lambda: not rig.hooks[0]._concurrent.is_running)
-            assert metrics_of(tmp_path)[step] == distance(step)
+            await until(lambda: metrics_of(tmp_path).get(step) == distance(step))  # noqa: B023
     assert metrics_of(tmp_path) == {10: 0.0, 20: 10.0, 22: None}
-    assert "is not among the best" not in caplog.text
-    opened = CheckpointDirectory(tmp_path)
-    opened.open()
-    assert (best := opened.best()) is not None
-    assert best.step == 10
-    opened.close()
+    assert NOT_THERE not in caplog.text
 
 
-@pytest.mark.parametrize("order", [1, -1])
+@BOTH_ORDERS
 async def test_what_is_evaluated_at_the_end_beside_training_ranks_the_final_checkpoint(
     tmp_path: Path, order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,73 +205,29 @@ async def test_what_is_evaluated_at_the_end_beside_training_ranks_the_final_chec
         rig.gated.let(5)
         group.start_soon(rig.gated.let_when_begun, 7)
     assert metrics_of(tmp_path) == {5: 5.0, 7: 3.0}
-    assert "is not among the best" not in caplog.text
+    assert NOT_THERE not in caplog.text
 
 
-@pytest.mark.parametrize(("every", "save_steps"), [(5, 3), (5, 5)])
+@pytest.mark.parametrize("save_steps", [3, 5])
 async def test_an_evaluation_beside_training_of_what_is_not_there_is_said_in_the_log(
-    tmp_path: Path, every: int, save_steps: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, save_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = BesideRig(tmp_path, every, save_steps, retention=Retention(max_to_keep=1, keep_best=1))
+    rig = BesideRig(tmp_path, 5, save_steps, retention=Retention(max_to_keep=1, keep_best=1))
     async with rig.session() as session:
         await run_to(session, 14)
         rig.gated.let(5)
-        await until(lambda: "Step 5 is not among the best checkpoints" in caplog.text)
-    assert "mode=Evaluate.EXCLUSIVE" in caplog.text
+        await until(lambda: f"Step 5 {NOT_THERE}" in caplog.text)
     assert metrics_of(tmp_path) == {14: None}
 
 
-async def test_an_evaluation_beside_training_that_ends_at_once_is_saved_with_its_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class AtOnce(BesideRig):
-        async def evaluate(self, session: Any, step: int) -> dict[str, float]:
-            return {"loss": distance(step)}
-
-    rig = AtOnce(tmp_path, 5, 100)
-    creator = FunctionSessionCreator(rig.model.step)
-    async with MonitoredSession(rig.hooks, creator, step_runner="inline") as session:
-        for step in (5, 10, 15):
-            await run_to(session, step)
-            await until(lambda: not rig.hooks[0]._concurrent.is_running)
-        await run_to(session, 17)
-    assert metrics_of(tmp_path) == {10: 0.0, 17: None}
-    assert "is not among the best" not in caplog.text
-
-
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("order", "background"), [(1, False), (-1, True)])
 async def test_an_evaluation_that_gives_nan_costs_no_checkpoint(
     tmp_path: Path, order: int, background: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class SometimesNan(Rig):
-        async def evaluate(self, session: Any, step: int) -> dict[str, float]:
-            results = await super().evaluate(session, step)
-            return {"loss": math.nan} if step in (8, 12) else results
-
-    keep_all = Retention(max_to_keep=None, keep_best=1)
-    rig = SometimesNan(tmp_path, 4, 8, at_end=True, retention=keep_all, background=background)
+    options: Any = {"retention": KEEP_ALL, "background": background}
+    rig = Rig(tmp_path, 4, 8, at_end=True, nan_at=(8, 12), **options)
     rig.hooks.remove(rig.stopping)
-    await rig.train(at_most=12, order=order)
-    assert metrics_of(tmp_path) == {0: None, 4: 6.0, 8: None, 12: None}
-    assert saved_counts(tmp_path) == {step: step for step in (0, 4, 8, 12)}
+    metrics = await rig.train(at_most=12, order=order)
+    assert metrics == {0: None, 4: 6.0, 8: None, 12: None}
+    assert saved_counts(tmp_path) == {step: step for step in metrics}
     assert ["is NaN at step 8" in each for each in caplog.messages if "NaN" in each] == [True]
-
-
-@pytest.mark.parametrize("background", [False, True])
-async def test_an_evaluation_beside_training_that_gives_nan_ranks_nothing(
-    tmp_path: Path, background: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Nan(BesideRig):
-        async def evaluate(self, session: Any, step: int) -> dict[str, float]:
-            await super().evaluate(session, step)
-            return {"loss": math.nan}
-
-    rig = Nan(tmp_path, 5, 5, background=background)
-    async with rig.session() as run:
-        await run_to(run, 7)
-        rig.gated.let(5)
-        await until(lambda: rig.evaluation.num_running == 0)
-        await run_to(run, 8)
-    assert metrics_of(tmp_path) == {5: None, 8: None}
-    assert ["is NaN at step 5" in each for each in caplog.messages if "NaN" in each] == [True]

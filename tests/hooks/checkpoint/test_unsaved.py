@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
-import numpy as np
 import pytest
-from anyio.abc import TaskStatus
 
 from asynchooks import (
     CheckpointError,
@@ -24,74 +17,17 @@ from asynchooks import (
     MonitoredSession,
     NanLossDuringTrainingError,
     NanTensorHook,
-    SessionRunHook,
     SharedSessionCreator,
-    StateDictSaver,
 )
+
+from ..preemptions import At
+from ..savers import Cell, CopyingSaver, Held, PlainSaver, check_that_training_goes_on
 
 pytestmark = pytest.mark.anyio
 
-ADVICE = (
-    "end training by session.request_stop(), or by a Ctrl-C or signal that a PreemptionHook() "
-    "handles: both save the last step"
-)
 
-
-class Model:
-    """Weights that count the steps."""
-
-    def __init__(self) -> None:
-        self.w = np.zeros(1)
-
-    def step(self) -> dict[str, float]:
-        self.w += 1.0
-        return {"loss": 0.5}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"w": self.w.copy()}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.w[:] = state["w"]
-
-
-class OwnSaver:
-    """A saver that is the program's."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def save(self, path: str) -> None:
-        Path(path).write_text(str(self.model.w[0]))
-
-    def restore(self, path: str) -> None:
-        self.model.w[:] = float(Path(path).read_text())
-
-
-class TangledSaver(OwnSaver):
-    """What it holds holds itself."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self.parts: dict[str, Any] = {"model": model}
-        self.parts["all"] = [self.parts]
-
-
-SAVERS: dict[str, Callable[[Model], Any]] = {
-    "an object": lambda model: StateDictSaver(model=model),
-    "arrays": lambda model: StateDictSaver(state={"w": model.w, "nested": {"parts": [model.w]}}),
-    "a saver of the program": OwnSaver,
-    "one that holds itself": TangledSaver,
-}
-savers = pytest.mark.parametrize("saver_of", SAVERS.values(), ids=SAVERS)
-
-
-def saving(directory: Path, model: Model, save_steps: int = 10, **options: Any) -> Any:
-    saver = options.pop("saver", None) or StateDictSaver(model=model)
-    return CheckpointSaverHook(directory, save_steps=save_steps, saver=saver, **options)
-
-
-def session_of(model: Model, *hooks: Any) -> MonitoredSession:
-    return MonitoredSession(hooks, FunctionSessionCreator(model.step))
+def held_in(path: Path, saver: type[PlainSaver] = PlainSaver, **options: Any) -> Held:
+    return Held(path, saver, **{"background": False, "save_steps": 10, **options})
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -102,12 +38,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-async def interrupted(session: MonitoredSession, num_steps: int) -> None:
+async def interrupted(session: MonitoredSession, num_steps: int, fetches: Any = ()) -> None:
     """Run steps; then cancel the task, as a notebook's stop button does."""
     with anyio.CancelScope() as scope:
         async with session:
             for _ in range(num_steps):
-                await session.run([])
+                await session.run(fetches)
             scope.cancel()
             await anyio.sleep_forever()
     assert scope.cancelled_caught
@@ -116,55 +52,37 @@ async def interrupted(session: MonitoredSession, num_steps: int) -> None:
 async def test_a_cancellation_says_how_many_steps_are_not_saved_and_what_saves_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Model()
-    await interrupted(session_of(model, saving(tmp_path, model)), 13)
+    await interrupted(held_in(tmp_path).session, 13)
     assert warnings(caplog) == [
         f"Training was cancelled at step 13. The newest checkpoint in {tmp_path} is of step 10: 3 "
-        f"steps are not saved. To keep such steps, {ADVICE}"
+        "steps are not saved. To keep such steps, end training by session.request_stop(), or by a "
+        "Ctrl-C or signal that a PreemptionHook() handles: both save the last step"
     ]
 
 
-EXITS = [KeyboardInterrupt(), SystemExit(3), GeneratorExit(), ValueError("diverged")]
-
-
-@pytest.mark.parametrize("error", EXITS, ids=repr)
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        *((each, "To keep such steps") for each in (KeyboardInterrupt(), GeneratorExit())),
+        (ValueError("diverged"), "Save more often"),
+    ],
+    ids=repr,
+)
 async def test_any_other_end_names_what_ended_training(
-    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    error: BaseException, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Model()
+    held = held_in(tmp_path)
     with pytest.raises(type(error)):
-        async with session_of(model, saving(tmp_path, model)) as session:
-            await session.run([])
+        async with held.session:
+            await held.run(1)
             raise error
-    advice = f"To keep such steps, {ADVICE}"
-    if isinstance(error, Exception):
-        advice = "Save more often to lose fewer"
-    assert warnings(caplog) == [
-        f"Training was ended by {error!r} at step 1. The newest checkpoint in {tmp_path} is of "
-        f"step 0: 1 step is not saved. {advice}"
-    ]
-
-
-async def test_a_generator_that_is_closed_says_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Model()
-
-    async def losses() -> AsyncIterator[float]:
-        async with session_of(model, saving(tmp_path, model)) as session:
-            while True:
-                yield await session.run("loss")
-
-    generator = losses()
-    assert await anext(generator) == 0.5
-    await generator.aclose()  # type: ignore[attr-defined]
     [warning] = warnings(caplog)
-    assert warning.startswith("Training was ended by GeneratorExit() at step 1.")
+    assert warning.startswith(f"Training was ended by {error!r} at step 1. The newest ")
+    assert f"{tmp_path} is of step 0: 1 step is not saved. {advice}" in warning
 
 
 async def test_a_dropped_session_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = Model()
-    sessions = [await session_of(model, saving(tmp_path, model)).open()]
+    sessions = [await held_in(tmp_path).session.open()]
     await sessions[0].run([])
     with pytest.warns(ResourceWarning, match="nothing was saved at the end"):
         sessions.clear()
@@ -173,9 +91,8 @@ async def test_a_dropped_session_says_it(tmp_path: Path, caplog: pytest.LogCaptu
     assert warning.endswith("open sessions by `async with`, or `await session.close()`")
 
 
-class FailsAtEnd(SessionRunHook):
-    async def end(self, session: Any) -> None:
-        raise ValueError("of end")
+def fail() -> None:
+    raise ValueError("of end")
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -183,127 +100,86 @@ class FailsAtEnd(SessionRunHook):
 async def test_nothing_is_said_where_nothing_is_unsaved(
     ending: str, background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, hooks = Model(), list[Any]()
-    if ending == "end fails":
-        hooks = [FailsAtEnd()]
-    session = session_of(model, *hooks, saving(tmp_path, model, background=background))
-    if ending == "clean":
-        async with session:
-            for _ in range(13):
-                await session.run([])
-    elif ending == "end fails":
-        with pytest.raises(ValueError, match="of end"):
-            async with session:
-                await session.run([])
-    else:
-        await interrupted(session, 0 if ending == "no step" else 20)
+    before = [At(end=fail)] if ending == "end fails" else []
+    held = held_in(tmp_path, CopyingSaver, before=before, background=background)
+    try:
+        if ending in ("clean", "end fails"):
+            async with held.session:
+                await held.run(13)
+        else:
+            await interrupted(held.session, 0 if ending == "no step" else 20)
+    except ValueError:
+        assert before
     assert warnings(caplog) == []
 
 
-class Slow(OwnSaver):
-    """Saves in a thread, which waits there at step 10."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
-
-    def save(self, path: str) -> None:
-        if not self.has_begun.is_set() and self.model.w[0] == 10:
-            self.has_begun.set()
-            assert self.may_go_on.wait(30)
-        super().save(path)
-
-
-class SlowToWrite(Slow):
-    """Takes a copy first."""
-
-    def snapshot(self) -> Callable[[str], None]:
-        return self.save
-
-
-@pytest.mark.parametrize("kind", [Slow, SlowToWrite])
+@pytest.mark.parametrize("saver", [PlainSaver, CopyingSaver])
 async def test_a_save_that_a_cancellation_comes_upon_counts(
-    kind: type[Slow], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    saver: type[PlainSaver], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Model()
-    saver = kind(model)
-    session = session_of(model, saving(tmp_path, model, saver=saver))
+    held = held_in(tmp_path, saver)
 
     async def train() -> None:
-        async with session:
-            while True:
-                await session.run([])
+        async with held.session:
+            await held.run(9)
+            held.latch.close()
+            await held.run(1)
 
     async with anyio.create_task_group() as group:
         group.start_soon(train)
-        await anyio.to_thread.run_sync(saver.has_begun.wait, 30)
+        await held.latch.wait_for_arrival()
+        while held.cell.value < 10:
+            await held.latch.wait_for_arrival()
         group.cancel_scope.cancel()
-        saver.may_go_on.set()
+        held.latch.open()
     assert warnings(caplog) == []
-    async with session_of(model, saving(tmp_path, model, saver=saver)) as again:
-        assert again.global_step.value == 10
+    await check_that_training_goes_on(tmp_path, 10)
 
 
 async def test_steps_since_the_last_write_that_succeeded_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full(OwnSaver):
-        def save(self, path: str) -> None:
-            if self.model.w[0] == 20:
-                raise OSError("the disk is full")
-            super().save(path)
-
-    model = Model()
-    with pytest.raises((OSError, CheckpointError)):
-        async with session_of(model, saving(tmp_path, model, saver=Full(model))) as session:
-            for _ in range(20):
-                await session.run([])
-    last = warnings(caplog)[-1]
-    assert f"The newest checkpoint in {tmp_path} is of step 10: 10 steps are not saved" in last
+    held = held_in(tmp_path, errors=[None, None, OSError("the disk is full")])
+    with pytest.raises(CheckpointError):
+        async with held.session:
+            await held.run(20)
+    said = f"The newest checkpoint in {tmp_path} is of step 10: 10 steps are not saved"
+    assert said in warnings(caplog)[-1]
 
 
 async def test_nothing_is_said_of_steps_that_are_not_worth_saving(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def step() -> dict[str, float]:
-        return {"loss": float("nan")}
+    class Diverges(Cell):
+        def step(self) -> dict[str, float]:
+            return {**super().step(), "loss": float("nan")}
 
-    model = Model()
-    hooks = [saving(tmp_path, model), NanTensorHook("loss")]
+    held = held_in(tmp_path, cell=Diverges(), after=[NanTensorHook("loss")])
     with pytest.raises(NanLossDuringTrainingError):
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-            await session.run([])
-    assert not any("not saved. " in each for each in warnings(caplog))
+        async with held.session:
+            await held.run(1)
+    assert "not saved" not in caplog.text
 
 
-async def test_workers_of_one_model_say_it_once(
+async def test_workers_of_one_model_say_it_once_and_again_after_a_later_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Model()
-    creator = SharedSessionCreator(FunctionSessionCreator(model.step), num_workers=3)
+    cell = Cell()
+    creator = SharedSessionCreator(FunctionSessionCreator(cell.step))
+    saver = PlainSaver(cell)
 
-    async def work(number: int, *, task_status: TaskStatus[None]) -> None:
-        async with MonitoredSession([saving(tmp_path / str(number), model)], creator) as session:
-            await session.run([])
-            task_status.started()
-            await anyio.sleep_forever()
+    def session(number: int) -> MonitoredSession:
+        hook = CheckpointSaverHook(tmp_path / str(number), save_steps=10, saver=saver)
+        return MonitoredSession([hook], creator)
 
-    async with anyio.create_task_group() as group:
-        for number in range(3):
-            await group.start(work, number)
-        group.cancel_scope.cancel()
-    assert len(warnings(caplog)) == 1
-
-
-async def test_a_worker_that_leaves_after_a_later_save_says_it_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Model()
-    creator = SharedSessionCreator(FunctionSessionCreator(model.step))
     async with MonitoredSession([], creator):
-        for num_steps in (3, 2):  # the second one saves as it opens
-            hook = saving(tmp_path / str(num_steps), model)
-            await interrupted(MonitoredSession([hook], creator), num_steps)
+        with anyio.CancelScope() as scope:
+            async with session(1), session(2) as last:
+                for _ in range(3):
+                    await last.run([])
+                scope.cancel()
+                await anyio.sleep_forever()
+        await interrupted(session(3), 2)  # which saves as it opens
     said = [each.split(": ")[1].split(".")[0] for each in warnings(caplog)]
     assert said == ["3 steps are not saved", "2 steps are not saved"]
 
@@ -311,43 +187,21 @@ async def test_a_worker_that_leaves_after_a_later_save_says_it_again(
 async def test_of_two_savers_of_one_model_the_newest_checkpoint_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Model()
-    often = saving(tmp_path / "often", model, 5)
-    seldom = saving(tmp_path / "seldom", model, 100)
-    await interrupted(session_of(model, seldom, often), 12)
+    often = held_in(tmp_path / "often", save_steps=5)
+    seldom = CheckpointSaverHook(tmp_path / "seldom", save_steps=100, saver=often.saver)
+    creator = FunctionSessionCreator(often.cell.step)
+    await interrupted(MonitoredSession([seldom, often.hook], creator), 12)
     [warning] = warnings(caplog)
     assert f"The newest checkpoint in {tmp_path / 'often'} is of step 10: 2 steps are" in warning
 
 
-async def test_a_model_that_was_left_is_freed(tmp_path: Path) -> None:
-    model = Model()
-    await interrupted(session_of(model, saving(tmp_path, model)), 3)
-    left = weakref.ref(model)
-    del model
-    await anyio.lowlevel.checkpoint()
-    gc.collect()
-    assert left() is None
-
-
-@pytest.fixture
-def graph() -> Iterator[Any]:
-    tf = pytest.importorskip("tensorflow")
-    with tf.Graph().as_default():
-        yield tf
-
-
 @pytest.mark.tensorflow
-async def test_steps_of_a_graph_count_too(
-    graph: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    v1 = graph.compat.v1
-    step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
-    hook = CheckpointSaverHook(str(tmp_path), save_steps=10, saver=v1.train.Saver())
-    with anyio.CancelScope() as scope:
-        async with MonitoredSession([hook]) as session:
-            for _ in range(3):
-                await session.run(step)
-            scope.cancel()
-            await anyio.sleep_forever()
+async def test_steps_of_a_graph_count_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tf = pytest.importorskip("tensorflow")
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
+        hook = CheckpointSaverHook(str(tmp_path), save_steps=10, saver=v1.train.Saver())
+        await interrupted(MonitoredSession([hook]), 3, step)
     [warning] = [each for each in warnings(caplog) if "cancelled" in each]
     assert f"The newest checkpoint in {tmp_path} is of step 0: 3 steps are not saved" in warning
