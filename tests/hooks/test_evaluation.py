@@ -309,13 +309,6 @@ def test_a_restarted_evaluation_keeps_its_place_and_sees_the_step_of_then() -> N
     assert (failing.steps, hook.latest_step) == ([4, 4, 8, 9], 9)
 
 
-async def test_when_the_restarts_are_used_up_the_error_stops_training() -> None:
-    failing = Failing(*(ValueError(str(n)) for n in range(5)))
-    restart = Restart(max_attempts=2, first_pause_secs=0)
-    with pytest.raises(ValueError, match="2"):
-        await run_session([EvaluationHook(failing, 2, on_failure=restart)], to=2)
-
-
 async def test_a_stop_keeps_what_failed_from_restarting_and_the_end_does_not_wait_for_it() -> None:
     failing = Failing(*(ValueError(str(n)) for n in range(5)))
     restart = Restart(first_pause_secs=3600, longest_pause_secs=3600)

@@ -77,9 +77,10 @@ class Shown:
         async with anyio.create_task_group() as group:
 
             async def draw() -> None:
-                while True:
+                for _ in range(1000):
                     await settle()
                     self.look(0.5)
+                raise AssertionError("an end does not see its last line")
 
             group.start_soon(draw)
             yield

@@ -172,7 +172,7 @@ def best_of(path: Path, model: Model, by: Any) -> CheckpointSaverHook:
 
 
 def fed_and_closed(path: Path, model: Model) -> Play:
-    source = Counted()
+    source = Counted(99)
     return Play([FeedHook(prefetch(source, 2), "x")], lambda: source.log)
 
 

@@ -70,8 +70,8 @@ class Brief(Slow):
 
 
 def the_lag(watchdog: LoopLagHook) -> LoopLag:
-    """The longest lag, as a busy machine brings others."""
-    lag = max(watchdog.lags, key=lambda each: each.secs)
+    """The longest lag by what computes, as a busy machine brings others."""
+    lag = max((each for each in watchdog.lags if each.where == HERE), key=lambda each: each.secs)
     assert lag.secs >= HELD_SECS
     return lag
 
@@ -157,7 +157,7 @@ async def test_the_code_that_holds_the_loop_is_named(
         async with MonitoredSession(hooks, step, step_runner="inline") as session:
             await body(session)
     lag = the_lag(watchdog)
-    assert (lag.culprit, lag.where) == (culprit, HERE)
+    assert lag.culprit == culprit
     assert f"the event loop was held for {lag.secs:.2f} s by {culprit} ({HERE})" in caplog.messages
 
 

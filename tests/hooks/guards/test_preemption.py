@@ -283,7 +283,9 @@ async def test_a_call_ends_a_wait_saves_and_ends_the_block_cleanly(
     assert max(saved_counts(tmp_path)) == 1
 
 
-async def test_a_call_before_the_session_stops_it_as_soon_as_it_is_open_and_not_the_next() -> None:
+async def test_a_call_before_the_session_stops_it_as_soon_as_it_is_open_and_not_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hook = PreemptionHook(signals=())
     hook.preempt("the first one counts")
     hook.preempt("again")
@@ -292,6 +294,7 @@ async def test_a_call_before_the_session_stops_it_as_soon_as_it_is_open_and_not_
             await settle()
             assert (session.should_stop(), hook.is_preempted) == (stops, stops)
         assert ("the first one counts" in str(session.stop_reason)) is stops
+    assert caplog.text.count("the first one counts: training stops") == 1
 
 
 async def test_a_session_that_is_lost_while_it_stops_is_no_error(
