@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,7 @@ def outcome_of(
 async def test_it_stops_after_so_many_looks_without_improvement_in_each_session(
     lives: list[list[float | None]], patience: int, delta: float, mode: Mode
 ) -> None:
+    rest: Iterator[float | None] = iter(())
     hook = EarlyStoppingHook(lambda: next(rest), patience, min_delta=delta, mode=mode)
     for looks in lives:
         rest = iter(looks)

@@ -386,7 +386,16 @@ class Row:
 
 
 async def test_numbers_of_any_library_become_floats_in_the_order_of_any_mapping() -> None:
-    values = [1, True, Fraction(1, 4), np.float32(0.5), np.array(0.5), Row(), -math.inf, math.nan]
+    values: list[Any] = [
+        1,
+        True,
+        Fraction(1, 4),
+        np.float32(0.5),
+        np.array(0.5),
+        Row(),
+        -math.inf,
+        math.nan,
+    ]
     results = {f"b{place}a": each for place, each in enumerate(values)}
     latest = await latest_of(collections.ChainMap(results))
     assert repr(latest) == repr({key: float(each) for key, each in results.items()})

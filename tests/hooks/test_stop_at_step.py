@@ -80,13 +80,12 @@ async def test_all_workers_stop_exactly_also_where_some_fail_and_are_cancelled_o
 
 
 async def test_num_steps_counts_from_the_step_found_and_not_again_on_recovery() -> None:
-    outputs: list[Any] = [{}, {}, PreemptionError("lost")]
+    outcomes = [None, None, PreemptionError("lost")]
 
-    def step() -> Any:
-        output = outputs.pop(0) if outputs else {}
-        if output:
-            raise output
-        return output
+    def step() -> dict[str, int]:
+        if error := outcomes.pop(0) if outcomes else None:
+            raise error
+        return {}
 
     creator = FunctionSessionCreator(step, initial_step=100)
     recovery = Recovery(first_pause_secs=0)

@@ -376,7 +376,8 @@ async def by_hand(make: Make, path: Path, num_runs: int) -> Any:
     """The same of its hook alone, as a program without a session calls it."""
     model, error = Model(), ""
     play = make(path, model)
-    hook, hand = play.hooks[0], Hand(model.step)
+    hook: Any = play.hooks[0]
+    hand = Hand(model.step)
     await hand.open(hook)
     try:
         with suppress(StopTraining):

@@ -95,8 +95,8 @@ SOURCES: dict[str, Callable[[], Any]] = {
 }
 
 
-def hooks_of(feeding: Any, model: Model, path: Path, *, every: int) -> list[Any]:
-    return [feeding, NanTensorHook("loss", max_rollbacks=3), saving(path, model, every=every)]
+def guarding(model: Model, path: Path, *, every: int) -> list[Any]:
+    return [NanTensorHook("loss", max_rollbacks=3), saving(path, model, every=every)]
 
 
 @pytest.mark.parametrize(("every", "order"), [(1, slice(None)), (4, slice(None, None, -1))])
@@ -105,7 +105,8 @@ async def test_the_batch_that_diverged_is_fed_once_and_all_others_are_trained(
     tmp_path: Path, kind: str, every: int, order: slice
 ) -> None:
     model = Model(17)
-    await run_session(hooks_of(SOURCES[kind](), model, tmp_path, every=every)[order], model.step)
+    hooks = [SOURCES[kind](), *guarding(model, tmp_path, every=every)]
+    await run_session(hooks[order], model.step)
     model.check(left_out=model.batch_of(17) if "pairs" in kind else {17})
 
 
@@ -114,7 +115,7 @@ async def test_batches_that_diverge_one_after_the_other_are_all_left_out_and_the
     tmp_path: Path, every: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Model(9, 10, 14)
-    hooks = hooks_of(FeedHook(prefetch(range(NUM), 2), "x"), model, tmp_path, every=every)
+    hooks = [FeedHook(prefetch(range(NUM), 2), "x"), *guarding(model, tmp_path, every=every)]
     await run_session(hooks, model.step)
     model.check()
     for step in (10, 10, 13):
@@ -128,8 +129,8 @@ async def test_a_training_that_is_resumed_behind_it_does_not_bring_it_back(
 ) -> None:
     model = Model(17)
     for until in (last_step, 18, 99):
-        hooks = hooks_of(SOURCES[kind](), model, tmp_path, every=4)
-        await run_session([*hooks, StopAtStepHook(last_step=until)], model.step)
+        hooks = [SOURCES[kind](), StopAtStepHook(last_step=until)]
+        await run_session([*hooks, *guarding(model, tmp_path, every=4)], model.step)
     model.check(left_out=model.batch_of(17) if kind == "pairs" else {17})
 
 
@@ -145,7 +146,7 @@ async def test_workers_that_share_an_input_go_on_behind_it_whichever_was_fed_it(
         for place in range(3):
             hooks: list[Any] = [FeedHook(source, "x")]
             if place == 0:
-                hooks = hooks_of(*hooks, model, tmp_path, every=every)
+                hooks += guarding(model, tmp_path, every=every)
             elif others_look:
                 hooks.append(NanTensorHook("loss", fail_on_nan_loss=False))
             workers.append(await stack.enter_async_context(MonitoredSession(hooks, creator)))
@@ -165,7 +166,7 @@ async def test_a_run_in_a_step_fn_goes_on_behind_it(tmp_path: Path) -> None:
     async def step_fn(step_context: StepContext) -> None:
         await step_context.run_with_hooks("loss")
 
-    hooks = hooks_of(FeedHook(range(NUM), "x"), model, tmp_path, every=2)
+    hooks = [FeedHook(range(NUM), "x"), *guarding(model, tmp_path, every=2)]
     async with MonitoredSession(hooks, model.step) as session:
         while not session.should_stop():
             await session.run_step_fn(step_fn)
@@ -182,6 +183,7 @@ async def generated() -> AsyncIterator[int]:
 )
 async def test_an_input_that_cannot_go_back_goes_on(tmp_path: Path, make: Any) -> None:
     model = Model(7)
-    await run_session(hooks_of(FeedHook(make(), "x"), model, tmp_path, every=1), model.step)
+    hooks = [FeedHook(make(), "x"), *guarding(model, tmp_path, every=1)]
+    await run_session(hooks, model.step)
     assert model.fed == list(range(NUM))
     assert 7 not in model.items
