@@ -49,24 +49,15 @@ def beginning_at(step: int) -> FunctionSessionCreator:
 
 
 @both_modes
-@pytest.mark.parametrize(
-    ("first", "every", "last", "at_end", "steps"),
-    [(0, 3, 10, True, [3, 6, 9, 10]), (7, 5, 14, False, [12])],
-)
-async def test_it_evaluates_every_n_steps_from_the_first_on_and_at_the_end(
-    mode: Evaluate, first: int, every: int, last: int, at_end: bool, steps: list[int]
-) -> None:
-    notes, writer = Notes(), Writer()
-    hook = EvaluationHook(
-        notes, every_n_steps=every, mode=mode, at_end=at_end, summary_writer=writer
-    )
-    ended: list[Any] = []
+async def test_it_evaluates_every_n_steps_from_the_first_on_and_at_the_end(mode: Evaluate) -> None:
+    notes, writer, ended = Notes(), Writer(), list[Any]()
+    hook = EvaluationHook(notes, every_n_steps=3, mode=mode, summary_writer=writer)
     later = Calls(end=lambda session: ended.append(hook.latest_step))
-    await run_session([hook, later], beginning_at(first), to=last)
-    assert notes.steps == steps
-    assert (hook.latest, hook.latest_step) == ({"step": float(steps[-1])}, steps[-1])
-    assert ended == steps[-1:], "hooks that are listed later find the last result"
-    assert writer.written == [("eval/step", step, step) for step in steps]
+    await run_session([hook, later], beginning_at(7), to=14)
+    assert notes.steps == [10, 13, 14]
+    assert (hook.latest, hook.latest_step) == ({"step": 14.0}, 14)
+    assert ended == [14], "hooks that are listed later find the last result"
+    assert writer.written == [("eval/step", step, step) for step in notes.steps]
     assert writer.flushes == 1
 
 

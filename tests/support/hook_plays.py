@@ -240,7 +240,7 @@ def traced(path: Path, model: Model) -> Play:
         slices = read(path / "run.pftrace").slices
         return [each.path for each in slices if each.name in ("session", "run", "step")]
 
-    return Play([TraceHook(path / "run.pftrace"), RecordingHook("a")], look)
+    return Play([TraceHook(path / "run.pftrace")], look)
 
 
 def under_a_protocol(path: Path, model: Model) -> Play:
