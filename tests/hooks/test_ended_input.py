@@ -12,9 +12,7 @@ import pytest
 
 from asynchooks import (
     FeedHook,
-    FunctionSessionCreator,
     MonitoredSession,
-    SessionRunHook,
     SharedSessionCreator,
     StopAtStepHook,
     StopTraining,
@@ -32,7 +30,8 @@ from asynchooks.data import (
 )
 
 from ..support.faults import FaultError
-from .inputs import Counted, Diary, saving, until_stopped
+from .inputs import Counted, Diary, saving
+from .training import run_session
 
 pytestmark = pytest.mark.anyio
 
@@ -53,28 +52,6 @@ INPUTS: dict[str, Callable[[Any], Stage[Any]]] = {
 }
 
 
-class Worker:
-    """Its session, and how that ended."""
-
-    def __init__(self, source: Any, creator: Any, *, loops: bool = False) -> None:
-        self.loops, self.source = loops, source
-        self.session = MonitoredSession([] if loops else [FeedHook(source, "x")], creator)
-        self.error: BaseException | None = None
-
-    async def train(self) -> None:
-        async with self.session as session:
-            if self.loops:
-                async for item in session.batches(self.source):
-                    await session.run([], {"x": item})
-                return
-            while not session.should_stop():
-                try:
-                    await session.run([])
-                except BaseException as error:
-                    self.error = error
-                    raise
-
-
 def counting() -> tuple[SharedSessionCreator, list[Any]]:
     seen: list[Any] = []
 
@@ -83,18 +60,28 @@ def counting() -> tuple[SharedSessionCreator, list[Any]]:
         seen.append(x)
         return {}
 
-    return SharedSessionCreator(FunctionSessionCreator(step)), seen
+    return SharedSessionCreator(step), seen
+
+
+async def train(source: Any, creator: Any, *, loops: bool = False) -> None:
+    if not loops:
+        await run_session([FeedHook(source, "x")], creator)
+        return
+    async with MonitoredSession([], creator) as session:
+        async for item in session.batches(source):
+            await session.run([], {"x": item})
 
 
 async def check_that_late_workers_end(source: Stage[Any], loops: bool) -> None:
     creator, seen = counting()
-    await Worker(source, creator, loops=loops).train()
-    assert len(seen) == 6
-    for _ in range(2):
-        late = Worker(source, creator, loops=loops)
-        await late.train()
-        assert type(late.error) is (type(None) if loops else StopTraining)
-    assert len(seen) == 6
+    for _ in range(3):
+        await train(source, creator, loops=loops)
+        assert len(seen) == 6
+    if not loops:
+        async with MonitoredSession([FeedHook(source, "x")], creator) as session:
+            assert not session.should_stop()
+            with pytest.raises(StopTraining, match="the input .* has ended"):
+                await session.run([])
 
 
 @pytest.mark.parametrize("around", INPUTS)
@@ -115,37 +102,26 @@ async def test_so_does_one_whose_input_is_a_stream_that_was_closed(around: str) 
         await check_that_late_workers_end(INPUTS[around](receiver), loops=False)
 
 
-async def test_its_first_run_says_that_the_input_has_ended() -> None:
-    source, (creator, _) = prefetch(range(3), 1), counting()
-    await Worker(source, creator).train()
-    async with MonitoredSession([FeedHook(source, "x")], creator) as session:
-        assert not session.should_stop()
-        with pytest.raises(StopTraining, match="the input prefetch.* has ended"):
-            await session.run([])
-
-
 @pytest.mark.parametrize("is_failed", [True, False])
 async def test_an_input_that_was_closed_before_its_end_is_not_taken_for_one_that_has_ended(
     is_failed: bool,
 ) -> None:
     source, (creator, seen) = prefetch(Counted(4, FaultError()), 2), counting()
-    first = MonitoredSession([FeedHook(source, "x"), StopAtStepHook(num_steps=2)], creator)
     if is_failed:
         with pytest.raises(FaultError):
-            await Worker(source, creator).train()
+            await train(source, creator)
     else:
-        async with first as session:
-            await until_stopped(session)
+        await run_session([FeedHook(source, "x"), StopAtStepHook(num_steps=2)], creator)
     with pytest.raises(RuntimeError, match="is closed; make a new one"):
-        await Worker(source, creator).train()
+        await train(source, creator)
     assert len(seen) == (4 if is_failed else 2)
 
 
 async def test_another_training_with_an_input_that_has_ended_is_refused() -> None:
     source, diary = prefetch(range(3), 1), Diary()
-    await Worker(source, diary.creator).train()
+    await train(source, diary.step)
     with pytest.raises(RuntimeError, match="is closed; make a new one"):
-        await Worker(source, diary.creator).train()
+        await train(source, diary.step)
     assert diary.items == [0, 1, 2]
 
 
@@ -153,9 +129,7 @@ async def test_it_ends_cleanly_also_where_it_restores_the_checkpoint_of_the_end(
     tmp_path: Path,
 ) -> None:
     source, diary = prefetch(batch(range(6), 2), 2), Diary()
-    creator = SharedSessionCreator(diary.creator)
+    creator = SharedSessionCreator(diary.step)
     for _ in range(2):
-        hooks: list[SessionRunHook] = [FeedHook(source, "x"), saving(tmp_path, diary)]
-        async with MonitoredSession(hooks, creator) as session:
-            await until_stopped(session)
+        await run_session([FeedHook(source, "x"), saving(tmp_path, diary)], creator)
         assert diary.items == list(range(6))

@@ -219,7 +219,7 @@ def hasty_threads() -> Iterator[None]:
 @pytest.mark.parametrize("anyio_backend", LOOPS)
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=15,
+    max_examples=8,
     deadline=None,
 )
 @given(lives=st.lists(LIVES, min_size=1, max_size=4), feeds=st.booleans())

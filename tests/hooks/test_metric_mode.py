@@ -14,91 +14,60 @@ import pytest
 from asynchooks import (
     CheckpointSaverHook,
     EarlyStoppingHook,
-    Evaluate,
     EvaluationHook,
-    FunctionSessionCreator,
     Metric,
     Mode,
-    MonitoredSession,
     Retention,
     StateDictSaver,
 )
-from asynchooks.checkpoints import CheckpointDirectory
 
 SMALLER = (
-    "loss", "val_loss", "eval/loss", "valLoss", "loss:0", "loss_1:0", "train/total_loss",
-    "loss_mean", "error", "error_rate", "mean_squared_error", "mse", "rmse", "mae", "perplexity",
-    "val perplexity", "nll", "cross_entropy", "log_loss", "accuracy/loss", "cost",
+    "loss", "valLoss", "loss:0", "train/total_loss", "loss_mean", "error_rate",
+    "mean_squared_error", "rmse", "mae", "val perplexity", "nll", "cross_entropy", "accuracy/loss",
 )  # fmt: skip
 LARGER = (
-    "accuracy", "acc", "valid_acc", "eval/accuracy", "top5_accuracy", "top-1-accuracy", "acc@1",
-    "auc", "roc_auc", "f1", "F1", "f1_macro", "val_f1", "reward", "episode_reward_mean",
-    "score", "precision", "recall", "return", "r2", "R2", "r2_score", "bleu", "bleu4", "mAP",
-    "loss/accuracy", "iou",
+    "accuracy", "valid_acc", "top-1-accuracy", "acc@1", "roc_auc", "F1", "val_f1",
+    "episode_reward_mean", "score", "precision", "return", "R2", "bleu4", "mAP", "loss/accuracy",
 )  # fmt: skip
 ASK = (
-    "value", "metric", "x", "", "count", "learning_rate", "grad_norm", "1-accuracy", "1 - acc",
-    "eval/1-accuracy", "1/accuracy", "100-acc", "1_accuracy", "-loss", "neg_mean_squared_error",
-    "negative_loss", "one_minus_accuracy", "inverse_loss", "accuracy_loss", "loss_accuracy",
-    "error_score", "accuracy_drop", "rewards", "loss_scale", "loss/scale", "inaccuracy", "lossless",
-    "entropy",
+    "value", "", "learning_rate", "grad_norm", "1-accuracy", "eval/1-accuracy", "1/accuracy",
+    "100-acc", "1_accuracy", "-loss", "neg_mean_squared_error", "one_minus_accuracy",
+    "inverse_loss", "accuracy_loss", "error_score", "accuracy_drop", "rewards", "loss_scale",
+    "inaccuracy", "lossless",
 )  # fmt: skip
-GIVEN: list[tuple[Any, Mode]] = [
-    ("min", Mode.MIN), ("max", Mode.MAX), (Mode.MIN, Mode.MIN), (Mode.MAX, Mode.MAX)
-]  # fmt: skip
 
 
-def mode_of_stopping(metric: Any, **options: Any) -> str:
+def mode_of(metric: Any, **options: Any) -> str:
     found = re.search(r"mode=(\S+)\)", repr(EarlyStoppingHook(metric, 3, **options)))
     assert found is not None
     return found[1]
 
 
 def saver_hook(path: Path, metric: Any, **options: Any) -> CheckpointSaverHook:
-    saver = StateDictSaver(w={"w": np.zeros(1)})
-    retention = Retention(keep_best=1, **options)
+    saver, retention = StateDictSaver(w={"w": np.zeros(1)}), Retention(keep_best=1, **options)
     return CheckpointSaverHook(path, save_steps=1, saver=saver, metric=metric, retention=retention)
 
 
-def evaluation_of(key: str) -> Any:
-    return EvaluationHook(lambda session, step: {key: 1.0}, every_n_steps=1).metric(key)
+def evaluation_of(key: str, mode: Any = None) -> Metric:
+    hook = EvaluationHook(lambda session, step: {key: 1.0}, every_n_steps=1)
+    return hook.metric(key, mode=mode)
 
 
-def function_of(name: str) -> Callable[[], float]:
+def function_of(name: str, mode: Any = None) -> Metric:
     def metric() -> float:
         return 1.0
 
     metric.__name__ = name
-    return metric
+    return Metric(metric, mode)
 
 
-@pytest.mark.parametrize("kind", [str, evaluation_of, function_of])
-@pytest.mark.parametrize(
-    ("names", "mode"), [(SMALLER, "Mode.MIN"), (LARGER, "Mode.MAX")], ids=["smaller", "larger"]
-)
+every_kind = pytest.mark.parametrize("kind", [Metric, evaluation_of, function_of])
+
+
+@every_kind
+@pytest.mark.parametrize(("names", "mode"), [(SMALLER, "Mode.MIN"), (LARGER, "Mode.MAX")])
 def test_a_plain_name_says_which_is_better(names: Any, mode: str, kind: Any) -> None:
-    assert {name: mode_of_stopping(kind(name)) for name in names} == dict.fromkeys(names, mode)
-
-
-@pytest.mark.parametrize("kind", [str, evaluation_of, function_of])
-@pytest.mark.parametrize("name", ASK)
-def test_where_the_name_does_not_say_which_is_better_it_is_asked_for(
-    tmp_path: Path, kind: Any, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    for mode in Mode:
-        assert mode_of_stopping(kind(name), mode=mode) == str(mode)
-        saver_hook(tmp_path, kind(name), mode=mode)
-    assert asked(caplog) == []
-
-    assert mode_of_stopping(kind(name)) == "Mode.MIN"
-    saver_hook(tmp_path, kind(name))
-    stopping, saving = asked(caplog)
-    assert stopping == saving
-    assert (
-        "the smaller one is taken for the better one. Say it on the metric: Metric(..., mode="
-        in (stopping)
-    )
-    assert not list(tmp_path.iterdir())
+    assert {name: mode_of(kind(name)) for name in names} == dict.fromkeys(names, mode)
 
 
 def asked(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -115,101 +84,53 @@ class Measures:
         return 1.0
 
 
-@pytest.mark.parametrize("metric", [lambda: 1.0, Measures(), partial(float, 1)])
-def test_a_function_without_a_plain_name_is_asked_for_its_mode(
-    metric: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(partial(kind, name) for kind in (Metric, evaluation_of, function_of) for name in ASK),
+        lambda: lambda: 1.0, Measures, lambda: partial(float, 1),
+    ],
+)  # fmt: skip
+def test_where_the_name_does_not_say_which_is_better_it_is_asked_for(
+    tmp_path: Path, make: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert mode_of_stopping(metric, mode="max") == "Mode.MAX"
+    for mode in Mode:
+        assert mode_of(make(), mode=mode) == str(mode)
+        saver_hook(tmp_path, make(), mode=mode)
     assert asked(caplog) == []
-    assert mode_of_stopping(metric) == "Mode.MIN"
-    assert len(asked(caplog)) == 1
+    assert mode_of(make()) == "Mode.MIN"
+    saver_hook(tmp_path, make())
+    assert len(asked(caplog)) == 2
+    assert all("Say it on the metric: Metric(..., mode=" in each for each in asked(caplog))
 
 
 def test_a_method_with_a_plain_name_needs_none() -> None:
-    assert mode_of_stopping(Measures().loss) == "Mode.MIN"
+    assert mode_of(Measures().loss) == "Mode.MIN"
 
 
-@pytest.mark.parametrize(("given", "mode"), GIVEN)
-def test_what_is_given_goes_before_the_name_also_as_text(given: Any, mode: Mode) -> None:
-    for metric in ("loss", "accuracy"):
-        assert mode_of_stopping(metric, mode=given) == str(mode)
-    assert Retention(mode=given) == Retention(mode=mode)
-    assert Retention(mode=given).mode is mode
+@pytest.mark.parametrize("mode", Mode)
+def test_what_is_given_goes_before_the_name_also_as_text(mode: Mode) -> None:
+    for given in (mode, mode.value):
+        assert mode_of("loss", mode=given) == mode_of("accuracy", mode=given) == str(mode)
+        assert Retention(mode=given).mode is mode
 
 
-@pytest.mark.parametrize("kind", [str, evaluation_of, function_of])
-def test_a_metric_says_it_once_for_all_hooks(
+@every_kind
+def test_a_metric_says_it_once_for_all_hooks_and_is_asked_once(
     kind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metric = Metric(kind("value"), "max") if kind is not evaluation_of else with_mode("value")
-    assert mode_of_stopping(metric) == "Mode.MAX"
-    assert mode_of_stopping(metric, mode="max") == "Mode.MAX"
+    metric, unsaid = kind("value", "max"), kind("value")
+    assert mode_of(metric) == mode_of(metric, mode="max") == "Mode.MAX"
     saver_hook(tmp_path, metric)
     saver_hook(tmp_path, metric, mode=Mode.MAX)
     assert asked(caplog) == []
-    unsaid = Metric(kind("value")) if kind is not evaluation_of else evaluation_of("value")
-    mode_of_stopping(unsaid)
+    mode_of(unsaid)
     saver_hook(tmp_path, unsaid)
     assert len(asked(caplog)) == 1
 
 
-def with_mode(key: str) -> Metric:
-    evaluation = EvaluationHook(lambda session, step: {key: 1.0}, every_n_steps=1)
-    return evaluation.metric(key, mode="max")
-
-
 def test_a_mode_beside_a_metric_that_says_the_other_one_is_refused(tmp_path: Path) -> None:
-    said = (
-        r"got mode=Mode.MIN, and Metric\('value', mode=Mode.MAX\), which says Mode.MAX; say it once"
-    )
-    with pytest.raises(ValueError, match=f"^EarlyStoppingHook {said}"):
-        EarlyStoppingHook(Metric("value", "max"), 3, mode="min")
-    with pytest.raises(ValueError, match=rf"^Retention\(.*\) {said}"):
-        saver_hook(tmp_path, Metric("value", "max"), mode="min")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error"), [("auto", ValueError), ("", ValueError), (1, TypeError)]
-)
-def test_what_is_no_mode_is_refused(wrong: Any, error: type[Exception]) -> None:
-    message = re.escape(f"mode is {wrong!r}; give Mode.MIN or Mode.MAX, or the text")
-    for make in (lambda: EarlyStoppingHook("loss", 3, mode=wrong), lambda: Retention(mode=wrong)):
-        with pytest.raises(error, match=message):
-            make()
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("name", "values", "best", "text"),
-    [
-        ("accuracy", [0.1, 0.9, 0.8, 0.2, 0.1], 2, "(Mode.MAX: larger is better)"),
-        ("val_loss", [0.9, 0.1, 0.2, 0.8, 0.9], 2, "(Mode.MIN: smaller is better)"),
-    ],
-)
-async def test_stopping_and_keeping_the_best_go_by_the_name(
-    tmp_path: Path, name: str, values: list[float], best: int, text: str
-) -> None:
-    weights = {"w": np.zeros(1)}
-
-    def step() -> dict[str, Any]:
-        weights["w"] += 1
-        return {}
-
-    def evaluate(session: Any, global_step: int) -> dict[str, float]:
-        return {name: values[global_step - 1]}
-
-    evaluation = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE)
-    stopping = EarlyStoppingHook(evaluation.metric(name), 3, restore_best=True)
-    saver = CheckpointSaverHook(
-        tmp_path, save_steps=1, saver=StateDictSaver(w=weights), metric=evaluation.metric(name),
-        retention=Retention(max_to_keep=1, keep_best=1),
-    )  # fmt: skip
-    hooks = [evaluation, stopping, saver]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        while not session.should_stop():
-            await session.run([])
-    assert str(session.stop_reason).endswith(f"of step {best} for 3 looks {text}")
-    assert (weights["w"][0], stopping.best_step) == (best, best)
-    found = CheckpointDirectory(tmp_path).best()  # it need not be told again
-    assert found is not None
-    assert (found.step, found.metric) == (best, values[best - 1])
+    said = r"got mode=Mode.MIN, and Metric\('value', mode=Mode.MAX\), .*; say it once"
+    for make in (partial(EarlyStoppingHook, patience=3), partial(saver_hook, tmp_path)):
+        with pytest.raises(ValueError, match=said):
+            make(metric=Metric("value", "max"), mode="min")

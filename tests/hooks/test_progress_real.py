@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pty
 import re
@@ -20,7 +19,10 @@ from .terminals import screen
 
 pytestmark = pytest.mark.faults
 
-ROOT = Path(__file__).parent.parent.parent
+ENV = {
+    **os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm",
+    "PYTHONIOENCODING": "utf-8",
+}  # fmt: skip
 
 PROGRAM = """
 import asyncio, logging, sys
@@ -60,16 +62,11 @@ def in_terminal(*argv: str, on_output: Callable[[int, str], None] | None = None)
     Args:
         on_output: called with the process and all that it has written so far.
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, *argv],
-        env=env,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        [sys.executable, *argv], env=ENV, stdin=theirs, stdout=theirs, stderr=theirs,
         start_new_session=True,
-    ) as process:
+    ) as process:  # fmt: skip
         os.close(theirs)
         written = b""
         while True:
@@ -86,19 +83,15 @@ def in_terminal(*argv: str, on_output: Callable[[int, str], None] | None = None)
     return process.returncode, written.decode()
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio", "uvloop"])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_lines_stay_above_the_bar_which_ends_as_one_line(backend: str) -> None:
-    if backend != "asyncio":
-        pytest.importorskip(backend)
     returned, written = in_terminal("-c", PROGRAM, backend, "100")
-
     assert returned == 0, written
     assert re.search(r"training .*━.* \d+/100 [\d.]+ steps/s .* left .*loss 0\.5", written)
     shown = screen(written)
     logged = [line for line in shown if re.fullmatch(r"LOG global_step/sec: [\d.]+", line)]
-    assert len(logged) == 4
-    assert len(shown) == 8, shown
-    assert shown[2] == "half way" or shown[3] == "half way"
+    assert (len(logged), len(shown)) == (4, 8), shown
+    assert "half way" in shown[2:4]
     assert re.fullmatch(r"done at step 100 of 100 in [\d.]+ s · .* loss 0\.5", shown[-3])
     assert shown[-2:] == ["after it", ""]
 
@@ -112,11 +105,9 @@ def test_an_interrupted_program_leaves_a_terminal_that_works() -> None:
             os.kill(pid, signal.SIGINT)
 
     returned, written = in_terminal("-c", PROGRAM, "asyncio", "100000", on_output=interrupt)
-
     assert returned not in (0, None)
     shown = screen(written)
-    (last,) = (line for line in shown if "cancelled at step" in line)
-    assert re.match(r"cancelled at step 5\d of 100,000 in ", last)
+    (last,) = (line for line in shown if re.match("cancelled at step 5. of 100,000 in ", line))
     assert shown[shown.index(last) + 1].startswith("Traceback")
     assert shown[-2] == "KeyboardInterrupt"
 
@@ -146,37 +137,14 @@ def test_the_exit_of_a_program_that_closed_no_session_takes_the_bar_away() -> No
     assert [line for line in screen(written) if "training" in line] == []
 
 
-def full_pipe() -> tuple[int, int]:
-    ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(theirs, bytes(4096))
-    os.set_blocking(theirs, True)
-    return ours, theirs
-
-
-def stopped_terminal() -> tuple[int, int]:
+def test_a_terminal_that_takes_nothing_holds_up_neither_training_nor_the_exit() -> None:
     ours, theirs = pty.openpty()
     termios.tcflow(theirs, termios.TCOOFF)  # as Ctrl-S does
-    return ours, theirs
-
-
-@pytest.mark.parametrize("blocked", [full_pipe, stopped_terminal])
-def test_a_standard_error_that_takes_nothing_holds_up_neither_training_nor_the_exit(
-    blocked: Callable[[], tuple[int, int]],
-) -> None:
-    ours, theirs = blocked()
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM.replace("level=logging.INFO", "level=60"), "trio", "60"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+            env=ENV, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60, check=False,
+        )  # fmt: skip
     finally:
         os.close(theirs)
         os.close(ours)
@@ -268,21 +236,11 @@ def test_a_notebook_has_one_output_that_is_updated_while_other_cells_run(
     assert re.fullmatch(r"<mine>: done at step 300 of 300 in .* · loss 0\.5", plain)
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_without_rich_a_terminal_gets_lines_and_one_hint(is_terminal: bool) -> None:
+def test_without_rich_a_terminal_gets_lines_and_one_hint() -> None:
     without = f"import sys; sys.modules['rich.console'] = None\n{PROGRAM}"
-    argv = ["-c", without, "asyncio", "60"]
-    if is_terminal:
-        returned, written = in_terminal(*argv)
-    else:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [sys.executable, *argv], env=env, capture_output=True, text=True, check=False
-        )
-        returned, written = done.returncode, done.stderr
+    returned, written = in_terminal("-c", without, "asyncio", "60")
     assert returned == 0, written
-    lines = written.splitlines()
     hint = "pip install 'asynchooks[progress]' for a progress bar here"
-    assert lines.count(hint) == is_terminal
+    assert written.splitlines().count(hint) == 1
     assert "done at step 60 of 60" in written
     assert "\x1b" not in written

@@ -1,16 +1,13 @@
-"""PreemptionHook: its sessions, moments, saves and workers, when a signal comes."""
+"""PreemptionHook: its sessions, moments, saves and workers, when a stop is asked for."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -19,8 +16,6 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
-    CheckpointSaverListener,
-    FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
     PreemptionHook,
@@ -30,7 +25,8 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks._engine.base import Engine
+from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ...support.helpers import settle
 from ..preemptions import (
@@ -45,74 +41,62 @@ from ..preemptions import (
     sigterm,
     train,
 )
+from ..virtual_time import on_trampoline, pause
 
 pytestmark = pytest.mark.anyio
 
 
-def opened(directory: Path, model: Counter, *hooks: Any, **options: Any) -> MonitoredSession:
-    """A session with a PreemptionHook, a saver and these hooks."""
-    all_hooks = [PreemptionHook(), saving(directory, model), *hooks]
-    return MonitoredSession(all_hooks, FunctionSessionCreator(model.step), **options)
+@pytest.mark.parametrize(
+    ("moment", "count"),
+    [("begin", 0), ("after_create_session", 0), ("before_run", 1), ("after_run", 1), ("end", 2)],
+)
+@pytest.mark.parametrize("is_signal", [True, False])
+async def test_a_stop_at_any_moment_of_another_hook_ends_training_and_saves(
+    tmp_path: Path, moment: str, count: int, is_signal: bool
+) -> None:
+    async def stop() -> None:
+        (sigterm if is_signal else hook.preempt)()
+        await settle()
+
+    model, hook, other = Counter(), PreemptionHook(), At(**{moment: stop})
+    hooks = [hook, saving(tmp_path, model), other, StopAtStepHook(last_step=2)]
+    with left_by_signal() if is_signal else handlers_are_kept():
+        async with MonitoredSession(hooks, model.step) as session:
+            await train(session)
+    assert (hook.is_preempted, model.count) == (True, count)
+    assert saved_counts(tmp_path) == {0: 0, count: count}
+    assert other.log[-1] == "end"
 
 
-@pytest.mark.parametrize("moment", ["begin", "after_create_session", "before_run", "end"])
-async def test_a_signal_during_another_hooks_moment(tmp_path: Path, moment: str) -> None:
-    async def signal_and_wait() -> None:
-        sigterm()
-        await anyio.sleep(0.01)
-
-    model, hook = Counter(), At(**{moment: signal_and_wait})
-    with left_by_signal() as caught:
-        async with opened(tmp_path, model, hook) as session:
-            if moment in ("begin", "after_create_session"):
-                assert session.should_stop()
-            else:
-                await session.run([])
-    assert caught.value.code == 143
-    assert model.count == int(moment in ("before_run", "end"))
-    assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
-    assert hook.log[-1] == "end"
-    assert "on_error" not in hook.log
-
-
-@pytest.mark.parametrize("pause", [0.0, 0.05])
-async def test_a_signal_before_a_session_is_recreated_stops_the_new_one(pause: float) -> None:
-    """Where it is recreated at once, and where it takes a second attempt after a pause."""
-    lost, new = ScriptedSession([{}, PreemptionError("lost")]), ScriptedSession()
-    moments = [sigterm]
+@pytest.mark.parametrize("moment", ["step", "creation", "pause"])
+async def test_a_session_that_is_lost_about_a_signal_runs_no_further_step(moment: str) -> None:
+    class Lost(ScriptedSession):
+        def run(self, *args: Any, **options: Any) -> Any:
+            if moment == "step":
+                sigterm()
+            raise PreemptionError("lost")
 
     class Creator(ScriptedSessionCreator):
         def create_session(self) -> Any:
-            if lost.is_closed and moments:
-                moments.pop()()
+            if moment == "creation" and lost.is_closed:
+                sigterm()
             return super().create_session()
 
-    away = [PreemptionError("still away")] if pause else []
-    recovery = Recovery(first_pause_secs=pause, longest_pause_secs=pause)
-    session = MonitoredSession([PreemptionHook()], Creator([lost, *away, new]), recovery=recovery)
-    with left_by_signal():
-        async with session:
-            await session.run([])
-            await session.run([])
-            raise AssertionError("it ran")
-    assert new.num_runs == 0  # the run that was lost is not made again; a pause ends at once
-    assert new.is_closed == (not pause)
+    async def signal_in_the_pause() -> None:
+        await settle()
+        sigterm()
 
-
-async def test_a_step_that_loses_the_session_after_the_signal_keeps_the_stop() -> None:
-    class Lost(ScriptedSession):
-        def run(self, *args: Any, **options: Any) -> Any:
-            sigterm()
-            raise PreemptionError("lost")
-
-    new = ScriptedSession()
-    creator = ScriptedSessionCreator([Lost(), new])
-    with left_by_signal():
-        async with MonitoredSession([PreemptionHook()], creator) as session:
+    lost, new = Lost(), ScriptedSession()
+    away = [PreemptionError("still away")] * (moment == "pause")
+    recovery = Recovery(first_pause_secs=3600, longest_pause_secs=3600)
+    with left_by_signal(), anyio.fail_after(30):
+        async with MonitoredSession(
+            [PreemptionHook()], Creator([lost, *away, new]), recovery=recovery
+        ) as session:
+            if moment == "pause":
+                session.start_soon(signal_in_the_pause)
             with pytest.raises(StopTraining, match="by PreemptionHook"):
                 await session.run([])
-            assert session.should_stop()
-    assert str(session.stop_reason) == "PreemptionHook: the process got SIGTERM"
     assert new.num_runs == 0
 
 
@@ -124,84 +108,40 @@ async def test_a_step_that_loses_the_session_after_the_signal_keeps_the_stop() -
     ],
     ids=["for a step", "elsewhere"],
 )
-@pytest.mark.parametrize("is_caught", [True, False])
-async def test_a_signal_ends_a_wait_which_ends_the_block_cleanly(
-    tmp_path: Path, wait: Callable[[MonitoredSession], Any], is_caught: bool
+async def test_a_signal_ends_all_waits_and_the_block_cleanly(
+    wait: Callable[[MonitoredSession], Any],
 ) -> None:
     async def signal_when_blocked() -> None:
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         sigterm()
-
-    model = Counter()
-    with left_by_signal():
-        async with opened(tmp_path, model) as session:
-            await session.run([])
-            session.start_soon(signal_when_blocked)
-            with pytest.raises(StopTraining) if is_caught else contextlib.nullcontext():
-                await wait(session)
-    assert saved_counts(tmp_path) == {0: 0, 1: 1}
-
-
-async def test_a_signal_ends_the_wait_of_a_side_task() -> None:
-    ends: list[str] = []
-
-    async def watch(session: MonitoredSession) -> None:
-        try:
-            await session.global_step.wait_for(10**6)
-        except StopTraining:
-            ends.append("stopped")
-            raise
 
     with left_by_signal():
         async with session_with() as session:
-            session.start_soon(watch, session)
-            await anyio.wait_all_tasks_blocked()
-            sigterm()
-            await train(session)
-    assert ends == ["stopped"]
+            session.start_soon(lambda: wait(session))
+            session.start_soon(signal_when_blocked)
+            await wait(session)
+            raise AssertionError("it came")
 
 
-@pytest.mark.parametrize("is_yielding", [False, True])
 @pytest.mark.parametrize("runner", ["thread", "inline"])
-async def test_a_step_that_blocks_completes_and_is_saved(
-    tmp_path: Path, runner: Any, is_yielding: bool
-) -> None:
+async def test_a_step_that_blocks_completes_and_is_saved(tmp_path: Path, runner: Any) -> None:
     model = Counter()
 
     def step() -> dict[str, int]:
         if model.count == 2:
             signal_main()
-            time.sleep(0.05)
+            time.sleep(0.05)  # it blocks
         return model.step()
 
     hooks = [PreemptionHook(), saving(tmp_path, model)]
-    session = MonitoredSession(hooks, FunctionSessionCreator(step), step_runner=runner)
     with left_by_signal():
-        async with session:
+        async with MonitoredSession(hooks, step, step_runner=runner) as session:
             while not session.should_stop():
                 await session.run([])
-                if is_yielding:
-                    await anyio.lowlevel.checkpoint()
     # a further step may begin: inline, before the hook's task has had its turn; in a thread, where
     # asyncio's loop, just falling asleep, misses the signal until something else wakes it
     assert model.count in (3, 4)
     assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
-
-
-class SlowSaver:
-    """A saver in whose n-th save the signal comes."""
-
-    def __init__(self, model: Counter, nth: int) -> None:
-        self.saver = StateDictSaver(model=model)
-        self.restore = self.saver.restore
-        self.left = nth
-
-    def save(self, path: str) -> None:
-        self.left -= 1
-        if self.left == 0:
-            signal_main()
-            time.sleep(0.05)
-        self.saver.save(path)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -209,309 +149,126 @@ class SlowSaver:
 async def test_a_signal_during_a_save_loses_neither_it_nor_a_later_one(
     tmp_path: Path, nth: int, background: bool
 ) -> None:
-    model, saved = Counter(), list[int]()
+    def save(path: str) -> None:
+        saved.append(path)
+        if len(saved) == nth:
+            signal_main()
+        saver.save(path)
 
-    class Listener(CheckpointSaverListener):
-        async def after_save(self, session: Any, global_step_value: int) -> None:
-            saved.append(global_step_value)
-
-    saver = CheckpointSaverHook(
-        tmp_path, save_steps=2, saver=SlowSaver(model, nth), listeners=[Listener()],
-        background=background,
-    )  # fmt: skip
-    session = MonitoredSession([PreemptionHook(), saver], FunctionSessionCreator(model.step))
+    model, saved = Counter(), list[str]()
+    saver = StateDictSaver(model=model)
+    signals: Any = SimpleNamespace(save=save, restore=saver.restore)
+    saves = CheckpointSaverHook(tmp_path, save_steps=2, saver=signals, background=background)
     with left_by_signal():
-        async with session:
+        async with MonitoredSession([PreemptionHook(), saves], model.step) as session:
             for _ in range(3):
                 if not session.should_stop():
                     await session.run([])
-    assert session.should_stop()
-    assert saved[-1] == model.count
-    assert saved == sorted(set(saved))
-    assert saved_counts(tmp_path) == {step: step for step in saved}
-
-
-def fail() -> None:
-    raise LookupError("broken")
+    counts = saved_counts(tmp_path)
+    assert max(counts) == model.count
+    assert all(step == count for step, count in counts.items())
+    assert len(counts) == len(saved)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_session_gets_a_signal_after_others_of_its_hook_have_ended(fails: bool) -> None:
+    def end() -> None:
+        if fails:
+            raise LookupError("broken")
+
     hook = PreemptionHook()
-    other = At(end=fail) if fails else At()
-    with left_by_signal():
+    with left_by_signal(), anyio.fail_after(10):
         async with session_with(hook) as last:
             for _ in range(2):  # the second end counts as that of the last one
-                with pytest.raises(LookupError) if fails else contextlib.nullcontext():
-                    async with session_with(hook, other):
+                with pytest.raises(LookupError) if fails else nullcontext():
+                    async with session_with(hook, At(end=end)):
                         pass
             sigterm()
-            with anyio.move_on_after(0.2):
-                await train(last)
-            assert last.should_stop()
+            await train(last)
 
 
-async def test_overlapping_sessions_and_a_signal_that_is_given_twice_leave_no_handler_behind() -> (
-    None
-):
-    twice = PreemptionHook([signal.SIGTERM, signal.SIGTERM])
-    sessions = [session_with(), session_with(), session_with(twice)]
-    with handlers_are_kept():
-        for session in sessions:
-            await session.__aenter__()
-        for session in sessions:
-            await session.close()
-
-
-@pytest.mark.faults  # at its deadline the hook ends the process, so this one is generous
-async def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_of_its_own_step(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_signal", [True, False])
+def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_of_its_own_step(
+    tmp_path: Path, is_signal: bool
 ) -> None:
     """Both blocks wait for another library; what is saved beside them lets them go on."""
     hook = PreemptionHook(deadline_secs=8.0)
-    models = [Counter(), Counter()]
-    sessions, release = list[MonitoredSession](), anyio.Event()
 
     async def work(number: int) -> None:
-        model, directory = models[number], tmp_path / str(number)
-        hooks = [hook, saving(directory, model)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
-            for _ in range(3 + 4 * number):
-                await session.run([])
-            sessions.append(session)
-            await release.wait()
+        model = Counter()
+        hooks = [hook, saving(tmp_path / str(number), model)]
+        with suppress(SystemExit):
+            async with MonitoredSession(hooks, model.step, step_runner="inline") as session:
+                for _ in range(number):
+                    await session.run([])
+                await pause(6.0)
+
+    def saved() -> list[bool]:
+        return [(tmp_path / f"{number}/model.ckpt-{number}").exists() for number in (3, 7)]
+
+    async def main(engine: Engine) -> None:
+        tasks = [engine.start(work, number) for number in (3, 7)]
+        await pause(1.0)
+        (sigterm if is_signal else hook.preempt)()
+        await pause(3.9)
+        assert saved() == [False, False]
+        await pause(0.2)
+        assert saved() == [True, True]
+        for task in tasks:
+            await task.wait()
 
     with handlers_are_kept():
-        async with anyio.create_task_group() as group:
-            group.start_soon(caught, work, 0)
-            group.start_soon(caught, work, 1)
-            while len(sessions) < 2:
-                await anyio.lowlevel.checkpoint()
-            sigterm()
-            since = anyio.current_time()
-            while len(saved_steps(tmp_path)) < 2:
-                await anyio.lowlevel.checkpoint()
-            assert 3.7 < anyio.current_time() - since < 8.0
-            release.set()
-    assert saved_counts(tmp_path / "0") == {0: 0, 3: 3}
-    assert saved_counts(tmp_path / "1") == {0: 0, 7: 7}
-
-
-def saved_steps(directory: Path) -> list[Path]:
-    return list(directory.glob("*/model.ckpt-[1-9]"))
-
-
-async def caught(fn: Any, *args: Any) -> None:
-    with contextlib.suppress(SystemExit):
-        await fn(*args)
-
-
-async def test_a_signal_ends_the_pause_before_a_session_is_recreated() -> None:
-    lost = ScriptedSession([PreemptionError("lost")])
-    away = PreemptionError("still away")
-    creator = ScriptedSessionCreator([lost, away, ScriptedSession()])
-    recovery = Recovery(first_pause_secs=60.0, longest_pause_secs=60.0)
-    with left_by_signal():
-        async with MonitoredSession([PreemptionHook()], creator, recovery=recovery) as session:
-
-            async def signal_soon() -> None:
-                await settle()  # until the pause
-                sigterm()
-
-            session.start_soon(signal_soon)
-            with anyio.fail_after(30):
-                await session.run([])
+        on_trampoline(main)
 
 
 @pytest.mark.parametrize("secs", [math.inf, 1e10])
-async def test_a_deadline_may_be_as_late_as_one_likes(
-    secs: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", errors.append)
+async def test_a_deadline_may_be_as_late_as_one_likes(secs: float) -> None:
     with left_by_signal():
         async with session_with(PreemptionHook(deadline_secs=secs)) as session:
             sigterm()
             await train(session)
-    assert errors == []
 
 
-async def test_one_hook_for_one_of_two_workers_lets_the_other_one_save(tmp_path: Path) -> None:
-    """On asyncio and trio alike: the signal cancels the group while the other one still ends."""
-    model = Counter()
-    shared = SharedSessionCreator(FunctionSessionCreator(model.step), num_workers=2)
-    log: list[tuple[str, str]] = []
-
-    async def work(hooks: list[Any]) -> None:
-        async with MonitoredSession(hooks, shared) as session:
-            while not session.should_stop():
-                await session.run([])
-                if model.count == 20:
-                    sigterm()
-                await anyio.lowlevel.checkpoint()
-
-    async def first(scope: anyio.CancelScope) -> None:
-        try:
-            await work([PreemptionHook(), At(end=first_ends.set)])
-        except SystemExit:
-            scope.cancel()  # as any task group does
-
-    async def end_late() -> None:
-        await first_ends.wait()
-        await settle()  # until the first one waits, or has left
-
-    first_ends = anyio.Event()
-    hold = At(end=end_late)
-    others = [
-        hold, saving(tmp_path, model), RecordingHook("other", log), StopAtStepHook(last_step=999),
-    ]  # fmt: skip
-    with handlers_are_kept():
-        async with anyio.create_task_group() as group:
-            group.start_soon(work, others)
-            group.start_soon(first, group.cancel_scope)
-    assert max(saved_counts(tmp_path)) == model.count
-
-
-NUM_WORKERS = 8
-
-
-class Workers:
-    """Eight sessions that share one model, each in a task; some get hooks of their own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.model = Counter()
-        self.shared = SharedSessionCreator(FunctionSessionCreator(self.model.step), NUM_WORKERS)
-        self.directory = directory
-        self.sessions: list[MonitoredSession] = []
-        self.moments = [At() for _ in range(NUM_WORKERS)]
-        self.left: list[type[BaseException]] = []
-        self.is_signalled = False
-        self.num_open = 0
-
-    async def work(self, number: int, hooks: list[Any]) -> None:
-        hooks = [*hooks, self.moments[number]]
-        if number == 3:
-            hooks.append(saving(self.directory, self.model))
-        session = MonitoredSession(hooks, self.shared)
-        self.sessions.append(session)
-        async with session:
-            self.num_open += 1
-            while not session.should_stop():
-                # not before all are open; and a second signal would end the process
-                is_time = self.num_open == NUM_WORKERS and self.model.count >= 40
-                if is_time and not self.is_signalled:
-                    self.is_signalled = True
-                    sigterm()
-                await session.run([])
-                await anyio.lowlevel.checkpoint()
-
-    async def work_caught(self, number: int, hooks: list[Any]) -> None:
-        try:
-            await self.work(number, hooks)
-        except SystemExit as error:
-            self.left.append(type(error))
-
-    async def run(self, hooks: list[list[Any]]) -> None:
-        """Train with these hooks of each; the signal leaves one of them."""
-        with handlers_are_kept():
-            async with anyio.create_task_group() as group:
-                for number in range(NUM_WORKERS):
-                    group.start_soon(self.work_caught, number, hooks[number])
-        assert self.left == [SystemExit]
-        assert [each.log[-1] for each in self.moments] == ["end"] * NUM_WORKERS
-        for session in self.sessions:
-            assert str(session.stop_reason) == "PreemptionHook: the process got SIGTERM"
-        assert saved_counts(self.directory)[self.model.count] == self.model.count
-
-
-async def test_one_hook_for_all_workers_ends_all_and_the_signal_leaves_the_last(
-    tmp_path: Path,
+@pytest.mark.parametrize("has_hook", ["yyy", "ynn", "nyn", "nny"])
+async def test_the_signal_leaves_the_last_worker_with_the_hook_when_all_have_ended(
+    tmp_path: Path, has_hook: str
 ) -> None:
-    hook = PreemptionHook()
-    await Workers(tmp_path).run([[hook]] * NUM_WORKERS)
-    assert hook.received is signal.SIGTERM
+    """Three workers share one model, which the second one saves; the signal cancels the others."""
+    model, hook, left = Counter(), PreemptionHook(), list[int]()
+    shared, ends = SharedSessionCreator(model.step, 3), At(end=settle)
+    sessions: list[MonitoredSession] = []
 
-
-@pytest.mark.parametrize("place", [0, 3, 7])
-async def test_a_hook_for_one_worker_stops_the_others_too(tmp_path: Path, place: int) -> None:
-    hooks: list[list[Any]] = [[] for _ in range(NUM_WORKERS)]
-    hooks[place] = [PreemptionHook()]
-    await Workers(tmp_path).run(hooks)
-
-
-async def test_a_worker_that_opens_after_the_signal_stops_at_once(tmp_path: Path) -> None:
-    workers, hook = Workers(tmp_path), PreemptionHook()
-    with left_by_signal():
-        async with MonitoredSession([hook], workers.shared) as first:
-            sigterm()
-            async with MonitoredSession([hook], workers.shared) as second:
-                assert second.should_stop()
-            assert first.should_stop()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_leaves_a_task_group_is_the_loops_own_way(number: signal.Signals) -> None:
-    """asyncio lets SystemExit and KeyboardInterrupt out of its loop; trio's groups wrap them."""
-    kind = KeyboardInterrupt if number is signal.SIGINT else SystemExit
-
-    async def main() -> None:
-        hook, model = PreemptionHook(), Counter()
-        shared = SharedSessionCreator(FunctionSessionCreator(model.step), NUM_WORKERS)
-
-        async def work() -> None:
-            async with MonitoredSession([hook], shared) as session:
+    async def work(place: int) -> None:
+        hooks = (
+            [hook] * (has_hook[place] == "y") + [ends] + [saving(tmp_path, model)] * (place == 1)
+        )
+        try:
+            async with MonitoredSession(hooks, shared) as session:
+                sessions.append(session)
                 while not session.should_stop():
-                    if model.count >= 40 and hook.received is None:
-                        signal.raise_signal(number)
+                    if model.count >= 20 and len(sessions) == 3 and hook.received is None:
+                        sigterm()
                     await session.run([])
                     await anyio.lowlevel.checkpoint()
+        except SystemExit:
+            left.append(place)
+            group.cancel_scope.cancel()  # as any task group does
 
+    with handlers_are_kept():
         async with anyio.create_task_group() as group:
-            for _ in range(NUM_WORKERS):
-                group.start_soon(work)
+            for place in range(3):
+                group.start_soon(work, place)
+    assert [has_hook[place] for place in left] == ["y"]
+    assert ends.log.count("end") == 3
+    reasons = {str(session.stop_reason) for session in sessions}
+    assert reasons == {"PreemptionHook: the process got SIGTERM"}
+    assert saved_counts(tmp_path)[model.count] == model.count
 
-    with left_by_signal(kind):
-        anyio.run(main)
-    with left_by_signal(BaseExceptionGroup) as caught:
-        anyio.run(main, backend="trio")
-    assert [type(each) for each in caught.value.exceptions] == [kind]
 
-
-@pytest.mark.faults
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("group", ["asyncio.TaskGroup()", "anyio.create_task_group()"])
-@pytest.mark.parametrize("is_uvloop", [False, True])
-def test_a_signal_leaves_asyncios_task_groups_without_a_report_of_tasks(
-    number: signal.Signals, group: str, is_uvloop: bool
-) -> None:
-    if is_uvloop:
-        pytest.importorskip("uvloop")
-    program = f"""
-import asyncio, gc, signal, anyio
-from asynchooks import FunctionSessionCreator, MonitoredSession, PreemptionHook
-
-async def train():
-    creator = FunctionSessionCreator(lambda: dict(loss=0.0))
-    async with MonitoredSession([PreemptionHook()], creator) as session:
-        signal.raise_signal({int(number)})
-        await session.or_stop(anyio.sleep_forever)
-
-async def main():
-    async with {group} as group:
-        start = getattr(group, "start_soon", None)
-        for fn in (train, anyio.sleep_forever):
-            start(fn) if start else group.create_task(fn())
-
-try:
-    anyio.run(main, backend_options=dict(use_uvloop={is_uvloop}))
-except (SystemExit, KeyboardInterrupt) as left:
-    print(type(left).__name__, *left.args)
-gc.collect()
-"""
-    expected = "KeyboardInterrupt" if number is signal.SIGINT else f"SystemExit {128 + number}"
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == [expected]
-    warning = f"{number.name}: training stops, and its hooks end"
-    assert done.stderr.startswith(warning)
-    assert len(done.stderr.splitlines()) == 1
+async def test_a_worker_that_opens_after_the_signal_stops_at_once() -> None:
+    shared, hook = SharedSessionCreator(Counter().step), PreemptionHook()
+    with left_by_signal():
+        async with MonitoredSession([hook], shared):
+            sigterm()
+            async with MonitoredSession([hook], shared) as second:
+                assert second.should_stop()

@@ -1,0 +1,232 @@
+"""PreemptionHook where only a process of its own can tell: forks, its deadline, reports of tasks.
+
+In forked children signals do what they did before the hook.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes"),
+]
+
+PRELUDE = """
+import multiprocessing, os, signal, sys, time
+import anyio
+from asynchooks import *
+
+fork = multiprocessing.get_context("fork")
+TERM = signal.SIGTERM
+
+
+def run(step, hooks=None, last_step=1, name="inline"):
+    hooks = [PreemptionHook()] if hooks is None else hooks
+
+    async def main():
+        hooks_and_limit = [*hooks, StopAtStepHook(last_step=last_step)]
+        async with MonitoredSession(hooks_and_limit, step, step_runner=name) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    uses_uvloop = sys.argv[1] == "uvloop"
+    backend, options = ("asyncio", {"use_uvloop": True}) if uses_uvloop else (sys.argv[1], {})
+    anyio.run(main, backend=backend, backend_options=options)
+"""
+
+
+def output_of(program: str, *arguments: str, code: int = 0) -> tuple[list[str], list[str]]:
+    """The lines of standard output and standard error, of a program that ends so."""
+    if "uvloop" in arguments:
+        pytest.importorskip("uvloop")
+    command = [sys.executable, "-W", "error", "-c", PRELUDE + program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+FORKS = """
+import warnings
+warnings.filterwarnings("ignore", message=".*fork.*")
+
+
+def busy():
+    while True:
+        time.sleep(0.05)
+
+
+def sent(number, child=busy):
+    # how a forked child ends that gets the signal at once
+    pid = os.fork()
+    if pid == 0:
+        child()
+        os._exit(7)
+    os.kill(pid, number)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def looks_what_a_signal_wakes():
+    os._exit(3 if signal.set_wakeup_fd(-1) == -1 else 4)
+
+
+def tell(fact, found):
+    print(f"{fact}: {found}", flush=True)
+
+
+def step():
+    tell("terminated at once", sorted({sent(n) for n in [TERM, signal.SIGUSR1] * 10}))
+    found = sent(signal.SIGCONT, looks_what_a_signal_wakes)
+    tell("a signal wakes no event loop of the parent", found)
+    below = signal.getsignal(TERM)
+    signal.signal(TERM, lambda number, frame: below(number, frame))
+    tell("a handler over the hook's", sent(TERM, lambda: signal.raise_signal(TERM)))
+    signal.signal(TERM, below)
+    return {}
+
+run(step)
+
+
+def step():
+    tell("two hooks", sent(TERM))
+    return {}
+
+run(step, [PreemptionHook(), PreemptionHook()])
+
+
+def step():
+    tell("the program's own handler", sent(signal.SIGUSR1))
+    tell("the program ignores it", sent(TERM, lambda: time.sleep(0.05)))
+    return {}
+
+signal.signal(signal.SIGUSR1, lambda number, frame: os._exit(5))
+signal.signal(TERM, signal.SIG_IGN)
+run(step)
+signal.signal(TERM, signal.SIG_DFL)
+
+
+def step():
+    child = fork.Process(target=busy)
+    child.start()
+    child.terminate()
+    child.join()
+    tell("joined", child.exitcode)
+    fork.Process(target=busy, daemon=True).start()  # the end of the program terminates it
+    with fork.Pool(2) as pool:
+        pool.apply_async(busy)
+    return {}
+
+run(step)
+run(step, name="thread")
+
+
+def train():
+    def step():
+        os.kill(os.getpid(), TERM)
+        return {}
+
+    run(step, last_step=10**6)
+
+
+def step():
+    child = fork.Process(target=train)
+    child.start()
+    child.join()
+    tell("a child that trains", child.exitcode)
+    return {}
+
+run(step, name="thread")
+
+
+def step():
+    sent(TERM)
+    tell("the parent then blocks", signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    os.kill(os.getpid(), TERM)
+    return {}
+
+try:
+    run(step, last_step=10**6)
+finally:
+    tell("the parent", "has ended its block")
+"""
+
+FOUND = {
+    "terminated at once: [-15, -10]",
+    "a signal wakes no event loop of the parent: 3",
+    "a handler over the hook's: -15",
+    "two hooks: -15",
+    "the program's own handler: 5",
+    "the program ignores it: 7",
+    "joined: -15",
+    "a child that trains: 143",
+    "the parent then blocks: set()",
+    "the parent: has ended its block",
+}
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
+def test_signals_do_in_forked_children_what_they_did_and_the_parent_ends_in_order(
+    backend: str,
+) -> None:
+    printed, _ = output_of(FORKS, backend, code=143)
+    assert set(printed) == FOUND
+
+
+HANGS = """
+class Closes(SessionRunHook):
+    async def after_close(self, exception):
+        print("closing", flush=True)
+        await anyio.sleep_forever()
+
+
+def step():
+    os.kill(os.getpid(), TERM)
+    return {}
+
+
+hooks = [Closes(), SessionRunHook()]
+hooks.insert(int(sys.argv[2]), PreemptionHook(deadline_secs=0.3))
+run(step, hooks, last_step=10**6)
+print("behind the block", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("backend", "place"), [("asyncio", "0"), ("trio", "2")])
+def test_an_after_close_that_hangs_is_ended_by_the_deadline(backend: str, place: str) -> None:
+    assert output_of(HANGS, backend, place, code=143)[0] == ["closing"]
+
+
+GROUPS = """
+import asyncio, gc, itertools
+
+async def train():
+    async with MonitoredSession([PreemptionHook()], lambda: dict(loss=0.0)) as session:
+        signal.raise_signal(number)
+        await session.or_stop(anyio.sleep_forever)
+
+async def main():
+    async with make_group() as group:
+        start = getattr(group, "start_soon", None)
+        for fn in (train, anyio.sleep_forever):
+            start(fn) if start else group.create_task(fn())
+
+use_uvloop = sys.argv[1] == "uvloop"
+for make_group in (asyncio.TaskGroup, anyio.create_task_group):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            anyio.run(main, backend_options=dict(use_uvloop=use_uvloop))
+        except (SystemExit, KeyboardInterrupt) as left:
+            print(type(left).__name__, *left.args)
+        gc.collect()
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_signal_leaves_asyncios_task_groups_without_a_report_of_tasks(loop: str) -> None:
+    printed, logged = output_of(GROUPS, loop)
+    assert printed == ["SystemExit 143", "KeyboardInterrupt"] * 2
+    assert [line.partition(":")[0] for line in logged] == ["SIGTERM", "SIGINT"] * 2
