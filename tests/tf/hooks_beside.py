@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -72,7 +73,8 @@ class Setup(NamedTuple):
     log: list[Any]
 
 
-class Program(NamedTuple):
+@dataclass(eq=False)
+class Program:
     """Hooks and the runs around them; `shows` must be seen in what TensorFlow's leave."""
 
     hooks: Callable[[Setup], list[Any]]
@@ -80,9 +82,11 @@ class Program(NamedTuple):
     num_runs: int = 13
     num_sessions: int = 1
     trains: bool = True
-    scaffold: Mapping[str, Callable[[], Any]] = {}
+    scaffold: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     moves: tuple[str, int, int] = ("", 0, 0)
     """How the step is moved from outside of hooks, if at all; before which run, and to where."""
+    its: Left | None = None
+    """What TensorFlow's session leaves, once that is known."""
 
 
 def bridged(hooks: list[Any]) -> list[Any]:
@@ -196,8 +200,9 @@ async def check_beside(
     **options: Any,
 ) -> str:
     """How what a session of ours leaves, with hooks of `train`, differs from TensorFlow's."""
-    its = await _left_by(v1.train, program, directory / "theirs", caplog, v1.train)
+    if program.its is None:
+        program.its = await _left_by(v1.train, program, directory / "theirs", caplog, v1.train)
     mine = await _left_by(library, program, directory / "ours", caplog, train, **options)
     for each in [program.shows] if isinstance(program.shows, str) else program.shows:
-        assert each in str(its._asdict())
-    return "\n".join(differences(mine, its))
+        assert each in str(program.its._asdict())
+    return "\n".join(differences(mine, program.its))

@@ -144,7 +144,7 @@ PROGRAMS: dict[str, tuple[Body, Acts]] = {
 
 MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end")
 SINGULAR: dict[str, tuple[Body, Acts]] = {
-    f"{type(error).__name__} in {moment}": (on_one_raw_session, {("a", moment, 1): error})
+    f"{type(error).__name__} in {moment}": (on_one_raw_session, {("b", moment, 1): error})
     for moment in MOMENTS
     for error in (aborted(), out_of_range(), BUG)
 }

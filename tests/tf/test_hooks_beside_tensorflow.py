@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from asynchooks import CheckpointSaverHook, ProfilerHook, StepCounterHook, Summa
 
 from .hooks_beside import Program, Setup, check_beside
 from .models import (
+    TheirMoments,
     aborted,
     counting_model,
     monitored,
@@ -133,14 +135,14 @@ PROFILERS = by(
 
 
 def saves_in_many_ways(s: Setup) -> list[Any]:
-    one_variable = v1.train.Saver(v1.trainable_variables())
+    all_of_it = {"saver": v1.train.Saver(max_to_keep=None)}
     ways: list[dict[str, Any]] = [
-        *({"save_steps": each, "scaffold": s.scaffold} for each in (0, 1, 5, 12, 13)),
-        *({"save_secs": each, "scaffold": s.scaffold} for each in (0, 3e4)),
-        {"save_steps": 5, "scaffold": s.scaffold, "save_graph_def": False},
-        {"save_steps": 5, "scaffold": s.scaffold, "checkpoint_basename": "wise.man"},
+        *({"save_steps": each, **all_of_it} for each in (0, 1, 5, 12, 13)),
+        *({"save_secs": each, **all_of_it} for each in (0, 3e4)),
+        {"save_steps": 5, "save_graph_def": False, **all_of_it},
+        {"save_steps": 5, "checkpoint_basename": "wise.man", **all_of_it},
         {"save_steps": 3, "saver": v1.train.Saver(max_to_keep=2)},
-        {"save_steps": 5, "saver": one_variable},
+        {"save_steps": 5, "saver": v1.train.Saver(v1.trainable_variables())},
     ]
     hook = s.train.CheckpointSaverHook
     return [hook(f"{s.directory}/{number}", **each) for number, each in enumerate(ways)]
@@ -290,14 +292,23 @@ PROGRAMS = {
     "a listener stops": Program(listens(3, 9), ("('b', 'end', 9, ", "listener: the listener a")),
     "none stops at creation": Program(listens(5, 0), "('b', 'end', 13, "),
     "listeners until a failure": Program(both(listens(2), FAILS), "NanLoss"),
-    "all": Program(all_hooks, "timeline-6.json", num_sessions=2),
+    "all": Program(all_hooks, "timeline-6.json"),
     "all in reverse": Program(lambda s: all_hooks(s)[::-1], "timeline-6.json"),
 }
 
 
+TENSORFLOWS = [
+    *("logs", "nan fails", "feeds", "feeds the same twice", "input ends", "final ops", "summaries"),
+    *("stops after a restore", "waits for what is there", "rates", "traces", "saves", "all"),
+]
+"""With TensorFlow's own hooks under our session, too."""
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("train", [asynchooks, v1.train], ids=["ours", "TensorFlow's"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "train"),
+    [*((each, asynchooks) for each in PROGRAMS), *((each, v1.train) for each in TENSORFLOWS)],
+)
 async def test_what_is_left_is_tensorflows(
     program: str, train: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,11 +324,13 @@ async def test_tensorflows_hooks_leave_the_same_wherever_steps_run(
     assert not await check_beside(program, tmp_path, caplog, v1.train, step_runner=step_runner)
 
 
-class Losing(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    """Loses the session at one of its moments, once."""
-
-    def __init__(self, moment: str, call: int) -> None:
-        setattr(self, moment, raising(*[None] * (call - 1), aborted()))
+@cache
+def losing(moment: str, call: int) -> Program:
+    """It loses the session at that call of one moment."""
+    fails: Hooks = lambda s: [  # noqa: E731
+        TheirMoments(**{moment: raising(*[None] * (call - 1), aborted())})
+    ]
+    return Program(both(all_hooks, fails), "Saving checkpoints for 11", num_runs=20)
 
 
 @pytest.mark.exhaustive
@@ -327,9 +340,7 @@ class Losing(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 async def test_through_a_recovery_tensorflows_hooks_leave_what_they_leave_under_its_session(
     moment: str, call: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loses: Hooks = lambda s: [Losing(moment, call)]  # noqa: E731
-    program = Program(both(all_hooks, loses), "Saving checkpoints for 11", num_runs=20)
-    difference = await check_beside(program, tmp_path, caplog, v1.train)
+    difference = await check_beside(losing(moment, call), tmp_path, caplog, v1.train)
     changed = [line for line in difference.splitlines()[2:] if line[0] in "+-"]
     said = "".join(line.strip("+ ',") for line in changed)
     assert re.fullmatch(r"WARNING The session was lost \(AbortedError: .*\); recreating it.*", said)

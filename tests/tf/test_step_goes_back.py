@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ PLACES = [
 ]
 
 
+@cache
 def program(place: str, at: int, to: int, every: int) -> Program:
     """One whose hooks go by the step, which is moved in the run `at`, or before it."""
 
