@@ -182,6 +182,10 @@ def test_wrong_arguments_are_refused_where_they_are_given(
         make()
 
 
+def raise_it(*_: object) -> Any:
+    raise ValueError("diverged")
+
+
 class Failing:
     """A graph with runs that fail, each in another way; `x` fed with 0 lets `numbers` fail."""
 
@@ -200,9 +204,7 @@ class Failing:
                 "end of input": rest,
                 "file": tf.io.read_file("/none/such", name="file"),
                 "assertion": tf.debugging.Assert(x > 0.0, [x], name="assertion"),
-                "python": tf.numpy_function(
-                    raising(ValueError("x")), [], tf.float32, name="python"
-                ),
+                "python": tf.numpy_function(raise_it, [], tf.float32, name="python"),
                 "uninitialized": tf.identity(unset, name="uninitialized"),
             }
 
@@ -318,10 +320,6 @@ def test_an_error_that_is_dropped_is_freed_at_once() -> None:
     finally:
         gc.enable()
     raw.close()
-
-
-def raise_it(*_: object) -> None:
-    raise ValueError("diverged")
 
 
 def rows_of_ours(error: BaseException) -> list[int]:

@@ -194,13 +194,15 @@ async def test_training_goes_on_from_the_last_good_checkpoint_in_the_next_sessio
 async def test_early_stopping_brings_the_best_variables_back(tmp_path: Path) -> None:
     """The loss is 1, 2, 3 ...: each looks worse, and the checkpoint of step 1 is the best."""
     model, seen = Noisy(), []  # type: tuple[Noisy, list[float]]
+    with model.graph.as_default():
+        tf.identity(model.weight, name="weight_now")
     retention = Retention(max_to_keep=1, keep_best=1)
     hooks = [
         CheckpointSaverHook(
             tmp_path, save_steps=1, background=True, metric="loss:0", retention=retention
         ),
         EarlyStoppingHook("loss:0", 2, restore_best=True),
-        Moments(end=lambda session: seen.append(float(session.run("weight:0")))),
+        Moments(end=lambda session: seen.append(float(session.run("weight_now:0")))),
     ]
     async with monitored(model.graph, hooks) as session:
         while not session.should_stop():

@@ -63,16 +63,22 @@ async def test_values_labels_saves_stops_and_warnings_are_those_of_tensorflow(
 
 
 @pytest.mark.exhaustive
-@RUNNERS
+@pytest.mark.parametrize(
+    ("at", "to", "every", "runner"),
+    [(7, 2, 3, "inline"), (10, 0, 3, "thread"), (10, 9, 1, "thread")],
+)
 @pytest.mark.parametrize("place", PLACES)
-async def test_so_they_are_for_all_intervals_and_moves(
-    place: str, runner: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_so_they_are_for_other_moves_and_intervals(
+    place: str,
+    at: int,
+    to: int,
+    every: int,
+    runner: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for number, (at, to) in enumerate([(4, 0), (7, 2), (10, 0), (10, 9)]):
-        path = tmp_path / f"{number}"
-        path.mkdir()
-        moved = program(place, at, to, [3, 1][number % 2])
-        assert await check_beside(moved, path, caplog, step_runner=runner) == "", (at, to)
+    moved = program(place, at, to, every)
+    assert await check_beside(moved, tmp_path, caplog, step_runner=runner) == ""
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -32,12 +32,16 @@ class Model:
                 self.variable = v1.get_variable("variable", initializer=1.0)
                 self.vector = v1.get_variable("vector", initializer=[1.0, 2.0])
                 self.other = v1.get_variable("other", initializer=3.0)
+                self.pair = v1.get_variable("pair", initializer=4.0)
             # reading a variable of resources again is another tensor than the one that is fed
             value = self.graph.as_graph_element
             self.read_again = 2.0 * self.variable
             self.double = 2.0 * tf.identity(value(self.variable))
             self.total = tf.reduce_sum(tf.identity(value(self.vector)))
-            self.copy = tf.identity(value(self.other))
+            self.copy, self.pair_copy = (
+                tf.identity(value(each)) for each in (self.other, self.pair)
+            )
+            self.y = v1.placeholder_with_default(0.0, (), "y")
             self.x = v1.placeholder_with_default(0.0, (), "x")
             self.sum = self.double + self.x
             self.step = v1.train.get_or_create_global_step()
@@ -81,7 +85,7 @@ ASKS: list[Callable[[Model], tuple[Any, Any]]] = [
     lambda m: (m.variable, {m.variable: 5.0}),
     lambda m: ({m.variable: m.double}, {m.variable: 5.0}),
     lambda m: ([m.sum, m.total], {m.variable: 5, m.x: 2.0, m.vector: [3, 4]}),
-    lambda m: ([m.double, m.x], {(m.variable, m.x): (5.0, 2.0)}),
+    lambda m: ([m.pair_copy, m.y], {(m.pair, m.y): (5.0, 2.0)}),
     lambda m: (m.total, {m.vector: 5.0}),  # it does not fit
     lambda m: (m.double, {m.variable: "five"}),
     lambda m: ([{m.variable: m.variable, m.step: [m.double, m.x]}, m.train_op], None),
