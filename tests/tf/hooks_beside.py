@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pytest
 
 import asynchooks
+from asynchooks import SessionRunHook, sync_hook
 
 from .leftovers import Left, differences, read_back
+from .models import tf, v1
 
-tf = pytest.importorskip("tensorflow")
+tf_logging = pytest.importorskip("tensorflow.python.platform.tf_logging")
 training_util = pytest.importorskip("tensorflow.python.training.training_util")
-v1 = tf.compat.v1
 
 
 class Model(NamedTuple):
@@ -30,6 +34,8 @@ class Model(NamedTuple):
     sparse: Any
     summaries: list[Any]
     train_op: Any
+    target: Any
+    move: Any
 
 
 def model_of_one_seed() -> Model:
@@ -51,7 +57,10 @@ def model_of_one_seed() -> Model:
         summaries = [v1.summary.scalar("loss", loss), v1.summary.histogram("tiny", tiny)]
         with tf.control_dependencies([read, x, loss, tiny, sparse.values, *summaries]):
             train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
-    return Model(graph, read, rate, x, loss, tiny, sparse, summaries, train_op)
+        target = v1.placeholder(tf.int64, ())
+        with tf.control_dependencies([read]):
+            move = v1.assign(step, target)
+    return Model(graph, read, rate, x, loss, tiny, sparse, summaries, train_op, target, move)
 
 
 class Setup(NamedTuple):
@@ -64,42 +73,38 @@ class Setup(NamedTuple):
     log: list[Any]
 
 
-class Program(NamedTuple):
+@dataclass(eq=False)
+class Program:
     """Hooks and the runs around them; `shows` must be seen in what TensorFlow's leave."""
 
     hooks: Callable[[Setup], list[Any]]
-    shows: str
+    shows: str | tuple[str, ...]
     num_runs: int = 13
     num_sessions: int = 1
     trains: bool = True
-    scaffold: Mapping[str, Callable[[], Any]] = {}
+    scaffold: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    moves: tuple[str, int, int] = ("", 0, 0)
+    """How the step is moved from outside of hooks, if at all; before which run, and to where."""
+    its: Left | None = None
+    """What TensorFlow's session leaves, once that is known."""
 
 
-def _set_up(program: Program, library: Any, train: Any, directory: Path) -> tuple[Setup, list[Any]]:
-    directory.mkdir()
-    model = model_of_one_seed()
-    with model.graph.as_default():
-        scaffold = library.Scaffold(**{name: make() for name, make in program.scaffold.items()})
-        setup = Setup(train, model, str(directory), scaffold, [])
-        return setup, program.hooks(setup)
-
-
-def _fetches(program: Program, model: Model) -> dict[str, Any]:
-    own = {"read": model.read, "x": model.x, "loss": model.loss}
-    return own | ({"train": model.train_op} if program.trains else {})
+def bridged(hooks: list[Any]) -> list[Any]:
+    """For TensorFlow's session."""
+    return [sync_hook(each) if isinstance(each, SessionRunHook) else each for each in hooks]
 
 
 class TheirSession:
     """TensorFlow's session behind our awaits."""
 
-    def __init__(self, graph: Any, hooks: list[Any], creator: Any = None) -> None:
-        self.graph = graph
-        self._hooks = hooks
-        self._creator = creator
+    def __init__(
+        self, graph: Any, hooks: list[Any], make: Any = v1.train.MonitoredSession, **options: Any
+    ) -> None:
+        self.graph, self._make = graph, partial(make, hooks=hooks, **options)
 
     async def __aenter__(self) -> Self:
         with self.graph.as_default():
-            self.session = v1.train.MonitoredSession(self._creator, self._hooks)
+            self.session = self._make()
         return self
 
     async def __aexit__(self, exc_type: Any, *exc: Any) -> bool:
@@ -108,12 +113,22 @@ class TheirSession:
         with self.graph.as_default():
             return bool(self.session.__exit__(exc_type, *exc))
 
-    async def run(self, fetches: Any) -> Any:
+    async def run(self, *args: Any) -> Any:
         with self.graph.as_default():  # it may have to recreate
-            return self.session.run(fetches)
+            return self.session.run(*args)
+
+    async def run_step_fn(self, step_fn: Any) -> Any:
+        try:
+            with self.graph.as_default():
+                return self.session.run_step_fn(step_fn)
+        except StopIteration as error:
+            raise asynchooks.StopTraining from error
 
     def should_stop(self) -> bool:
         return bool(self.session.should_stop())
+
+    def raw_session(self) -> Any:
+        return self.session.raw_session()
 
 
 async def _left_by(
@@ -125,30 +140,50 @@ async def _left_by(
     **options: Any,
 ) -> Left:
     """What the program leaves under the session of a library, with the hooks of `train`."""
+    os.mkdir(directory)
+    tf_logging._log_counter_per_token.clear()  # or it warns five times in the whole process
+    caplog.set_level(logging.INFO, "tensorflow")
+    caplog.set_level(logging.INFO, "asynchooks")
     outcome: list[Any] = []
-    with (
-        caplog.at_level(logging.INFO, "tensorflow"),
-        caplog.at_level(logging.INFO, "asynchooks"),
-    ):
-        setup, hooks = _set_up(program, library, train, directory)
-        graph, fetches = setup.model.graph, _fetches(program, setup.model)
-        for _ in range(program.num_sessions):
-            with graph.as_default():
-                creator = library.ChiefSessionCreator(
-                    setup.scaffold, checkpoint_dir=setup.directory
-                )
-                session: Any = TheirSession(graph, hooks, creator)
-                if library is asynchooks:
-                    session = asynchooks.MonitoredSession(hooks, creator, **options)
-            try:
-                async with session:
-                    for _ in range(program.num_runs):
-                        if session.should_stop():
-                            break
-                        outcome.append(_plain(await session.run(fetches)))
-            except Exception as error:
-                outcome.append(type(error).__name__)
-    return _read_back(setup, hooks, outcome, caplog)
+    model = model_of_one_seed()
+    fetches = {"read": model.read, "x": model.x, "loss": model.loss}
+    if program.trains:
+        fetches["train"] = model.train_op
+    with model.graph.as_default():
+        scaffold = library.Scaffold(**{name: make() for name, make in program.scaffold.items()})
+        setup = Setup(train, model, str(directory), scaffold, [])
+        hooks = program.hooks(setup)
+        if library is v1.train and train is asynchooks:
+            hooks = bridged(hooks)
+    how, at, to = program.moves
+    move = model.move, {model.target: to}
+
+    def moving(step_context: Any) -> None:
+        step_context.session.run(*move)
+
+    for _ in range(program.num_sessions):
+        with model.graph.as_default():
+            creator = library.ChiefSessionCreator(scaffold, checkpoint_dir=str(directory))
+            session: Any = TheirSession(model.graph, hooks, session_creator=creator)
+            if library is asynchooks:
+                session = asynchooks.MonitoredSession(hooks, creator, **options)
+        try:
+            async with session:
+                for number in range(program.num_runs):
+                    if session.should_stop():
+                        break
+                    if number == at and how == "a run":
+                        await session.run(*move)
+                    if number == at and how == "a step_fn":
+                        await session.run_step_fn(
+                            lambda step_context: step_context.session.run(*move)
+                        )
+                    outcome.append(_plain(await session.run(fetches)))
+        except Exception as error:
+            outcome.append(type(error).__name__)
+    finals = [each.final_ops_values for each in hooks if hasattr(each, "final_ops_values")]
+    outcome += [f"final {type(value).__name__}: {value!r}" for value in finals]
+    return read_back(directory, outcome, setup.log, caplog)
 
 
 def _plain(results: Mapping[str, Any]) -> str:
@@ -156,43 +191,18 @@ def _plain(results: Mapping[str, Any]) -> str:
     return str({name: None if value is None else value.item() for name, value in results.items()})
 
 
-def _read_back(
-    setup: Setup, hooks: list[Any], outcome: list[Any], caplog: pytest.LogCaptureFixture
-) -> Left:
-    finals = [h.final_ops_values for h in hooks if hasattr(h, "final_ops_values")]
-    outcome += [f"final {type(value).__name__}: {value!r}" for value in finals]
-    return read_back(Path(setup.directory), outcome, setup.log, caplog)
-
-
-async def beside(
+async def check_beside(
     program: Program,
     directory: Path,
     caplog: pytest.LogCaptureFixture,
     train: Any = asynchooks,
+    library: Any = asynchooks,
     **options: Any,
-) -> tuple[str, str]:
-    """(what TensorFlow's session leaves, how ours, with these options and hooks, differs)."""
-    its = await _left_by(v1.train, program, directory / "theirs", caplog, v1.train)
-    mine = await _left_by(asynchooks, program, directory / "ours", caplog, train, **options)
-    return str(its._asdict()), "\n".join(differences(mine, its))
-
-
-def feeding(*rates: float) -> Callable[[Setup], Any]:
-    """A FeedFnHook that feeds these rates, then 1."""
-
-    def hook(s: Setup) -> Any:
-        rest = iter(rates)
-        return s.train.FeedFnHook(lambda: {s.model.rate: next(rest, 1.0)})
-
-    return hook
-
-
-def with_loss(*rates: float, **options: Any) -> Callable[[Setup], list[Any]]:
-    """A NanTensorHook, and losses that come of these rates."""
-    return lambda s: [s.train.NanTensorHook(s.model.loss, **options), feeding(*rates)(s)]
-
-
-def checkpoints(s: Setup, save_steps: int = 100) -> list[Any]:
-    """Enough to restore the next session of a program."""
-    options = {"save_steps": save_steps, "scaffold": s.scaffold}
-    return [s.train.CheckpointSaverHook(s.directory, **options)]
+) -> str:
+    """How what a session of ours leaves, with hooks of `train`, differs from TensorFlow's."""
+    if program.its is None:
+        program.its = await _left_by(v1.train, program, directory / "theirs", caplog, v1.train)
+    mine = await _left_by(library, program, directory / "ours", caplog, train, **options)
+    for each in [program.shows] if isinstance(program.shows, str) else program.shows:
+        assert each in str(program.its._asdict())
+    return "\n".join(differences(mine, program.its))

@@ -42,6 +42,29 @@ def counting_model() -> Model:
         return Model(graph, step, v1.assign_add(step, 1))
 
 
+class Movable:
+    """A graph whose step runs move up, down, or anywhere."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.graph = tf.Graph()
+        keys = v1.GraphKeys
+        with self.graph.as_default():
+            self.step = v1.get_variable(
+                keys.GLOBAL_STEP,
+                initializer=tf.constant(first, tf.int64),
+                trainable=False,
+                collections=[keys.GLOBAL_VARIABLES, keys.GLOBAL_STEP],
+            )
+            self.train_op = v1.assign_add(self.step, 1, use_locking=True)
+            self.down = v1.assign_sub(self.step, 3)
+            self.target = v1.placeholder(tf.int64, ())
+            self.move = v1.assign(self.step, self.target)
+
+    def move_to(self, session: Any, step: int) -> None:
+        """On a raw session."""
+        session.run(self.move, {self.target: step})
+
+
 NUM_VARIABLES = 5
 
 
@@ -103,13 +126,14 @@ def checkpoint_of(model: Model, directory: Any, step: int) -> str:
     return path
 
 
-def steps_of_events(directory: Any, what: str) -> list[int]:
-    """The steps of all events of a kind, such as "summary", in the event files there."""
+def steps_of_events(directory: Any, what: str, tag: str = "") -> list[int]:
+    """The steps of all events of a kind, such as "summary", with that tag, in the files there."""
     return [
         event.step
         for path in sorted(directory.glob("events.out.*"))
         for event in v1.train.summary_iterator(str(path))
         if event.WhichOneof("what") == what
+        and (not tag or tag in [each.tag for each in event.summary.value])
     ]
 
 
@@ -169,6 +193,14 @@ class Moments(SessionRunHook):
             self._end(session)
 
 
+class TheirMoments(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+    """A hook of TensorFlow's with these functions as its methods."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        for name, method in methods.items():
+            setattr(self, name, method)
+
+
 class Created(SessionRunHook):
     """Keeps the raw sessions and the coordinators that it is given."""
 
@@ -191,6 +223,17 @@ def raising(*errors: BaseException | None) -> Callable[..., None]:
             raise error
 
     return play
+
+
+def failing(fn: Callable[..., Any], *errors: BaseException | None) -> Callable[..., Any]:
+    """The function, whose n-th call raises the n-th error instead, if it is one."""
+    play = raising(*errors)
+
+    def call(*args: Any, **options: Any) -> Any:
+        play()
+        return fn(*args, **options)
+
+    return call
 
 
 def aborted() -> Exception:
@@ -217,6 +260,13 @@ def check_closed(raw: Any) -> None:
     """The TensorFlow session runs nothing any more."""
     with pytest.raises(RuntimeError, match="Attempted to use a closed Session"):
         raw.run([])
+
+
+def hide_private_way(patch: pytest.MonkeyPatch) -> None:
+    """As in a version of TensorFlow that has only its public way to compile callables."""
+    name = "_make_callable_from_options"
+    owner = next(each for each in v1.Session.__mro__ if name in vars(each))
+    patch.delattr(owner, name)
 
 
 async def let_others_run() -> None:

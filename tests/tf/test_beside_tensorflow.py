@@ -2,124 +2,56 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from asynchooks import MonitoredSession, SessionRunArgs, SessionRunHook, StopTraining
+import asynchooks
 
 from .hooks_beside import TheirSession
 from .models import (
-    ChiefSessionCreator,
     Model,
+    Moments,
+    TheirMoments,
     aborted,
     counting_model,
     out_of_range,
+    tf,
     unavailable,
+    v1,
 )
 
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
 
 Log = list[Any]
+FETCH = "global_step/read:0"
 Acts = dict[tuple[str, str, int], Any]
 """What a hook does at its n-th call of a moment: raise an error, "stop", or fetch something."""
 
 
-class Script:
-    """Both hooks of one name: logs each moment, then does what stands in the acts."""
+def hook_of(library: Any, name: str, acts: Acts, log: Log) -> Any:
+    """It logs each moment, then does what stands in the acts."""
+    counts: Counter[str] = Counter()
 
-    def __init__(self, name: str, acts: Acts, log: Log) -> None:
-        self._name = name
-        self._acts = acts
-        self._log = log
-        self._counts: dict[str, int] = {}
+    def method(moment: str) -> Callable[..., Any]:
+        def play(context: Any = None, values: Any = None) -> Any:
+            counts[moment] += 1
+            log.append((name, moment, values.results if moment == "after_run" else None))
+            act = acts.get((name, moment, counts[moment]))
+            if isinstance(act, BaseException):
+                raise act
+            if act == "stop":
+                context.request_stop()
+            return library.SessionRunArgs(act) if act == FETCH else None
 
-    def play(self, moment: str, context: Any = None, results: Any = None) -> Any:
-        count = self._counts[moment] = self._counts.get(moment, 0) + 1
-        self._log.append((self._name, moment, results))
-        act = self._acts.get((self._name, moment, count))
-        if isinstance(act, BaseException):
-            raise act
-        if act == "stop":
-            context.request_stop()
-        return act
+        return play
 
-
-class OurHook(SessionRunHook):
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    async def begin(self) -> None:
-        self._script.play("begin")
-
-    async def after_create_session(self, session: Any, coord: Any) -> None:
-        self._script.play("after_create_session")
-
-    async def before_run(self, run_context: Any) -> SessionRunArgs | None:
-        act = self._script.play("before_run", run_context)
-        return SessionRunArgs(act) if act == "global_step/read:0" else None
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._script.play("after_run", run_context, run_values.results)
-
-    async def end(self, session: Any) -> None:
-        self._script.play("end")
-
-
-class TheirHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    def begin(self) -> None:
-        self._script.play("begin")
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self._script.play("after_create_session")
-
-    def before_run(self, run_context: Any) -> Any:
-        act = self._script.play("before_run", run_context)
-        return v1.train.SessionRunArgs(act) if act == "global_step/read:0" else None
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._script.play("after_run", run_context, run_values.results)
-
-    def end(self, session: Any) -> None:
-        self._script.play("end")
-
-
-class Theirs(TheirSession):
-    async def run_with_hooks_in_step_fn(self, fetches: Any) -> Any:
-        def step_fn(step_context: Any) -> Any:
-            raw = step_context.session.run(fetches)
-            return [raw, step_context.run_with_hooks(fetches)]
-
-        with self.graph.as_default():
-            return self.session.run_step_fn(step_fn)
-
-    async def stop_in_step_fn(self) -> None:
-        try:
-            self.session.run_step_fn(lambda step_context: step_context.request_stop())
-        except StopIteration as error:
-            raise StopTraining from error
-
-
-class Ours(MonitoredSession):
-    def __init__(self, graph: Any, hooks: list[Any]) -> None:
-        with graph.as_default():
-            super().__init__(hooks, ChiefSessionCreator())
-
-    async def run_with_hooks_in_step_fn(self, fetches: Any) -> Any:
-        async def step_fn(step_context: Any) -> Any:
-            raw = step_context.session.run(fetches)
-            return [raw, await step_context.run_with_hooks(fetches)]
-
-        return await self.run_step_fn(step_fn)
-
-    async def stop_in_step_fn(self) -> None:
-        await self.run_step_fn(lambda step_context: step_context.request_stop())
+    moments = {each: method(each) for each in MOMENTS}
+    if library is asynchooks:
+        return Moments(created=moments.pop("after_create_session"), **moments)
+    return TheirMoments(**moments)
 
 
 Body = Callable[[Any, Model, Log], Awaitable[None]]
@@ -144,9 +76,28 @@ async def through_errors(session: Any, model: Model, log: Log) -> None:
 
 
 async def step_fns(session: Any, model: Model, log: Log) -> None:
-    log.append(("result", await session.run_with_hooks_in_step_fn(model.train_op)))
-    await session.stop_in_step_fn()
+    def theirs(step_context: Any) -> Any:
+        raw = step_context.session.run(model.train_op)
+        return [raw, step_context.run_with_hooks(model.train_op)]
+
+    async def ours(step_context: Any) -> Any:
+        raw = step_context.session.run(model.train_op)
+        return [raw, await step_context.run_with_hooks(model.train_op)]
+
+    is_theirs = isinstance(session, TheirSession)
+    log.append(("result", await session.run_step_fn(theirs if is_theirs else ours)))
+    await session.run_step_fn(lambda step_context: step_context.request_stop())
     log.append("not reached")
+
+
+async def on_one_raw_session(session: Any, model: Model, log: Log) -> None:
+    raw = session.raw_session()
+    for _ in range(3):
+        try:
+            log.append(await session.run(model.train_op))
+        except tf.errors.OpError as error:
+            log.append(type(error).__name__)
+        log.append((session.should_stop(), session.raw_session() is raw))
 
 
 async def failing_body(session: Any, model: Model, log: Log) -> None:
@@ -154,26 +105,27 @@ async def failing_body(session: Any, model: Model, log: Log) -> None:
     raise ZeroDivisionError("body")
 
 
-FETCH = "global_step/read:0"
+BUG = ZeroDivisionError()
 PROGRAMS: dict[str, tuple[Body, Acts]] = {
     "clean": (three_runs, {}),
     "fetch": (three_runs, {("b", "before_run", 2): FETCH}),
     "stop in before_run": (until_stop, {("a", "before_run", 2): "stop"}),
     "stop in after_run": (until_stop, {("b", "after_run", 3): "stop"}),
-    "error in begin": (three_runs, {("b", "begin", 1): ZeroDivisionError()}),
-    "error in creation": (three_runs, {("a", "after_create_session", 1): ZeroDivisionError()}),
-    "error in before_run": (through_errors, {("b", "before_run", 2): ZeroDivisionError()}),
-    "error in after_run": (through_errors, {("a", "after_run", 2): ZeroDivisionError()}),
+    **{
+        f"error in {moment} {call}": (through_errors, {("b", moment, call): BUG})
+        for moment, call in (
+            *(("begin", 1), ("after_create_session", 1)),
+            *(("before_run", 2), ("after_run", 2), ("end", 1)),
+        )
+    },
     "a stop lost with an error": (
         through_errors,
-        {("a", "after_run", 2): "stop", ("b", "after_run", 2): ZeroDivisionError()},
+        {("a", "after_run", 2): "stop", ("b", "after_run", 2): BUG},
     ),
-    "error in the last end": (three_runs, {("b", "end", 1): ZeroDivisionError()}),
     "end of input in before_run": (until_stop, {("a", "before_run", 3): out_of_range()}),
     "end of input in after_run": (until_stop, {("a", "after_run", 3): out_of_range()}),
     "end of input caught": (through_errors, {("b", "before_run", 2): out_of_range()}),
     "end of input in end": (three_runs, {("b", "end", 1): out_of_range()}),
-    "aborted in before_run": (three_runs, {("b", "before_run", 2): aborted()}),
     "unavailable in after_run": (three_runs, {("a", "after_run", 2): unavailable()}),
     "unavailable in creation": (three_runs, {("b", "after_create_session", 1): unavailable()}),
     "aborted in begin": (three_runs, {("b", "begin", 1): aborted()}),
@@ -181,32 +133,44 @@ PROGRAMS: dict[str, tuple[Body, Acts]] = {
         three_runs,
         {("a", "before_run", 2): aborted(), ("a", "before_run", 3): unavailable()},
     ),
-    "step_fn": (step_fns, {}),
-    "failing body": (failing_body, {}),
     "error while recreating": (
         through_errors,
-        {("a", "before_run", 2): aborted(), ("b", "after_create_session", 2): ZeroDivisionError()},
+        {("a", "before_run", 2): aborted(), ("b", "after_create_session", 2): BUG},
     ),
+    "step_fn": (step_fns, {}),
+    "failing body": (failing_body, {}),
 }
 
 
-async def logged(make: Any, hook_type: Any, body: Body, acts: Acts) -> Log:
+MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end")
+SINGULAR: dict[str, tuple[Body, Acts]] = {
+    f"{type(error).__name__} in {moment}": (on_one_raw_session, {("b", moment, 1): error})
+    for moment in MOMENTS
+    for error in (aborted(), out_of_range(), BUG)
+}
+"""Under the sessions that never recover."""
+
+
+async def logged(library: Any, program: str) -> Log:
     model, log = counting_model(), []  # type: tuple[Model, Log]
-    session = make(model.graph, [hook_type(Script(name, acts, log)) for name in "ab"])
+    name = "SingularMonitoredSession" if program in SINGULAR else "MonitoredSession"
+    body, acts = (PROGRAMS | SINGULAR)[program]
+    hooks = [hook_of(library, each, acts, log) for each in "ab"]
+    with model.graph.as_default():
+        if library is asynchooks:
+            session = getattr(library, name)(hooks)
+        else:
+            session = TheirSession(model.graph, hooks, make=getattr(library, name))
     try:
         async with session:
             await body(session, model, log)
-        log.append("left cleanly")
+        log.append(("left cleanly", session.should_stop()))
     except Exception as error:
         log.append(("left with", type(error).__name__))
-    log.append(("finalized", model.graph.finalized))
+    assert library is not asynchooks or not model.graph.finalized
     return log
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS | SINGULAR)
 async def test_the_moments_are_tensorflows(program: str) -> None:
-    body, acts = PROGRAMS[program]
-    theirs = await logged(Theirs, TheirHook, body, acts)
-    ours = await logged(Ours, OurHook, body, acts)
-    assert ours[:-1] == theirs[:-1]
-    assert ours[-1] == ("finalized", False)
+    assert await logged(asynchooks, program) == await logged(v1.train, program)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import traceback
 import weakref
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,6 @@ from asynchooks import (
     EvaluationHook,
     FeedFnHook,
     FinalOpsHook,
-    FunctionSessionCreator,
     LoggingTensorHook,
     MonitoredSession,
     NanTensorHook,
@@ -25,36 +26,43 @@ from asynchooks import (
     SessionRunHook,
     SummarySaverHook,
 )
-from asynchooks._engine.threads import StepRunnerName
-from asynchooks.testing import RecordingHook
-from asynchooks.tf import MonitoredTrainingSession, SingularMonitoredSession, WorkerSessionCreator
+from asynchooks.tf import MonitoredTrainingSession, WorkerSessionCreator
 from asynchooks.tf.graph._session import GraphSession
 
-from ..session.test_tracebacks import (
-    MOMENTS,
-    RUNNERS,
-    fails_at,
-    functions,
-    plain_fails_at,
-    raise_it,
-    rows_of_ours,
-)
 from .models import (
     ChiefSessionCreator,
-    Model,
     Moments,
+    TheirMoments,
     aborted,
     checkpoint_of,
     chief,
     counting_model,
+    hide_private_way,
     monitored,
     raising,
+    tf,
+    v1,
 )
-from .test_callables import ways as ways
 
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
+
+async def error_of(session: MonitoredSession, fetches: Any = ()) -> tuple[BaseException, str]:
+    """What opening, a run, or the end raises, and its notes."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - looked at by the caller
+        async with session:
+            await session.run(fetches)
+    return caught.value, "\n".join(getattr(caught.value, "__notes__", []))
+
+
+async def test_a_checkpoint_directory_under_a_regular_file_is_an_error(tmp_path: Path) -> None:
+    model, file = counting_model(), tmp_path / "file"
+    file.write_text("regular")
+    hook = CheckpointSaverHook(file / "model", save_steps=1)
+    error, notes = await error_of(monitored(model.graph, [hook]))
+    assert isinstance(error, tf.errors.OpError)
+    assert f"the checkpoint directory {str(file / 'model')!r} cannot be made" in notes
+    assert "in begin of CheckpointSaverHook" in notes
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -65,215 +73,37 @@ def cut(path: str) -> None:
     os.truncate(path, os.path.getsize(path) // 2)
 
 
-def training_in(model: Model, directory: Path) -> MonitoredSession:
-    """A session that restores from the directory and saves there."""
-    with model.graph.as_default():
-        return MonitoredTrainingSession(checkpoint_dir=str(directory))
-
-
-async def error_of(session: MonitoredSession, fetches: Any = None) -> BaseException:
-    """What opening, or a run, raises."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - looked at by the caller
-        async with session:
-            await session.run([] if fetches is None else fetches)
-    return caught.value
-
-
-def notes(error: BaseException) -> str:
-    return "\n".join(getattr(error, "__notes__", []))
-
-
-async def test_a_checkpoint_directory_under_a_regular_file_is_an_error(tmp_path: Path) -> None:
-    model, recorder = counting_model(), RecordingHook("a")
-    file = tmp_path / "file"
-    file.write_text("regular")
-    with model.graph.as_default():
-        scaffold = v1.train.Scaffold()
-        saver = CheckpointSaverHook(str(file / "model"), save_steps=1, scaffold=scaffold)
-    session = monitored(model.graph, [recorder, saver], ChiefSessionCreator(scaffold))
-    error = await error_of(session)
-    assert isinstance(error, tf.errors.OpError)
-    assert f"the checkpoint directory {str(file / 'model')!r} cannot be made" in notes(error)
-    assert "in begin of CheckpointSaverHook" in notes(error)
-    assert recorder.log == [("a", "begin"), ("a", "on_error")]
-    assert not model.graph.finalized
-
-
-DATA = ".data-00000-of-00001"
-BREAKS = {
-    "cut index": lambda path: cut(path + ".index"),
-    "cut data": lambda path: cut(path + DATA),
-    "no index": lambda path: os.remove(path + ".index"),
-    "no data": lambda path: os.remove(path + DATA),
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "by_name"),
-    [*[(case, False) for case in BREAKS], ("cut index", True), ("no data", True)],
-)
+@pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
+@pytest.mark.parametrize("harm", [cut, os.remove])
+@pytest.mark.parametrize("argument", ["checkpoint_dir", "checkpoint_filename_with_path"])
 async def test_a_broken_checkpoint_is_named_with_the_moment_and_nothing_is_overwritten(
-    case: str, by_name: bool, tmp_path: Path
+    argument: str, harm: Callable[[str], None], suffix: str, tmp_path: Path
 ) -> None:
     model = counting_model()
     path = [checkpoint_of(model, tmp_path, step) for step in (3, 7)][-1]
-    BREAKS[case](path)
+    harm(path + suffix)
     before = contents(tmp_path)
-    session = training_in(model, tmp_path)
-    if by_name:
-        with model.graph.as_default():
-            session = SingularMonitoredSession(checkpoint_filename_with_path=path)
-    error = await error_of(session)
-    assert isinstance(error, tf.errors.OpError if by_name else (tf.errors.OpError, ValueError))
-    assert "in create_session of ChiefSessionCreator" in notes(error)
-    assert repr(path) in notes(error)
+    creator = chief(model.graph, **{argument: str(tmp_path) if "dir" in argument else path})
+    hook = CheckpointSaverHook(tmp_path, save_steps=1)
+    error, notes = await error_of(monitored(model.graph, [hook], creator))
+    assert isinstance(error, (tf.errors.OpError, ValueError))
+    assert "in create_session of ChiefSessionCreator" in notes
+    assert repr(path) in notes
     assert contents(tmp_path) | before == contents(tmp_path), "all is as it was"
 
 
 @pytest.mark.parametrize("state", ["", "no proto {", "\0\1\2"])
-async def test_a_state_file_that_cannot_be_read_is_an_error_and_nothing_is_overwritten(
-    state: str, tmp_path: Path
-) -> None:
+async def test_a_state_file_that_cannot_be_read_is_an_error(state: str, tmp_path: Path) -> None:
+    """TensorFlow would start from scratch, and overwrite checkpoints."""
     model = counting_model()
     checkpoint_of(model, tmp_path, 7)
     (tmp_path / "checkpoint").write_text(state)
-    before = contents(tmp_path)
-    error = await error_of(training_in(model, tmp_path))
+    with model.graph.as_default():
+        session = MonitoredTrainingSession(checkpoint_dir=str(tmp_path))
+    error, _ = await error_of(session)
     assert isinstance(error, ValueError)
     assert str(tmp_path) in str(error)
-    assert state == "" or "which names the newest checkpoint, cannot be read" in str(error)
-    assert contents(tmp_path) | before == contents(tmp_path), "all is as it was"
-
-
-class BrokenWriter:
-    """A summary writer on a full disk."""
-
-    def add_summary(self, summary: Any, global_step: int) -> None:
-        raise OSError("no space left")
-
-    def add_session_log(self, session_log: Any, global_step: int) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-
-async def test_the_error_of_a_writer_names_hook_and_moment() -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        summary = v1.summary.scalar("value", tf.constant(1.0))
-    hook = SummarySaverHook(save_steps=1, summary_writer=BrokenWriter(), summary_op=summary)
-    async with monitored(model.graph, [hook]) as session:
-        with pytest.raises(OSError, match="no space left") as caught:
-            await session.run(model.train_op)
-        assert "in after_run of SummarySaverHook" in notes(caught.value)
-        assert not session.should_stop()
-
-
-def add_op(*_: object) -> None:
-    tf.constant(1.0)
-
-
-class TheirAdding(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    def before_run(self, run_context: Any) -> None:
-        add_op()
-
-
-ADDING: dict[str, Any] = {
-    "after_create_session of Moments": Moments(created=add_op),
-    "before_run of Moments": Moments(before_run=add_op),
-    "before_run of TheirAdding": TheirAdding(),
-}
-
-
-@pytest.mark.parametrize("blamed", ADDING)
-async def test_ops_added_after_the_graph_is_final_name_hook_and_moment(blamed: str) -> None:
-    error = await error_of(monitored(counting_model().graph, [ADDING[blamed]]))
-    assert isinstance(error, RuntimeError)
-    assert "Graph is finalized and cannot be modified" in str(error)
-    assert f"in {blamed}" in notes(error)
-
-
-FOREIGN: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "nan": (NanTensorHook, "before_run of NanTensorHook"),
-    "their nan": (v1.train.NanTensorHook, "before_run of NanTensorHook"),
-    "logging": (lambda x: LoggingTensorHook([x], every_n_iter=1), "begin of LoggingTensorHook"),
-    "final ops": (FinalOpsHook, "end of FinalOpsHook"),
-    "feed": (lambda x: FeedFnHook(lambda: {x: ""}), "before_run of FeedFnHook"),
-    "summaries": (
-        lambda x: SummarySaverHook(save_steps=1, summary_op=x, summary_writer=BrokenWriter()),
-        "before_run of SummarySaverHook",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FOREIGN)
-async def test_a_tensor_of_another_graph_names_hook_and_moment(case: str) -> None:
-    model = counting_model()
-    with tf.Graph().as_default():
-        foreign = tf.constant("", name="foreign")
-    make, blamed = FOREIGN[case]
-    error = await error_of(monitored(model.graph, [make(foreign)]), model.train_op)
-    assert isinstance(error, TypeError if case == "feed" else ValueError)
-    assert "foreign" in str(error)
-    assert f"in {blamed}" in notes(error)
-
-
-@pytest.mark.parametrize("num_savers", [0, 2])
-async def test_a_missing_saver_is_an_error(num_savers: int, tmp_path: Path) -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        for _ in range(num_savers):
-            v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver())
-        creator = ChiefSessionCreator(v1.train.Scaffold(saver=v1.train.Saver()))
-    saving = CheckpointSaverHook(str(tmp_path), save_steps=1)
-    error = await error_of(monitored(model.graph, [saving], creator))
-    assert isinstance(error, RuntimeError)
-    assert f"holds {num_savers} savers, expected one; give CheckpointSaverHook a" in str(error)
-    assert "in after_create_session of CheckpointSaverHook" in notes(error)
-
-
-WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "class": (
-        lambda: SingularMonitoredSession([SessionRunHook]),  # type: ignore[list-item]
-        TypeError,
-        r"is the class SessionRunHook; give an instance",
-    ),
-    "one hook": (
-        lambda: MonitoredTrainingSession(hooks=SessionRunHook()),  # type: ignore[arg-type]
-        TypeError,
-        "give a list of hooks|give an iterable",
-    ),
-    "address": (
-        lambda: ChiefSessionCreator(master="localhost:2222"),
-        ValueError,
-        'give the protocol, too: "grpc://localhost:2222"',
-    ),
-    "with": (
-        lambda: MonitoredSession([], FunctionSessionCreator(dict)).__enter__(),
-        TypeError,
-        "opened by `async with session:`",
-    ),
-    "scaffold": (lambda: ChiefSessionCreator("model"), TypeError, "scaffold is 'model'; give a"),
-    "heartbeat": (lambda: ChiefSessionCreator(heartbeat_secs=0), ValueError, "heartbeat_secs is 0"),
-    "max wait": (
-        lambda: WorkerSessionCreator(max_wait_secs=-1),
-        ValueError,
-        "max_wait_secs is -1; give seconds >= 0",
-    ),
-    "their creator": (
-        lambda: MonitoredSession([], v1.train.ChiefSessionCreator()),
-        TypeError,
-        "TensorFlow's own; give asynchooks.ChiefSessionCreator",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments_are_refused(case: str) -> None:
-    make, error, message = WRONG[case]
-    with counting_model().graph.as_default(), pytest.raises(error, match=message):
-        make()
+    assert (tmp_path / "checkpoint").read_text() == state
 
 
 async def test_a_checkpoint_that_is_too_short_does_not_pass_for_the_end_of_input(
@@ -281,62 +111,106 @@ async def test_a_checkpoint_that_is_too_short_does_not_pass_for_the_end_of_input
 ) -> None:
     model = counting_model()
     path = checkpoint_of(model, tmp_path, 7)
+    creator = chief(model.graph, checkpoint_dir=str(tmp_path))
     lose_once = Moments(before_run=raising(None, aborted()))
     with pytest.raises(tf.errors.DataLossError, match="less bytes"):
-        creator = chief(model.graph, checkpoint_dir=str(tmp_path))
         async with monitored(model.graph, [lose_once], creator) as session:
             await session.run(model.train_op)
             os.truncate(f"{path}.data-00000-of-00001", 4)
             await session.run(model.train_op)
 
 
-class Failing(NamedTuple):
+def add_op(*_: object) -> None:
+    tf.constant(1.0)
+
+
+with tf.Graph().as_default():
+    FOREIGN = tf.constant("", name="foreign")
+
+MISUSES: dict[str, tuple[Callable[[], Any], str]] = {
+    "after_create_session of Moments": (lambda: Moments(created=add_op), "Graph is finalized"),
+    "before_run of Moments": (lambda: Moments(before_run=add_op), "Graph is finalized"),
+    "before_run of TheirMoments": (lambda: TheirMoments(before_run=add_op), "Graph is finalized"),
+    "before_run of NanTensorHook": (lambda: NanTensorHook(FOREIGN), "foreign"),
+    "in before_run of NanTensorHook": (lambda: v1.train.NanTensorHook(FOREIGN), "foreign"),
+    "begin of LoggingTensorHook": (
+        lambda: LoggingTensorHook([FOREIGN], every_n_iter=1),
+        "foreign",
+    ),
+    "end of FinalOpsHook": (lambda: FinalOpsHook(FOREIGN), "foreign"),
+    "before_run of FeedFnHook": (lambda: FeedFnHook(lambda: {FOREIGN: ""}), "foreign"),
+    "before_run of SummarySaverHook": (
+        lambda: SummarySaverHook(save_steps=1, summary_op=FOREIGN, output_dir="unused"),
+        "foreign",
+    ),
+}
+
+
+@pytest.mark.parametrize("blamed", MISUSES)
+async def test_misuse_of_a_graph_names_hook_and_moment(
+    blamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, message = MISUSES[blamed]
+    error, notes = await error_of(monitored(counting_model().graph, [make()]))
+    assert isinstance(error, (RuntimeError, ValueError, TypeError))
+    assert message in str(error)
+    assert blamed in notes
+
+
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: asynchooks.StopAtStepHook(num_steps="3"), TypeError, "give"),  # type: ignore[arg-type]
+    (lambda: MonitoredTrainingSession(hooks=SessionRunHook()), TypeError, "give"),  # type: ignore[arg-type]
+    (lambda: ChiefSessionCreator("model"), TypeError, "scaffold is 'model'; give a"),
+    (lambda: ChiefSessionCreator(master=5), TypeError, "give"),
+    (lambda: ChiefSessionCreator(master="host:2"), ValueError, 'give .*: "grpc://host:2"'),
+    (lambda: ChiefSessionCreator(heartbeat_secs=0), ValueError, "heartbeat_secs is 0"),
+    (lambda: WorkerSessionCreator(max_wait_secs=-1), ValueError, "max_wait_secs is -1; give"),
+    (
+        lambda: MonitoredSession([], v1.train.ChiefSessionCreator()),
+        TypeError,
+        "TensorFlow's own; give asynchooks.ChiefSessionCreator",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "message"), WRONG)
+def test_wrong_arguments_are_refused_where_they_are_given(
+    make: Any, error: type[Exception], message: str
+) -> None:
+    with counting_model().graph.as_default(), pytest.raises(error, match=message):
+        make()
+
+
+def raise_it(*_: object) -> Any:
+    raise ValueError("diverged")
+
+
+class Failing:
     """A graph with runs that fail, each in another way; `x` fed with 0 lets `numbers` fail."""
 
-    graph: Any
-    x: Any
-    fetches: dict[str, Any]
-    step: Any
+    def __init__(self) -> None:
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            x = self.x = v1.placeholder_with_default(0.0, (), "x")
+            numbers = tf.debugging.check_numerics(1.0 / x, "no number", name="numbers")
+            rest = v1.data.make_one_shot_iterator(tf.data.Dataset.range(0)).get_next("rest")
+            # in no collection, so that it is neither initialized nor missed
+            unset = v1.get_variable("unset", initializer=1.0, use_resource=True, collections=[])
+            self.step = v1.train.get_or_create_global_step()
+            self.fetches: dict[str, Any] = {
+                "tensor": numbers,
+                "nested": {"a": [x, numbers], "b": (x.op,)},
+                "end of input": rest,
+                "file": tf.io.read_file("/none/such", name="file"),
+                "assertion": tf.debugging.Assert(x > 0.0, [x], name="assertion"),
+                "python": tf.numpy_function(raise_it, [], tf.float32, name="python"),
+                "uninitialized": tf.identity(unset, name="uninitialized"),
+            }
 
-
-def failing_model() -> Failing:
-    graph = tf.Graph()
-    with graph.as_default():
-        x = v1.placeholder_with_default(0.0, (), "x")
-        fine = tf.constant(1.0, name="fine")
-        numbers = tf.debugging.check_numerics(1.0 / x, "no number", name="numbers")
-        rest = v1.data.make_one_shot_iterator(tf.data.Dataset.range(0)).get_next("rest")
-        # in no collection, so that it is neither initialized nor missed
-        unset = v1.get_variable("unset", initializer=1.0, use_resource=True, collections=[])
-
-        def fail() -> Any:
-            raise ValueError("of Python")
-
-        fetches = {
-            "tensor": numbers,
-            "op": numbers.op,
-            "name": "numbers:0",
-            "nested": {"a": [fine, numbers], "b": (fine.op,)},
-            "end of input": rest,
-            "file": tf.io.read_file("/none/such", name="file"),
-            "assertion": tf.debugging.Assert(x > 0.0, [x], name="assertion"),
-            "python": tf.numpy_function(fail, [], tf.float32, name="python"),
-            "uninitialized": tf.identity(unset, name="uninitialized"),
-            "from an op before": tf.add(numbers, 1.0, name="later"),
-        }
-        step = v1.train.get_or_create_global_step()
-    return Failing(graph, x, fetches, step)
-
-
-HOWS = ("plain", "fed", "with options")
-
-
-def arguments(model: Failing, kind: str, how: str) -> tuple[Any, ...]:
-    if how == "plain":
-        return (model.fetches[kind],)
-    if how == "fed":
-        return model.fetches[kind], {model.x: 0.0}
-    return model.fetches[kind], None, v1.RunOptions(), v1.RunMetadata()
+    def arguments(self, kind: str) -> list[tuple[Any, ...]]:
+        fetches, options = self.fetches[kind], (v1.RunOptions(), v1.RunMetadata())
+        return [(fetches,), (fetches, {self.x: 0.0}), (fetches, None, *options)]
 
 
 def facts(error: BaseException) -> tuple[Any, ...]:
@@ -348,121 +222,91 @@ def facts(error: BaseException) -> tuple[Any, ...]:
 
 def models() -> tuple[Failing, Failing]:
     """Two of one stack: TensorFlow's and ours."""
-    first, second = (failing_model() for _ in range(2))
+    first, second = (Failing() for _ in range(2))
     return first, second
 
 
-def theirs(model: Failing, how: str, *kinds: str) -> dict[str, tuple[Any, ...]]:
-    """TensorFlow's errors by their kinds; each but one names the op and shows this file."""
-    errors = {}
+def theirs(model: Failing, kind: str) -> list[tuple[Any, ...]]:
+    """TensorFlow's errors; each but one names the op and shows this file."""
+    found = []
     with model.graph.as_default(), v1.train.MonitoredSession() as session:
-        for kind in kinds or model.fetches:
+        for args in model.arguments(kind):
             with pytest.raises(tf.errors.OpError) as caught:
-                session.run(*arguments(model, kind, how))
-            errors[kind] = facts(caught.value)
-            _, op, _, message, text = errors[kind]
+                session.run(*args)
+            found.append(facts(caught.value))
+            _, op, _, message, text = found[-1]
             assert text.count("Graph execution error") == 1
-            assert text.count("Original stack trace") == (op is not None)
             assert (f'File "{__file__}"' in message) == (op is not None)
             assert (op is None) == (kind == "assertion")  # which is in a function of the graph
-    return errors
+    return found
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("runner", ["inline", "thread", "auto"])
-async def test_the_error_of_a_run_is_tensorflows(runner: StepRunnerName) -> None:
-    its, mine = models()
-    async with monitored(mine.graph, step_runner=runner) as session:
-        for how in HOWS:
-            for kind, expected in theirs(its, how).items():
-                for _ in range(12 if (kind, how) == ("tensor", "fed") else 3):
-                    with pytest.raises(tf.errors.OpError) as caught:
-                        await session.run(*arguments(mine, kind, how))
-                    assert facts(caught.value) == expected, (kind, how)
-
-
-def test_without_the_private_way_to_compile_it_is_so_too(ways: str) -> None:
-    its, mine = models()
-    raw = GraphSession(v1.Session(graph=mine.graph))
-    for kind, expected in theirs(its, "plain").items():
-        for _ in range(3):
-            with pytest.raises(tf.errors.OpError) as caught:
-                raw.run(mine.fetches[kind])
-            assert facts(caught.value) == expected, kind
-    raw.close()
-
-
-def test_without_the_private_way_to_explain_the_error_leaves_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_error_of_a_run_is_tensorflows(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = failing_model()
-    raw = GraphSession(v1.Session(graph=model.graph))
-    compiled = raw._callables
-    owner = next(each for each in v1.Session.__mro__ if "_do_call" in vars(each))
-    monkeypatch.delattr(owner, "_do_call")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="no number") as caught:
-        compiled.run(model.fetches["tensor"], {})
-    assert caught.value.op is None
-    monkeypatch.undo()
+    its, mine = models()
+    expected = {kind: theirs(its, kind) for kind in its.fetches}
+    async with monitored(mine.graph, step_runner=runner) as session:
+        for kind, errors in expected.items():
+            for args, each in zip(mine.arguments(kind), errors, strict=True):
+                for _ in range(3):
+                    with pytest.raises(tf.errors.OpError) as caught:
+                        await session.run(*args)
+                    assert facts(caught.value) == each
+    hide_private_way(monkeypatch)
+    raw = GraphSession(v1.Session(graph=mine.graph))
+    for kind, errors in expected.items():
+        with pytest.raises(tf.errors.OpError) as caught:
+            raw.run(mine.fetches[kind])
+        assert facts(caught.value) == errors[0]
     raw.close()
 
 
-class RunningPlainly(SessionRunHook):
-    def __init__(self, fetches: Any) -> None:
-        self._fetches = fetches
+def test_without_the_private_way_to_explain_the_error_leaves_as_it_is() -> None:
+    model = Failing()
+    raw = GraphSession(v1.Session(graph=model.graph))
+    owner = next(each for each in v1.Session.__mro__ if "_do_call" in vars(each))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(owner, "_do_call")
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no number") as caught:
+            raw._callables.run(model.fetches["tensor"], {})  # Session.run needs it, too
+    assert caught.value.op is None
+    raw.close()
 
-    def before_run(self, run_context: Any) -> Any:
-        run_context.session.run(self._fetches)
 
-
-@pytest.mark.parametrize("runner", ["inline", "thread", "auto"])
-async def test_it_is_so_wherever_the_run_is_made(runner: StepRunnerName) -> None:
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+async def test_it_is_so_wherever_the_run_is_made(runner: Any) -> None:
     its, mine = models()
-    expected = theirs(its, "plain", "tensor")["tensor"]
-    bad, step = mine.fetches["tensor"], mine.step
+    expected = theirs(its, "tensor")[0]
+    bad = mine.fetches["tensor"]
 
     async def raw_in_coroutine(step_context: Any) -> Any:
-        return step_context.session.run(bad)
-
-    def raw_in_function(step_context: Any) -> Any:
         return step_context.session.run(bad)
 
     async def with_hooks(step_context: Any) -> Any:
         return await step_context.run_with_hooks(bad)
 
-    for step_fn in (raw_in_coroutine, raw_in_function, with_hooks):
-        async with monitored(mine.graph, step_runner=runner) as session:
-            for _ in range(3):
-                with pytest.raises(tf.errors.OpError) as caught:
-                    await session.run_step_fn(step_fn)
-                assert facts(caught.value) == expected, step_fn
-    asking = Moments(before_run=lambda context: SessionRunArgs(bad))
-    hooks: list[SessionRunHook] = [asking, RunningPlainly(bad)]
-    for hook in hooks:
-        async with monitored(mine.graph, [hook], step_runner=runner) as session:
-            for _ in range(3):
-                with pytest.raises(tf.errors.OpError) as caught:
-                    await session.run(step)
-                assert facts(caught.value) == expected, hook
-
-    def evaluate(raw: Any, at: int) -> Any:
-        return {"bad": raw.run(bad)}
-
-    hooks = [
-        asynchooks.FinalOpsHook(bad),
-        asynchooks.LoggingTensorHook([bad], at_end=True),
-        EvaluationHook(evaluate, every_n_steps=1000),
+    ways: list[tuple[Any, Any]] = [
+        *((None, each) for each in (raw_in_coroutine, with_hooks)),
+        (None, lambda step_context: step_context.session.run(bad)),
+        (Moments(before_run=lambda context: SessionRunArgs(bad)), None),
+        (Moments(before_run=lambda context: context.session.run(bad)), None),
+        (FinalOpsHook(bad), None),
+        (LoggingTensorHook([bad], at_end=True), None),
+        (EvaluationHook(lambda raw, step: raw.run(bad), every_n_steps=1000), None),
     ]
-    for hook in hooks:
+    for hook, step_fn in ways:
         with pytest.raises(tf.errors.OpError) as caught:
-            async with monitored(mine.graph, [hook], step_runner=runner) as session:
-                await session.run(step)
-        assert facts(caught.value) == expected, hook
+            async with monitored(mine.graph, hook and [hook], step_runner=runner) as session:
+                await (session.run_step_fn(step_fn) if step_fn else session.run(mine.step))
+        assert facts(caught.value) == expected, (hook, step_fn)
 
 
 def test_an_error_that_is_dropped_is_freed_at_once() -> None:
     """Frames that held it would make a ring with it, and keep the session for the collector."""
-    model = failing_model()
+    model = Failing()
     raw = GraphSession(v1.Session(graph=model.graph))
     gc.collect()
     gc.disable()
@@ -478,69 +322,24 @@ def test_an_error_that_is_dropped_is_freed_at_once() -> None:
     raw.close()
 
 
-async def test_the_reason_of_a_clean_end_is_short() -> None:
-    model = failing_model()
-    session = monitored(model.graph)
-    async with session:
-        await session.run(model.fetches["end of input"])
-    assert str(session.stop_reason) == "the block: the input ended in 'rest'"
+def rows_of_ours(error: BaseException) -> list[int]:
+    """How many frames of asynchooks there are between any two of others."""
+    ours = os.path.dirname(asynchooks.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    rows = groupby(frames, lambda frame: frame.filename.startswith(ours))
+    return [len([*row]) for is_ours, row in rows if is_ours]
 
 
-class TensorFlowsFails(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    """Raises at one moment, as a hook of TensorFlow's."""
-
-    def __init__(self, moment: str) -> None:
-        setattr(self, moment, lambda *args: raise_it())
-
-
-def check_is_short(error: BaseException) -> None:
-    assert all(len(names) <= 3 for names in rows_of_ours(error))
-    assert not functions(error)[-1][0]
-
-
-async def run_all(session: MonitoredSession, train_op: Any) -> None:
-    for _ in range(3):
-        await session.run(train_op)
-
-
-class Looks(SessionRunHook):
-    """A user's hook: its graph is entered for each run."""
-
-    async def before_run(self, run_context: Any) -> None:
-        assert v1.get_default_graph() is run_context.session.graph
-
-
-@pytest.mark.exhaustive
-@RUNNERS
-@pytest.mark.parametrize("run", [1, 2, 3])
-@pytest.mark.parametrize("hooks", [[], [Looks()]], ids=["no hook", "a user's hook"])
-async def test_an_error_in_a_graphs_step_shows_few_frames(
-    step_runner: Any, run: int, hooks: Any
-) -> None:
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+async def test_an_error_in_a_hook_or_a_step_shows_few_frames_of_ours(runner: Any) -> None:
     model = counting_model()
-    with model.graph.as_default(), tf.control_dependencies([model.train_op]):
-        fine = v1.assert_less(model.step.read_value(), tf.constant(run, tf.int64))
-    async with monitored(model.graph, hooks, step_runner=step_runner) as session:
-        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-            await run_all(session, fine)
-    check_is_short(raised.value)
-    assert rows_of_ours(raised.value)[0][0] == "run"
-
-
-@pytest.mark.exhaustive
-@RUNNERS
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("kind", [fails_at, plain_fails_at, TensorFlowsFails])
-async def test_an_error_in_a_hook_of_a_graph_session_shows_few_frames(
-    step_runner: Any, moment: str, kind: Any
-) -> None:
-    model = counting_model()
-    with pytest.raises(ValueError, match="diverged") as raised:
-        async with monitored(model.graph, [kind(moment)], step_runner=step_runner) as session:
-            try:
-                await run_all(session, model.train_op)
-            except ValueError as error:
-                check_is_short(error)
-                raise
-    check_is_short(raised.value)
-    assert functions(raised.value)[-1][1][-1] == "raise_it"
+    with model.graph.as_default():
+        fails = tf.debugging.check_numerics(tf.constant(float("nan")), "")
+    for moment in ("after_create_session", "before_run", "after_run", "end", "the step"):
+        ours = {moment.replace("after_create_session", "created"): raise_it}
+        for hook in (Moments(), TheirMoments()) if moment == "the step" else (
+            Moments(**ours), TheirMoments(**{moment: raise_it})
+        ):  # fmt: skip
+            session = monitored(model.graph, [hook], step_runner=runner)
+            error, _ = await error_of(session, fails if moment == "the step" else model.train_op)
+            assert max(rows_of_ours(error)) <= 3

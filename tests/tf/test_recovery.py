@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from asynchooks import ChiefSessionCreator, MonitoredSession, StepContext, StopAtStepHook
+from asynchooks import CheckpointSaverHook, MonitoredSession, SessionRunHook, StopAtStepHook
 from asynchooks.testing import RecordingHook
 
 from .models import (
+    ChiefSessionCreator,
     Created,
     Moments,
     aborted,
     check_closed,
     chief,
     counting_model,
+    failing,
     monitored,
     raising,
     shared,
+    tf,
     unavailable,
+    v1,
 )
 
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
-errors = pytest.mark.parametrize(
-    "make", [aborted, unavailable], ids=["AbortedError", "UnavailableError"]
-)
-
-Make = Callable[[], Exception]
+errors = pytest.mark.parametrize("make", [aborted, unavailable])
 
 
 class Losing(ChiefSessionCreator):
-    """Makes TensorFlow sessions whose runs with options fail, each as planned."""
+    """Makes TensorFlow sessions of which runs with options fail, as planned."""
 
     def __init__(self, *planned: BaseException | None) -> None:
         super().__init__()
-        self._play = raising(*planned)
+        self._planned = planned
 
     def create_session(self) -> Any:
         session = super().create_session()
-        run = session.run
-
-        def losing_run(*args: Any) -> Any:
-            self._play()
-            return run(*args)
-
-        session.run = losing_run
+        session.run = failing(session.run, *self._planned)
+        self._planned = ()
         return session
 
 
@@ -61,196 +56,73 @@ class Lives(Created):
 
     def assert_recreated_once(self, session: MonitoredSession) -> None:
         first, second = self.sessions
-        assert first is not second
-        assert session.raw_session() is second
+        assert session.raw_session() is second is not first
+        check_closed(first)
         assert [coord.joined for coord in self.coords] == [True, False]
         assert session.global_step.epoch == 1
 
 
+PLACES = ["before_run", "after_run", "the raw run", "a step_fn", "a step_fn's coroutine"]
+
+
 @errors
-async def test_from_before_run(make: Make) -> None:
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_session_is_recreated_and_the_whole_run_repeated(make: Any, place: str) -> None:
     model, lives, recorder = counting_model(), Lives(), RecordingHook("a")
-    async with monitored(
-        model.graph, [recorder, lives, Moments(before_run=raising(make()))]
-    ) as session:
-        first = session.raw_session()
-        assert await session.run(model.train_op) == 1
+    play = raising(make())
+    moments = {place: raising(make())} if place in PLACES[:2] else {}
+    with model.graph.as_default():
+        creator = Losing(make() if place == "the raw run" else None)
+
+    def step_fn(step_context: Any) -> Any:
+        play()
+        return step_context.session.run(model.train_op)
+
+    async def async_step_fn(step_context: Any) -> Any:
+        return step_fn(step_context)
+
+    hooks = [recorder, lives, Moments(**moments)]
+    async with monitored(model.graph, hooks, creator) as session:
+        if "step_fn" in place:
+            fn: Any = step_fn if place == "a step_fn" else async_step_fn
+            assert await session.run_step_fn(fn) == 1
+        else:
+            assert await session.run(model.train_op, options=v1.RunOptions()) == 1
         lives.assert_recreated_once(session)
-        check_closed(first)
-    again = ["before_run", "after_create_session", "before_run", "after_run"]
-    assert [moment for _, moment in recorder.log] == [
-        "begin", "after_create_session", *again, "end",
-    ]  # fmt: skip
+        assert await session.run(model.train_op) == 2
+        assert session.global_step.value == 2
+    created = [moment for _, moment in recorder.log].count("after_create_session")
+    assert (created, recorder.log[0], recorder.log[-1]) == (2, ("a", "begin"), ("a", "end"))
 
 
 @errors
-async def test_from_init_fn_while_opening(make: Make) -> None:
-    model, lives = counting_model(), Lives()
-    play = raising(make())
-    given: list[Any] = []
+async def test_a_loss_while_it_is_created_or_recreated_has_it_tried_again(make: Any) -> None:
+    model, lives, given = counting_model(), Lives(), []  # type: tuple[Any, Lives, list[Any]]
+    play = raising(make(), None, make())
 
     def init_fn(scaffold: object, session: Any) -> None:
         given.append(session)
         play()
 
     creator = chief(model.graph, scaffold=v1.train.Scaffold(init_fn=init_fn))
-    async with monitored(model.graph, [lives], creator) as session:
-        assert session.raw_session() is given[1]
-        assert await session.run(model.train_op) == 1
-    assert len(set(given)) == 2
-    assert lives.sessions == given[1:], "hooks are called for sessions that are ready"
-
-
-@errors
-async def test_from_init_fn_while_recreating(make: Make) -> None:
-    model, lives = counting_model(), Lives()
-    with model.graph.as_default():
-        scaffold = v1.train.Scaffold(init_fn=raising(None, make()))
-        creator = ChiefSessionCreator(scaffold)
     losing = Moments(before_run=raising(make()))
     async with monitored(model.graph, [lives, losing], creator) as session:
+        assert session.raw_session() is given[1]
         assert await session.run(model.train_op) == 1
         lives.assert_recreated_once(session)
+    assert lives.sessions == [given[1], given[3]], "hooks are called for sessions that are ready"
 
 
-@errors
-async def test_not_from_begin(make: Make) -> None:
-    model = counting_model()
-    hook = Moments(begin=raising(make()))
-    recorder = RecordingHook("a")
-    with pytest.raises(type(make())):
-        await monitored(model.graph, [recorder, hook]).__aenter__()
-    assert recorder.log == [("a", "begin"), ("a", "on_error")]
-    assert not model.graph.finalized
-
-
-@errors
-async def test_from_after_run(make: Make) -> None:
+@pytest.mark.parametrize("moment", ["begin", "end", "before_run"])
+async def test_other_errors_and_those_of_begin_and_end_recreate_nothing(moment: str) -> None:
     model, lives = counting_model(), Lives()
-    recorder = RecordingHook("a", fetches=model.train_op)
-    failing = Moments(after_run=raising(None, make()))
-    async with monitored(model.graph, [recorder, lives, failing]) as session:
-        runs = [await session.run(model.train_op) for _ in range(3)]
-        assert runs == [1, 1, 2], "initialised again, without a checkpoint"
-        lives.assert_recreated_once(session)
-        assert session.global_step.value == 2
-    assert recorder.results == [1, 2, 1, 2], "the whole run is repeated"
-
-
-@errors
-async def test_from_the_raw_run(make: Make) -> None:
-    model, lives = counting_model(), Lives()
-    recorder = RecordingHook("a")
-    with model.graph.as_default():
-        creator = Losing(make())
-    async with monitored(model.graph, [recorder, lives], creator) as session:
-        assert await session.run(model.train_op, options=v1.RunOptions()) == 1
-        lives.assert_recreated_once(session)
-    moments = [moment for _, moment in recorder.log]
-    assert moments[2:6] == ["before_run", "after_create_session", "before_run", "after_run"]
-
-
-@errors
-@pytest.mark.parametrize("kind", ["plain", "coroutine", "a hook of its run"])
-async def test_from_a_step_fn(make: Make, kind: str) -> None:
-    model, lives = counting_model(), Lives()
-    play, given = raising(make()), []
-
-    def step_fn(step_context: StepContext) -> Any:
-        given.append(step_context.session)
-        play()
-        return 1
-
-    async def async_step_fn(step_context: StepContext) -> Any:
-        if kind == "coroutine":
-            return step_fn(step_context)
-        given.append(step_context.session)
-        return await step_context.run_with_hooks(model.train_op)
-
-    hook = Moments(before_run=lambda _: play() if kind == "a hook of its run" else None)
-    async with monitored(model.graph, [lives, hook]) as session:
-        assert await session.run_step_fn(step_fn if kind == "plain" else async_step_fn) == 1
-        lives.assert_recreated_once(session)
-    assert given == lives.sessions
-
-
-@errors
-async def test_from_a_thread_and_a_side_task_at_the_next_run(make: Make) -> None:
-    model, lives = counting_model(), Lives()
-    async with monitored(model.graph, [lives]) as session:
-
-        def work() -> None:
-            with lives.coords[0].stop_on_exception():
-                raise make()
-
-        thread = threading.Thread(target=work)
-        lives.coords[0].register_thread(thread)
-        thread.start()
-        await anyio.to_thread.run_sync(thread.join)
-        assert not session.should_stop()
-        assert await session.run(model.train_op) == 1
-        lives.assert_recreated_once(session)
-
-        async def side_task() -> None:
-            raise make()
-
-        lives.coords[1].start_soon(side_task)
-        await lives.coords[1].wait_stopped()
-        assert not session.should_stop()
-        assert await session.run(model.train_op) == 1
-        assert session.global_step.epoch == 2
-
-
-@errors
-@pytest.mark.parametrize("place", ["before_run", "raw run", "after_run"])
-async def test_an_error_that_a_thread_reported_goes_before_a_preemption(
-    make: Make, place: str
-) -> None:
-    model, lives = counting_model(), Lives()
-    with model.graph.as_default():
-        creator = Losing(make() if place == "raw run" else None)
-    reporting = Moments(
-        before_run=lambda _: lives.coords[0].request_stop(ZeroDivisionError("a thread"))
-    )
-    failing: dict[str, Any] = {} if place == "raw run" else {place: raising(make())}
-    session = monitored(model.graph, [lives, reporting, Moments(**failing)], creator)
-    await session.__aenter__()
-    with pytest.raises(ZeroDivisionError, match="a thread"):
-        await session.run(model.train_op, options=v1.RunOptions())
-    assert len(lives.sessions) == 1
-    assert session.should_stop()
-    with pytest.raises(ZeroDivisionError, match="a thread"):
-        await session.close()
-
-
-@errors
-async def test_raised_by_end_it_leaves(make: Make) -> None:
-    model, lives = counting_model(), Lives()
-    with pytest.raises(type(make())) as caught:
-        async with monitored(model.graph, [lives, Moments(end=raising(make()))]):
-            pass
-    assert caught.value.__notes__ == ["in end of Moments"]
-    assert len(lives.sessions) == 1
-
-
-async def test_an_error_that_is_no_preemption_recreates_nothing() -> None:
-    model = counting_model()
-    failing = Moments(before_run=raising(tf.errors.InternalError(None, None, "broken")))
-    async with monitored(model.graph, [failing]) as session:
-        raw = session.raw_session()
-        with pytest.raises(tf.errors.InternalError, match="broken"):
+    error = tf.errors.InternalError(None, None, "x") if moment == "before_run" else aborted()
+    moments: dict[str, Any] = {moment: raising(error)}
+    with pytest.raises(type(error)) as caught:
+        async with monitored(model.graph, [lives, Moments(**moments)]) as session:
             await session.run(model.train_op)
-        assert session.raw_session() is raw
-        assert await session.run(model.train_op) == 1
-
-
-async def test_the_step_counts_on_from_the_recreated_session_for_a_stop_hook() -> None:
-    model = counting_model()
-    failing = Moments(before_run=raising(None, None, None, aborted()))
-    async with monitored(model.graph, [StopAtStepHook(num_steps=5), failing]) as session:
-        while not session.should_stop():
-            await session.run(model.train_op)
-        assert session.raw_session().run(model.step) == 5
+    assert caught.value.__notes__ == [f"in {moment} of Moments"]
+    assert len(lives.sessions) == (moment != "begin")
 
 
 async def test_workers_of_a_shared_session_recover_once_together() -> None:
@@ -262,10 +134,120 @@ async def test_workers_of_a_shared_session_recover_once_together() -> None:
         monitored(model.graph, None, creator) as two,
     ):
         lost = one.raw_session()
-        assert await one.run(model.train_op) == 1
-        assert await one.run(model.train_op) == 1
-        assert one.raw_session() is not lost
+        assert [await one.run(model.train_op) for _ in range(2)] == [1, 1]
         check_closed(lost)
         assert await two.run(model.train_op) == 2
-        assert two.raw_session() is one.raw_session()
+        assert two.raw_session() is one.raw_session() is not lost
         assert one.global_step.epoch == 1
+
+
+async def test_workers_that_save_survive_the_losses_of_others(tmp_path: Path) -> None:
+    model, ends = counting_model(), []  # type: tuple[Any, list[tuple[str, str]]]
+    creator = shared(model.graph, checkpoint_dir=str(tmp_path))
+    with model.graph.as_default():
+        saver = v1.train.Saver(max_to_keep=None)
+
+    async def worker(number: int) -> None:
+        hooks = [
+            CheckpointSaverHook(tmp_path, save_steps=3, saver=saver, save_graph_def=False),
+            v1.train.StepCounterHook(every_n_steps=5, output_dir=str(tmp_path)),
+            Moments(before_run=raising(*[None] * (3 + number), aborted())),
+            StopAtStepHook(last_step=20),
+            RecordingHook(f"{number}", ends),
+        ]
+        async with monitored(model.graph, hooks, creator, step_runner="thread") as session:
+            while not session.should_stop():
+                await session.run(model.train_op)
+
+    async with anyio.create_task_group() as group:
+        for number in range(4):
+            group.start_soon(worker, number)
+    assert sorted(name for name, moment in ends if moment == "end") == ["0", "1", "2", "3"]
+    newest = tf.train.latest_checkpoint(str(tmp_path))
+    assert os.path.basename(newest) == "model.ckpt-20"
+
+
+async def test_no_worker_runs_while_a_save_whose_task_has_left_still_writes(tmp_path: Path) -> None:
+    """Cancelled beyond the grace period: the thread writes on, and keeps its step."""
+    model, steps = counting_model(), []  # type: tuple[Any, list[int]]
+    writing, go_on = threading.Event(), threading.Event()
+
+    class SlowSaver(v1.train.Saver):  # type: ignore[misc, name-defined]
+        def save(self, session: Any, *args: Any, **options: Any) -> Any:
+            if options["global_step"] == 1:
+                writing.set()
+                go_on.wait()
+            steps.append(int(session.run(model.step)))
+            return super().save(session, *args, **options)
+
+    with model.graph.as_default():
+        hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=SlowSaver())
+    creator, options = shared(model.graph), {"stop_grace_period_secs": 0.05}
+
+    async def save() -> None:
+        async with monitored(model.graph, [hook], creator, **options) as session:
+            await session.run(model.train_op)
+
+    async with monitored(model.graph, None, creator, **options) as other:
+        async with anyio.create_task_group() as group:
+            group.start_soon(save)
+            await anyio.to_thread.run_sync(writing.wait)
+            group.cancel_scope.cancel()
+        assert other.global_step.statistics().is_exclusive, "the thread still writes"
+        go_on.set()
+        await other.run(model.train_op)
+    assert steps == [0, 1]
+
+
+async def test_queue_runners_of_a_lost_session_that_a_run_closes_stop_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They fail as the session is closed under them, before its next owner could stop them."""
+    monkeypatch.setattr("asynchooks.tf.graph._handle._PATIENCE_SECS", 0.01)
+    model = counting_model()
+    with model.graph.as_default():
+        inputs, answers = (v1.FIFOQueue(1, tf.int64, shapes=[[]]) for _ in range(2))
+        v1.train.add_queue_runner(v1.train.QueueRunner(inputs, [inputs.enqueue(1)]))
+        answer, dequeue = answers.enqueue(7), answers.dequeue()
+    creator, has_ended = shared(model.graph), anyio.Event()
+    is_inside, goes_on = anyio.Event(), anyio.Event()
+
+    class Opens(SessionRunHook):
+        """While it begins no other worker opens or recovers."""
+
+        async def begin(self) -> None:
+            is_inside.set()
+            await goes_on.wait()
+
+    async def run_through() -> None:
+        async with monitored(model.graph, None, creator, step_runner="thread") as session:
+            old = session.raw_session()
+            group.start_soon(open_late, old)
+            assert await session.run(dequeue) == 7
+            has_ended.set()
+            await session.run(model.train_op)
+            assert session.raw_session() is not old
+
+    async def open_late(old: Any) -> None:
+        while not old.asynchooks_raw._num_runs:  # else it would be run on the new session alone
+            await anyio.lowlevel.checkpoint()
+        group.start_soon(enter, MonitoredSession([Opens()], creator))
+        await is_inside.wait()
+        group.start_soon(session_that_loses.run, model.train_op)
+        while not old.asynchooks_raw.is_retired:
+            await anyio.lowlevel.checkpoint()
+        with suppress(tf.errors.CancelledError):  # the session is closed as soon as it has answered
+            await anyio.to_thread.run_sync(old.run, answer)
+        await has_ended.wait()
+        goes_on.set()
+
+    async def enter(session: MonitoredSession) -> None:
+        async with session:
+            pass
+
+    losing = Moments(before_run=raising(aborted()))
+    async with (
+        monitored(model.graph, [losing], creator) as session_that_loses,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(run_through)
