@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from asynchooks import DataWaitHook, FeedHook, GlobalStep, InputPositionHook, StopTraining
 from asynchooks._engine.stop import Stop
-from asynchooks.data import batch, prefetch
+from asynchooks.data import batch, prefetch, take
 from asynchooks.data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
 
 from ..hooks.inputs import gated
 from ..support.helpers import in_task, settle
+from .sources import read_all
 
 pytestmark = pytest.mark.anyio
 
@@ -174,6 +175,14 @@ async def test_each_item_is_used_once_whatever_is_saved_and_gone_back_to(
     begin: dict[str, Any] | None, acts: list[tuple[str, int]]
 ) -> None:
     await Training(begin).do(acts)
+
+
+@pytest.mark.parametrize("make", [lambda: take(range(6), 9), lambda: prefetch(range(6), 2)])
+@pytest.mark.parametrize("beyond", [[0, 2, 3], [1, 4, 5]])
+async def test_a_plain_loop_leaves_out_what_was_used_before(make: Any, beyond: list[int]) -> None:
+    stage = make()
+    stage.load_state_dict({**make().state_dict(), "beyond": beyond})
+    assert await read_all(stage) == [each for each in range(6) if each not in beyond]
 
 
 @pytest.mark.parametrize(

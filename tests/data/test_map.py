@@ -189,6 +189,40 @@ async def test_an_early_error_waits_for_earlier_items_and_cancels_later_ones() -
         assert calls.begun == [0, 1, 2]
 
 
+async def test_a_thread_whose_call_has_failed_takes_no_further_item() -> None:
+    begun: list[tuple[int, int]] = []
+
+    def fn(item: int) -> int:
+        begun.append((threading.get_ident(), item))
+        if item == 150:
+            raise BadRecordError
+        return item
+
+    with pytest.raises(BadRecordError):
+        await read_all(map_concurrent(fn, range(400), 40))
+    failed = next(thread for thread, item in begun if item == 150)
+    assert max(item for thread, item in begun if thread == failed) == 150
+
+
+async def test_items_that_were_read_and_not_begun_are_left_alone_after_an_error() -> None:
+    begun, go = list[int](), anyio.Event()
+
+    async def fn(item: int) -> int:
+        begun.append(item)
+        if item == 1:
+            raise BadRecordError
+        await go.wait()
+        return item
+
+    async with map_concurrent(fn, range(9), 3) as stage:
+        await settle()
+        go.set()
+        assert await anext(stage) == 0
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+    assert begun == [0, 1]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
 async def test_an_exit_of_the_process_waits_for_no_earlier_item(error: BaseException) -> None:
     calls = Calls()

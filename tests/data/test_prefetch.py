@@ -21,6 +21,7 @@ from asynchooks.data import (
     shuffle,
     take,
 )
+from asynchooks.data._prefetch import Taken
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import in_task, settle
@@ -94,6 +95,23 @@ async def test_an_error_of_its_clean_up_leaves_where_a_read_of_the_source_is_can
 async def test_it_must_be_opened_and_says_how(make: Any, line: str) -> None:
     with pytest.raises(RuntimeError, match=rf"prefetch\(.* runs tasks and must be opened.*{line}"):
         await anext(make())
+
+
+async def test_a_reader_that_is_cancelled_as_it_is_woken_leaves_the_item_to_the_next() -> None:
+    scope = anyio.CancelScope()
+
+    async def read() -> Any:
+        with scope:
+            return await anext(items)
+
+    items: Any
+    async with prefetch(Source(0, hangs=True).items(), 4) as items:
+        async with in_task(read) as first, in_task(anext, items) as second:
+            items._put((Taken(7),))  # what its task does
+            scope.cancel()
+            await settle()
+            assert 7 in (first.value, second.value)
+            items._put((Taken(8),))
 
 
 async def test_a_loop_that_never_waits_can_be_cancelled() -> None:

@@ -37,15 +37,20 @@ async def test_passes_follow_each_other_and_the_end_may_be_asked_for_again(
 
 @pytest.mark.parametrize("kind", ["items", "items_in_thread"])
 async def test_every_pass_is_made_once_and_closed_before_the_next_begins(kind: str) -> None:
-    source = Source(3)
+    source, made = Source(3), list[Any]()
+
+    def make() -> Any:
+        made.append(getattr(source, kind)())
+        return made[-1]
+
     async with nothing_left():
-        async with repeat(prefetch(getattr(source, kind), 2), 3) as items:
+        async with repeat(prefetch(make, 2), 3) as items:
             got = []
             async for item in items:
                 got.append(item)
                 assert source.num_begun - source.num_closed <= 1
     assert got == [0, 1, 2] * 3
-    assert source.num_begun == source.num_closed == 3
+    assert len(made) == source.num_begun == source.num_closed == 3
     async with repeat(take(Source(None).items, 2), 3) as items:
         assert await read_some(items, 9) == [0, 1] * 3
 

@@ -73,6 +73,20 @@ async def test_a_stream_is_a_source_and_its_end_is_the_end() -> None:
             assert [item async for item in batches] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
+@pytest.mark.parametrize(
+    "make", [lambda each: batch(each, 2), lambda each: prefetch(take(each, 9), 1)]
+)
+async def test_a_generator_that_runs_elsewhere_is_named_with_the_cause(make: Any) -> None:
+    generator = Source(0, hangs=True).items()
+    async with anyio.create_task_group() as group:
+        group.start_soon(anext, generator, None)
+        await settle()
+        with pytest.raises(InputError, match="<async_generator .* is being read elsewhere") as e:
+            await read_all(make(generator))
+        group.cancel_scope.cancel()
+    assert isinstance(e.value.__cause__, RuntimeError)
+
+
 @pytest.mark.parametrize("make", [lambda: iter([1]), lambda: Source(1).items()])
 @pytest.mark.parametrize("num_epochs", [None, 2, 1])
 async def test_what_can_be_read_once_only_cannot_be_repeated(make: Any, num_epochs: Any) -> None:
@@ -159,6 +173,23 @@ class AsyncNumbers(Numbers):
     async def __anext__(self) -> int:
         await anyio.lowlevel.checkpoint()
         return next(self)
+
+
+async def test_an_iterator_that_the_pipeline_made_is_closed_though_it_is_no_generator() -> None:
+    closed: list[int] = []
+
+    class Lines(AsyncNumbers):
+        async def aclose(self) -> None:
+            closed.append(self.at)
+
+    class Records:
+        def __aiter__(self) -> Lines:
+            return Lines()
+
+    async with take(Records(), 2) as stage:
+        await anext(stage)
+        assert closed == []
+    assert closed == [0]
 
 
 @pytest.mark.parametrize("kind", [Numbers, AsyncNumbers])

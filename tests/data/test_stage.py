@@ -32,6 +32,7 @@ from ..support.helpers import cancelled_when_settled, settle
 from ..support.threads import threads_left
 from .sources import (
     BadRecordError,
+    Calls,
     Source,
     on_asyncio,
     read_all,
@@ -133,6 +134,22 @@ async def test_a_pipeline_is_closed_as_well_if_it_was_never_opened() -> None:
     await anext(generator)
     await prefetch(generator, 1).aclose()
     assert source.is_closed
+
+
+async def test_a_coroutine_that_waits_for_a_source_can_be_closed() -> None:
+    calls = Calls()
+
+    class Waiting:
+        def __aiter__(self) -> Any:
+            return self
+
+        async def __anext__(self) -> int:
+            return await calls(0)
+
+    reading: Any = anext(batch(Waiting(), 9))
+    reading.send(None)  # it waits
+    reading.close()
+    assert calls.ended == [0]
 
 
 def test_a_plain_with_is_refused_with_async_with_as_the_remedy() -> None:

@@ -194,6 +194,25 @@ async def test_an_item_refused_at_the_limit_goes_to_another_worker_before_all_ot
     assert diary.items == [1, 2, 0, 3, 4]
 
 
+async def test_an_unused_item_goes_to_another_worker_before_all_hooks_have_ended() -> None:
+    source, diary, may_end = prefetch(range(3), 1), Diary({1: FaultError()}), anyio.Event()
+    creator, holds = SharedSessionCreator(diary.creator), Holds("end", may_end)
+
+    async def fail_and_end() -> None:
+        async with MonitoredSession([FeedHook(source, "x"), holds], creator) as session:
+            with pytest.raises(FaultError):
+                await session.run([])
+
+    async with MonitoredSession([FeedHook(source, "x")], creator) as other:
+        async with tasks() as group:
+            group.start_soon(fail_and_end)
+            await holds.has_come.wait()
+            for _ in range(3):
+                await other.run([])
+            may_end.set()
+    assert diary.items == [0, 1, 2]
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_nothing_is_lost_under_random_failures_losses_and_cancellations(seed: int) -> None:
     draw, used = random.Random(seed), list[int]()

@@ -285,3 +285,23 @@ async def test_a_hook_that_fails_at_the_end_is_named(info: pytest.LogCaptureFixt
 
 
 # of a private name, which every record of the package goes through
+
+
+@pytest.mark.anyio
+async def test_values_of_a_record_factory_stay(
+    info: pytest.LogCaptureFixture,
+) -> None:
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = logging.LogRecord(*args, **kwargs)
+        record.worker = record.step = "theirs"
+        return record
+
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(factory)
+    try:
+        await run_session([hook()], runs=1)
+    finally:
+        logging.setLogRecordFactory(before)
+    assert [extra(each) for each in info.records] == [
+        {"step": "theirs", "worker": "theirs", "hook": "LoggingTensorHook"}
+    ]

@@ -236,6 +236,8 @@ async def test_a_sink_that_raises_is_logged_and_training_goes_on_unless_a_stop_i
             while not session.should_stop():
                 await session.run("loss")
                 await anyio.lowlevel.checkpoint()
+    with pytest.raises(ConnectionError, match="the tracker is away"):
+        await train([hook], steps=1)  # at the end
     assert "training goes on" not in caplog.text
     with pytest.raises(ZeroDivisionError):  # an error of training is not hidden
         async with MonitoredSession([hook], Model()) as session:
@@ -259,6 +261,22 @@ async def test_a_sink_belongs_to_one_hook_and_one_session_at_a_time() -> None:
     assert sink.steps == [1], "an error of the session leaves what was put in the sink"
     await train([hook])
     assert sink.steps == [1, 1, 10]
+
+
+async def test_each_sink_finds_its_state_in_a_list_that_has_changed() -> None:
+    class Other(Kept):
+        pass
+
+    sinks = Other(), Kept(), Kept()
+    hook = MetricsHook(sinks)
+    state = hook.state_dict()
+    state["sinks"] = [
+        {"sink": name, "position": place, "pending": []}
+        for place, name in enumerate(["Kept", "Gone", "Kept"], 3)
+    ]
+    hook.load_state_dict(state)
+    await train([hook], steps=1)
+    assert [sink.resumes[0].position for sink in sinks] == [None, 3, 5]
 
 
 async def test_a_library_that_is_missing_fails_the_opening() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from asynchooks import (
 from asynchooks.data import batch, prefetch
 
 from ..support.faults import FaultError
-from .inputs import Diary, saving, trained_with, until_stopped
+from .inputs import Diary, saving, trained_with
 from .training import Calls, tasks
 
 pytestmark = pytest.mark.anyio
@@ -120,13 +120,15 @@ async def test_each_item_is_trained_once_wherever_its_run_breaks_behind_the_step
         await step_context.run_with_hooks("x")
 
     async def run() -> None:
-        await (session.run_step_fn(step_fn) if kind == "step_fn" else session.run("x"))
+        try:
+            await (session.run_step_fn(step_fn) if kind == "step_fn" else session.run("x"))
+        finally:
+            if kind == "feed_fn":
+                assert feeding.state_dict() == {"position": len(diary.items)}
 
     async with MonitoredSession(hooks, diary.creator, step_runner=runner) as session:
         await run_all(session, scope, run)
         assert diary.items == list(range(NUM))
-        if kind == "feed_fn":
-            assert feeding.state_dict() == {"position": NUM}
     assert session.global_step.value == NUM
 
 
@@ -154,8 +156,9 @@ async def test_a_checkpoint_is_behind_the_item_of_a_run_that_broke_behind_its_st
     assert again.items == list(range(12))
 
 
+@pytest.mark.parametrize("by_loop", [True, False])
 async def test_an_item_comes_again_where_the_model_goes_back_behind_its_step(
-    tmp_path: Path,
+    tmp_path: Path, by_loop: bool
 ) -> None:
     """One worker is still in after_run, behind its step, while the other one recovers."""
     diary, source, path = Diary(), prefetch(range(12), 2), tmp_path / "then"
@@ -173,12 +176,23 @@ async def test_an_item_comes_again_where_the_model_goes_back_behind_its_step(
             raise losses.pop()
 
     def session_with(*hooks: SessionRunHook) -> MonitoredSession:
-        return MonitoredSession([FeedHook(source, "x"), *hooks], creator)
+        feed = InputPositionHook(source) if by_loop else FeedHook(source, "x")
+        return MonitoredSession([feed, *hooks], creator)
+
+    async def steps_of(session: MonitoredSession) -> AsyncIterator[None]:
+        if by_loop:
+            async for x in session.batches(source):
+                await session.run([], {"x": x})
+                yield
+        while not by_loop and not session.should_stop():
+            await session.run([])
+            yield
 
     async def slow() -> None:
         await is_open.wait()
         async with session_with(Calls(after_run=wait)) as session:
-            await until_stopped(session)
+            async for _ in steps_of(session):
+                pass
 
     async def recovering() -> None:
         saver = saving(tmp_path / "now", diary, every=1)
@@ -186,16 +200,16 @@ async def test_an_item_comes_again_where_the_model_goes_back_behind_its_step(
             is_open.set()
             await in_after_run.wait()
             assert diary.items == list(range(6))
-            await session.run([])
-            assert 5 not in diary.items
-            shutil.copytree(tmp_path / "now", path)
-            has_recovered.set()
-            await until_stopped(session)
+            async for _ in steps_of(session):
+                if not has_recovered.is_set():
+                    assert 5 not in diary.items
+                    shutil.copytree(tmp_path / "now", path)
+                    has_recovered.set()
 
     async with tasks() as group:
         group.start_soon(recovering)
         group.start_soon(slow)
     assert sorted(diary.items) == list(range(12))
     # from the checkpoint that was made meanwhile
-    later = await trained_with(prefetch(range(12), 2), path)
+    later = await trained_with(prefetch(range(12), 2), path, by_loop=by_loop)
     assert sorted(later.items) == list(range(12))

@@ -198,10 +198,12 @@ def test_a_stop_that_a_call_raises_ends_training(learner: Learner) -> None:
 def test_a_wait_of_a_call_that_ends_by_the_stop_is_no_failure(
     learner: Learner, caplog: pytest.LogCaptureFixture
 ) -> None:
+    sessions: list[MonitoredSession] = []
+
     async def answer(item: int) -> int:
         await learner.sleep(1.0)
         if item >= 2:
-            await learner.step.wait_for(100)
+            await sessions[0].global_step.wait_for(100)
         return item
 
     async def main() -> None:
@@ -209,6 +211,7 @@ def test_a_wait_of_a_call_that_ends_by_the_stop_is_no_failure(
                      restart=Restart(max_attempts=3))  # fmt: skip
         feed = FeedHook(stage, "groups")
         async with MonitoredSession([feed], learner.creator) as session:
+            sessions.append(session)
             await session.run("loss")
             session.request_stop("enough")
             await learner.sleep(5.0)

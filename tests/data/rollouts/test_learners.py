@@ -17,11 +17,12 @@ from asynchooks import (
     MonitoredSession,
     StopAtStepHook,
 )
-from asynchooks._step.gate import Gate
+from asynchooks._engine.base import Slot
 from asynchooks.data import Rollout, WhenStale, repeat
 
 from ...hooks.inputs import Diary, saving
 from ...hooks.training import run_session
+from ...support.helpers import settle
 from .learning import Learner, log_of, made
 
 
@@ -102,6 +103,32 @@ async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop
     async with made(max_staleness=0) as stage:  # alone its version counts batches
         found = [(each.version, each.staleness) async for batch in stage for each in batch]
     assert found == [(n // 2, 0) for n in range(9)]
+
+
+@pytest.mark.anyio
+async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
+    """Its reader is cancelled as it is put together."""
+    scope, weights, seen = anyio.CancelScope(), [0], dict[int, int]()
+
+    async def answer(item: int) -> int:
+        seen[item] = weights[0]
+        await anyio.lowlevel.checkpoint()
+        return item
+
+    def accept(item: int) -> bool:
+        if item == 1:
+            scope.cancel()
+        return True
+
+    options: Any = {"concurrency": 2, "max_staleness": 0, "accept": accept}
+    async with made(answer, range(8), **options) as stage:
+        with scope:
+            await anext(stage)
+        assert scope.cancelled_caught
+        for weights[0] in range(3):
+            batch = await anext(stage)
+            await settle()  # calls begin
+            assert [seen[each.item] for each in batch] == [weights[0]] * 2
 
 
 @pytest.mark.anyio
@@ -199,14 +226,14 @@ async def test_threads_may_publish_a_version_and_ask_for_statistics() -> None:
 def test_a_version_that_is_published_between_the_look_and_the_wait_is_seen(
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version, watch = GlobalStep(), Gate.watch
+    version = GlobalStep()
 
-    def watch_late(gate: Gate, slot: Any, step: float) -> Any:
+    def slot_late(*args: Any) -> Slot:
         if stage.statistics().num_items > version.value:  # as another thread would
             version.publish(version.value + 1)
-        return watch(gate, slot, step)
+        return Slot(*args)
 
-    monkeypatch.setattr(Gate, "watch", watch_late)
+    monkeypatch.setattr("asynchooks.data._rollout_stage.Slot", slot_late)
     stage = made(learner.answer, range(9), 1, concurrency=1, max_staleness=0, version=version)
     learner.train_with(stage)
     assert learner.flat == [*range(9)]

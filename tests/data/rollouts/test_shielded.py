@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -336,3 +337,26 @@ def test_the_end_of_an_event_loop_leaves_it_too() -> None:
 
     asyncio.run(main())
     assert world.open == 0
+
+
+def test_an_error_of_entering_is_noted_where_the_task_was_cancelled_meanwhile() -> None:
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        await turns(5)
+        raise BoxError("no quota")
+        yield
+
+    async def work() -> None:
+        async with shielded(broken()):
+            raise AssertionError
+
+    async def main() -> None:
+        task = asyncio.create_task(work())
+        await turns(2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        [note] = caught.value.__notes__
+        assert re.fullmatch(r"then, entering [\w.<>]*broken\(\): BoxError\('no quota'\)", note)
+
+    asyncio.run(main())
