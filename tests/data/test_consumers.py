@@ -188,8 +188,11 @@ async def test_a_plain_loop_leaves_out_what_was_used_before(make: Any, beyond: l
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
-        *((each, TypeError, "names is .*; give a name or tensor") for each in ([], {}, {"x"}, 3)),
-        *((each, ValueError, "feeds one of them twice") for each in (("x", "x"), {1: "x", 2: "x"})),
+        ([], TypeError, "names is .*; give a name or tensor"),
+        ({"x"}, TypeError, "names is .*; give a name or tensor"),
+        (3, TypeError, "names is .*; give a name or tensor"),
+        (("x", "x"), ValueError, "feeds one of them twice"),
+        ({1: "x", 2: "x"}, ValueError, "feeds one of them twice"),
     ],
 )
 def test_names_that_are_none_or_feed_one_twice_are_refused(

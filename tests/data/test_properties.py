@@ -65,7 +65,7 @@ async def test_each_item_goes_to_one_reader_and_a_cancelled_one_loses_none(
     name: str, size: int, kind: str, num_items: int, plans: list[tuple[int, int]]
 ) -> None:
     source = Source(num_items)
-    got: list[int] = []
+    got: list[Any] = []
     scopes = [anyio.CancelScope() for _ in plans]
 
     def take(item: Any) -> None:

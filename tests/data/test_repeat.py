@@ -78,9 +78,8 @@ async def test_a_function_that_returns_the_same_iterator_again_is_an_error(
 
 
 async def test_every_pass_has_an_order_of_its_own_and_the_same_in_each_run() -> None:
-    make = lambda: repeat(repeat(shuffle(range(20), 20, 7), 2), 2)  # noqa: E731
-    got = await read_all(make())
-    assert got == await read_all(make())
+    got, again = [await read_all(repeat(repeat(shuffle(range(20), 20, 7), 2), 2)) for _ in "12"]
+    assert got == again
     passes = [got[at : at + 20] for at in range(0, 80, 20)]
     assert len({tuple(each) for each in passes}) == 4
     assert [sorted(each) for each in passes] == [list(range(20))] * 4

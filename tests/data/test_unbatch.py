@@ -75,5 +75,10 @@ async def test_items_belong_to_the_pass_of_their_batch() -> None:
     seen: list[int] = []
     source = unbatch(repeat(batch(range(5), 3), 2))
     hook = FeedHook(source, "x", after_epoch=lambda session, epoch: seen.append(-1 - epoch))
-    await run_session([hook], lambda x: seen.append(x) or {})
+
+    def step(x: int) -> dict[str, Any]:
+        seen.append(x)
+        return {}
+
+    await run_session([hook], step)
     assert seen == [*range(5), -1, *range(5), -2]

@@ -78,12 +78,12 @@ async def test_items_used_out_of_order_are_in_the_state_and_are_not_fed_again() 
 async def test_a_pipeline_without_order_says_so_once_and_is_not_in_the_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make = lambda: map_concurrent(double, range(20), 3, ordered=False)  # noqa: E731
-    diary = await trained_with(make(), tmp_path)
+    source, same = (map_concurrent(double, range(20), 3, ordered=False) for _ in range(2))
+    diary = await trained_with(source, tmp_path)
     [warning] = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
     assert "The position in the input is not saved: map_concurrent(..., ordered=False)" in warning
     assert sorted(diary.items) == list(range(0, 40, 2))
-    assert sorted((await trained_with(make(), tmp_path)).items) == sorted(2 * diary.items)
+    assert sorted((await trained_with(same, tmp_path)).items) == sorted(2 * diary.items)
 
 
 async def test_a_state_of_another_pipeline_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class LateEvaluation:
         return {"at": float(step)}
 
 
-async def pause(*_: Any) -> None:
+async def pause(*given: Any) -> None:
     """Let all other tasks run after each step, so that what waits for a step has it."""
     for _ in range(10):
         await anyio.lowlevel.checkpoint()

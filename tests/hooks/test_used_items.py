@@ -139,8 +139,7 @@ async def test_a_checkpoint_is_behind_the_item_of_a_run_that_broke_behind_its_st
     tmp_path: Path, how: str, is_first: bool, by_loop: bool
 ) -> None:
     diary, scope = Diary(), list[anyio.CancelScope]()
-    make = lambda: prefetch(batch(range(12), 2), 2)  # noqa: E731
-    source = make()
+    source, same = (prefetch(batch(range(12), 2), 2) for _ in range(2))
     hooks: list[Any] = [InputPositionHook(source) if by_loop else FeedHook(source, "x")]
     hooks.insert(not is_first, breaking_at(3, how, scope))
     hooks.append(saving(tmp_path, diary, every=100))
@@ -152,7 +151,7 @@ async def test_a_checkpoint_is_behind_the_item_of_a_run_that_broke_behind_its_st
             with scope[0], contextlib.suppress(FaultError):
                 await session.run([], feeds)
     assert diary.items == list(range(6))
-    again = await trained_with(make(), tmp_path, by_loop=by_loop)
+    again = await trained_with(same, tmp_path, by_loop=by_loop)
     assert again.items == list(range(12))
 
 
