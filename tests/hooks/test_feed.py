@@ -42,8 +42,7 @@ pytestmark = pytest.mark.anyio
     [
         (None, [{"a": 1, "b": 2}, {"b": 3}], [(1, 2), (None, 3)]),
         ("a", [1, (2, 3), {"b": 4}], [(1, None), ((2, 3), None), ({"b": 4}, None)]),
-        (["a", "b"], [(1, 2), [3, 4]], [(1, 2), (3, 4)]),
-        (("b", "a"), [(1, 2)], [(2, 1)]),
+        (("b", "a"), [(1, 2), [3, 4]], [(2, 1), (4, 3)]),
         ({"x": "b", "y": "a"}, [{"x": 1, "y": 2, "z": 3}], [(2, 1)]),
         (None, [{"a": 1}, 7], r"^item 1 of .* is 7; FeedHook expected a mapping from names to val"),
         (["a", "b"], [(1, 2), (1, 2, 3)], r"^item 1 .* is a tuple of 3; .* a tuple of 2, one for"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, batch, interleave, map_concurrent, prefetch, shuffle, take
 
-from ..support.faults import FaultError
 from ..support.helpers import settle
 from ..support.threads import threads_left
 from .inputs import (
@@ -53,26 +51,6 @@ feed_or_loop = pytest.mark.parametrize("by_loop", [False, True])
 async def test_several_lives_are_fed_what_one_would_be(kind: str, tmp_path: Path) -> None:
     last = await trained_in_lives(PIPELINES[kind], tmp_path, 2, 2, 7, 8, 15, 999)
     assert last.items == await items_of(PIPELINES[kind](2))
-
-
-async def test_items_used_out_of_order_are_in_the_state_and_are_not_fed_again() -> None:
-    source = prefetch(range(6), 3)
-    slow, fast = FeedHook(source, "x"), FeedHook(source, "x")
-    diary = Diary({1: FaultError()})
-    creator = SharedSessionCreator(diary.creator)
-    async with MonitoredSession([slow], creator) as a, MonitoredSession([fast], creator) as b:
-        with pytest.raises(FaultError):
-            await a.run([])  # it has item 0 in hand
-        await b.run([])
-        await b.run([])
-        state = json.loads(json.dumps(source.state_dict()))
-        assert state == slow.state_dict() == fast.state_dict()
-        assert state["beyond"] == [1, 2]
-    assert diary.items == [1, 2]
-    for given in (state, {"stage": "sequence", "items": 0, "beyond": [1, 2]}):
-        again = prefetch(range(6), 1)
-        again.load_state_dict(given)
-        assert (await trained_with(again)).items == [0, 3, 4, 5]
 
 
 async def test_a_pipeline_without_order_says_so_once_and_is_not_in_the_checkpoint(

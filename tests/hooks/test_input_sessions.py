@@ -23,7 +23,7 @@ from asynchooks.data import Stage, batch, prefetch
 from ..data.sources import Source, at
 from ..support.afterwards import nothing_left
 from .inputs import Counted, Diary, saving, until_stopped
-from .training import Calls, Holds, run_session, tasks
+from .training import Holds, run_session, tasks
 
 pytestmark = pytest.mark.anyio
 hook_or_loop = pytest.mark.parametrize("how", ["hook", "loop"])
@@ -112,27 +112,6 @@ async def test_a_session_that_is_refused_the_hook_leaves_the_first_to_go_on_and_
         await session.run([])
         assert source.log == ["open"]
     assert (diary.items, source.log) == ([0, 1], ["open", "closed"])
-
-
-@hook_or_loop
-@pytest.mark.parametrize("runner", ["inline", "thread"])
-async def test_a_run_that_has_ended_counts_before_the_hooks_turn_and_for_its_session_only(
-    runner: Any, how: str
-) -> None:
-    source = prefetch(range(9), 4)
-    hook: Any = FeedHook(source, "x") if how == "hook" else InputPositionHook(source)
-    states: list[Any] = []
-    records = Calls(after_run=lambda *_: states.append(hook.state_dict()))
-    creator = SharedSessionCreator(Diary().creator)
-    async with (
-        MonitoredSession([records, hook], creator, step_runner=runner) as session,
-        MonitoredSession([], creator) as other,
-    ):
-        assert await anext(other.batches(source)) == 0
-        batches = session.batches(source)
-        for _ in range(2):
-            await session.run([], None if how == "hook" else {"x": await anext(batches)})
-    assert states == [at(0, 1), at(0, 1, 2)]
 
 
 # Workers of one model: an input is open as long as one may come to read it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,17 +125,11 @@ async def test_a_hook_that_is_used_again_starts_from_nothing(said: Said) -> None
     assert said() == [], "what the session before computed is forgotten"
 
 
-class Pair(NamedTuple):
-    first: Any
-    second: Any
-
-
 TINY = np.array([1e-9, 0.5])
 TEXTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "tags in order": ({"b": "x", "a": "y"}, {"x": 1, "y": 2}, "a = 2, b = 1"),
     "one twice": (["a", "a", ["a"]], {"a": 1}, "a = 1, a = 1, ['a'] = [1]"),
     "nested": ({"t": ["a", {"k": ("b",)}]}, {"a": 1, "b": 2}, "t = [1, {'k': (2,)}]"),
-    "named": ({"t": Pair("a", "b")}, {"a": 1, "b": 2}, "t = Pair(first=1, second=2)"),
     "an array": (["a"], {"a": TINY}, "a = [0.  0.5]"),
     "arrays in a dict": ({"t": {"k": "a"}}, {"a": TINY}, "t = {'k': array([0. , 0.5])}"),
     "a text with percents": (["a"], {"a": "100%d %s"}, "a = 100%d %s"),

@@ -156,7 +156,6 @@ async def test_standard_error_is_the_stream_of_that_moment_and_may_be_none(
         lambda _: LOGGER.addHandler(logging.NullHandler()),
         lambda _: LOGGER.addFilter(lambda record: True),
         lambda patch: patch.setattr(LOGGER, "propagate", False),
-        lambda patch: patch.setattr(LOGGER, "disabled", True),
         lambda patch: patch.setattr(LOGGER.manager, "disable", logging.INFO),
         lambda patch: patch.setattr(logging, "lastResort", None),
     ],

@@ -133,7 +133,6 @@ def test_a_failed_call_is_made_again_after_its_pauses_with_a_stamp_of_its_own(
     [again] = [each for batch in learner.batches for each in batch if each.item == 0]
     # so many steps of the learner had ended when the last call began
     assert 0 < again.version <= begun[-1]
-    assert again.staleness <= 5
     assert log_of(caplog) == []
 
 

@@ -180,9 +180,7 @@ def test_what_is_under_way_and_ready_is_counted(learner: Learner) -> None:
 
     async def main() -> None:
         stage = made(timed, range(6), concurrency=5, max_staleness=9)
-        before = stage.statistics()
-        assert (before.num_under_way, before.num_ready, before.staleness) == (0, 0, {})
-        assert math.isnan(before.mean_staleness)
+        assert math.isnan(stage.statistics().mean_staleness)
         async with stage:
             await anext(stage)
             await learner.sleep(1.5)  # until 3.5
@@ -192,7 +190,6 @@ def test_what_is_under_way_and_ready_is_counted(learner: Learner) -> None:
             async for _ in stage:
                 pass
         now = stage.statistics()
-        assert (now.num_under_way, now.num_ready, now.num_items) == (0, 0, 3)
         assert (now.staleness, now.mean_staleness) == ({0: 2, 1: 2, 2: 2}, 1.0)
 
     learner.run(main)
