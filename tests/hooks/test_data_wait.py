@@ -90,19 +90,25 @@ def test_it_counts_the_waits_of_loops_also_closed_ones_and_only_of_its_own_sessi
     assert [writer.flushes for writer in writers] == [1, 1]
 
 
-def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0() -> None:
+@pytest.mark.parametrize(
+    ("is_shared", "every", "runs", "steps"),
+    [(True, 1, 4, [2, 3, 4, 6, 7, 8]), (False, 5, 12, [6, 11, 6, 11])],
+)
+def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0(
+    is_shared: bool, every: int, runs: int, steps: list[int]
+) -> None:
     writer = Writer()
 
     async def main(engine: Engine) -> None:
-        creator = FunctionSessionCreator(step_of(0.5))
-        async with prefetch(numbers(1.0), 1) as source:
-            waits = DataWaitHook(source, 5, summary_writer=writer)
+        alone = FunctionSessionCreator(step_of(0.5))
+        creator = SharedSessionCreator(alone) if is_shared else alone
+        async with prefetch(numbers(1.0), 1) as source, MonitoredSession([], creator):
+            waits = DataWaitHook(source, every, summary_writer=writer)
             for _ in range(2):
-                await run_session([FeedHook(source, "x"), waits], creator, runs=12)
+                await run_session([FeedHook(source, "x"), waits], creator, runs=runs)
 
     on_trampoline(main)
-    found = [(step, value) for _, value, step in writer.written]
-    assert found == [(step, 0.5) for step in (6, 11, 6, 11)]
+    assert [(step, value) for _, value, step in writer.written] == [(step, 0.5) for step in steps]
 
 
 def test_a_resumed_training_has_a_value_where_an_uninterrupted_one_has(tmp_path: Path) -> None:

@@ -39,20 +39,19 @@ MAKERS: dict[str, Callable[[str], SessionRunHook]] = {
         save_steps=1, output_dir=path, summary_op="loss"
     ),
     "TraceHook": TraceHook,
-    "record": lambda path: Recording(path),
-    # MLflow's own warnings, and the first use of a database, take long
+    "record": lambda path: recording(path),
     "MlflowSink": lambda path: MetricsHook(
         MlflowSink("e", tracking_uri=f"sqlite:///{path}"), "loss", every_n_steps=1
     ),
 }
 
 
-def Recording(path: str) -> SessionRunHook:  # noqa: N802
+def recording(path: str) -> SessionRunHook:
     """A hook that is made with a recording, which it enters as the session opens."""
-    recording = record(path)
+    made = record(path)
 
-    def enter(*_: Any) -> None:
-        with recording:
+    def enter() -> None:
+        with made:
             pass
 
     return Calls(begin=enter)
