@@ -195,28 +195,30 @@ leaves = st.tuples(st.just("leaf"), st.sampled_from(sorted(LEAVES)), st.integers
 
 
 def _around(child: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
-    small = st.integers(1, 4)
+    small, seed, either = st.integers(1, 4), st.integers(0, 9), st.booleans()
+    several = st.lists(child, min_size=1, max_size=3)
+
+    def of(kind: str, *args: Any, below: Any = child) -> st.SearchStrategy[Recipe]:
+        return st.tuples(st.just(kind), below, *args)
+
     return st.one_of(
-        st.tuples(st.just("prefetch"), child, small),
-        st.tuples(st.just("map"), child, small, st.booleans()),
-        st.tuples(st.just("batch"), child, small, st.booleans()),
-        st.tuples(st.just("shuffle"), child, small, st.integers(0, 9)),
-        st.tuples(st.just("repeat"), child, st.integers(0, 3)),
-        st.tuples(st.just("take"), child, st.integers(0, 12)),
+        of("prefetch", small),
+        of("map", small, either),
+        of("batch", small, either),
+        of("shuffle", small, seed),
+        of("repeat", st.integers(0, 3)),
+        of("take", st.integers(0, 12)),
         st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 1)]).flatmap(
-            lambda part: st.tuples(st.just("shard"), child, st.just(part[0]), st.just(part[1]))
+            lambda part: of("shard", *map(st.just, part))
         ),
-        st.tuples(st.just("map one by one"), child, st.booleans()),
-        st.tuples(st.just("filter"), child, st.booleans()),
-        st.tuples(st.just("unbatch"), child, small),
-        st.tuples(
-            st.sampled_from(["interleave", "zip", "chain"]),
-            st.lists(child, min_size=1, max_size=3),
+        of("map one by one", either),
+        of("filter", either),
+        of("unbatch", small),
+        st.sampled_from(["interleave", "zip", "chain"]).flatmap(
+            lambda kind: of(kind, below=several)
         ),
-        st.tuples(st.just("mix"), st.lists(child, min_size=1, max_size=3), st.integers(0, 9)),
-        st.tuples(
-            st.just("take"), st.tuples(st.just("repeat"), child, st.none()), st.integers(0, 12)
-        ),
+        of("mix", seed, below=several),
+        of("take", st.integers(0, 12), below=of("repeat", st.none())),
     )
 
 

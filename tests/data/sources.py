@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import anyio
@@ -16,8 +16,6 @@ import pytest
 from asynchooks.data import Stage
 
 from ..support.helpers import settle
-
-BACKENDS = ["asyncio", "trio"]
 
 
 class BadRecordError(Exception):
@@ -144,13 +142,17 @@ class StatefulSync:
         self._at = 0
 
 
-class Stateful(StatefulSync):
-    """The same as an async iterable."""
+class InTurn:
+    """What can be iterated, as an async iterable."""
 
     async def __aiter__(self) -> AsyncIterator[int]:
-        for item in self:
-            yield item
+        for item in self:  # type: ignore[attr-defined]
             await anyio.lowlevel.checkpoint()
+            yield item
+
+
+class Stateful(InTurn, StatefulSync):
+    """The same as an async iterable."""
 
 
 class Epochs:
@@ -195,7 +197,7 @@ class Epochs:
 
 
 class AsyncEpochs(Epochs):
-    """The same as an async iterable."""
+    """The same as an async iterable, of which each `aiter` begins a pass."""
 
     def __aiter__(self) -> AsyncIterator[int]:
         return self._in_turn(iter(self))
@@ -226,13 +228,8 @@ class Once:
             yield item
 
 
-class AsyncOnce(Once):
+class AsyncOnce(InTurn, Once):
     """The same as an async iterable."""
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        for item in self:
-            await anyio.lowlevel.checkpoint()
-            yield item
 
 
 class GetSetIterator:
@@ -270,14 +267,6 @@ def same_in_thread(item: Any) -> Any:
 
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """For a test of what asyncio alone has: queues, futures, its own way to cancel a task."""
-
-
-def on_both_and_asyncio(
-    name: str, on_both: Iterable[object], on_asyncio: Iterable[object]
-) -> pytest.MarkDecorator:
-    """Run a test with an argument on asyncio and trio, and with what asyncio alone has there."""
-    cases = [*itertools.product(on_both, BACKENDS), *itertools.product(on_asyncio, BACKENDS[:1])]
-    return pytest.mark.parametrize((name, "anyio_backend"), cases)
 
 
 async def read_all(stage: Stage[Any]) -> list[Any]:

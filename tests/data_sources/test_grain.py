@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from asynchooks import InputStateError, PreemptionError
-from asynchooks.data import Stage, batch, prefetch
+from asynchooks import PreemptionError
+from asynchooks.data import batch, prefetch
 
+from ..hooks.inputs import trained_in_lives, trained_with
 from ..support.threads import threads_left
-from .trainings import trained_in_lives, trained_with
 
 grain = pytest.importorskip("grain.python")
 pytestmark = [
@@ -49,49 +49,21 @@ def iter_dataset() -> Any:
     return map_dataset().to_iter_dataset()
 
 
-every_kind = pytest.mark.parametrize("make", [loader, map_dataset, iter_dataset])
-
-
-def expected(make: Callable[[], Any]) -> list[int]:
-    return [int(part) for each in make() for part in each]
-
-
-@every_kind
-async def test_it_is_fed_in_its_order(make: Callable[[], Any]) -> None:
-    diary = await trained_with(make())
-    assert diary.items == expected(make)
-    assert sorted(diary.items) == [i * i for i in range(30)]
-    assert not threads_left()
-
-
-@every_kind
-async def test_a_resumed_training_goes_on_from_its_own_state(
+@pytest.mark.parametrize("make", [loader, map_dataset, iter_dataset])
+async def test_it_is_fed_in_its_order_resumes_from_its_own_state_and_goes_back_with_the_model(
     make: Callable[[], Any], tmp_path: Path
 ) -> None:
+    expected = [int(part) for each in make() for part in each]
+    assert (await trained_with(make())).items == expected
+    assert sorted(expected) == [i * i for i in range(30)]
+    assert not threads_left()
+    lives = await trained_in_lives(lambda size: prefetch(make(), size), tmp_path / "a", 0, 3, 7, 99)
+    assert lives.items == expected
+    stages = lambda size: prefetch(batch(make(), 2), size)  # noqa: E731
+    assert (await trained_in_lives(stages, tmp_path / "b", 2, 5, 99)).items == expected
     source = prefetch(make(), 2)
-    diary = await trained_in_lives(lambda size: prefetch(make(), size), tmp_path, 0, 3, 3, 7, 99)
-    assert diary.items == expected(make)
     await trained_with(source, last=2)
     assert "state" in source.state_dict(), "it is not counted"
-
-
-@every_kind
-async def test_it_goes_back_with_the_model(make: Callable[[], Any], tmp_path: Path) -> None:
     errors = {3: PreemptionError("lost"), 8: PreemptionError("lost")}
-    diary = await trained_with(prefetch(make(), 3), tmp_path, errors=errors)
-    assert diary.items == expected(make)
-
-
-async def test_stages_around_it_resume_too(tmp_path: Path) -> None:
-    def make(size: int) -> Stage[Any]:
-        return prefetch(batch(map_dataset(), 2), size)
-
-    diary = await trained_in_lives(make, tmp_path, 2, 5, 99)
-    assert diary.items == expected(map_dataset)
-
-
-async def test_its_state_is_refused_by_what_has_none() -> None:
-    source = prefetch(map(int, range(5)), 1)
-    source.load_state_dict({"stage": "iterable", "state": {"next_index": 3}})
-    with pytest.raises(InputStateError, match="has no state of its own, and the saved position is"):
-        await trained_with(source)
+    lost = await trained_with(prefetch(make(), 3), tmp_path / "c", errors=errors)
+    assert lost.items == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ import numpy as np
 
 from asynchooks import (
     CheckpointSaverHook,
+    FeedHook,
     FunctionSessionCreator,
+    InputPositionHook,
     MonitoredSession,
+    SessionRunHook,
     StateDictSaver,
 )
 from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, shuffle
@@ -109,10 +112,40 @@ PIPELINES: dict[str, Callable[[int], Stage[Any]]] = {
 
 
 def saving(
-    path: Path, diary: Diary, *, every: int = 4, background: bool = False
+    path: Path, model: Any, *, every: int = 4, background: bool = False
 ) -> CheckpointSaverHook:
-    saver = StateDictSaver(diary=diary)
+    saver = StateDictSaver(diary=model)
     return CheckpointSaverHook(path, save_steps=every, saver=saver, background=background)
+
+
+async def trained_with(
+    source: Any,
+    path: Path | None = None,
+    last: int = 999,
+    *,
+    errors: Mapping[int, BaseException] | None = None,
+    hooks: Sequence[SessionRunHook] = (),
+    by_loop: bool = False,
+    every: int = 4,
+) -> Diary:
+    """What a model was trained with, up to a step; it is restored from a path, and saved there."""
+    diary = Diary(errors)
+    feed = InputPositionHook(source) if by_loop else FeedHook(source, "x")
+    saver = [] if path is None else [saving(path, diary, every=every)]
+    async with MonitoredSession([feed, *saver, *hooks], diary.creator) as session:
+        if by_loop:
+            async for item in session.batches(source):
+                await session.run([], {"x": item})
+        while not by_loop and not session.should_stop() and session.global_step.value < last:
+            await session.run([])
+    return diary
+
+
+async def trained_in_lives(make: Callable[[int], Stage[Any]], path: Path, *lasts: int) -> Diary:
+    """The same in several lives; each makes its pipeline, with a buffer of another size."""
+    for last in lasts:
+        diary = await trained_with(make(last % 4 + 1), path, last)
+    return diary
 
 
 async def items_of(source: Any) -> list[int]:

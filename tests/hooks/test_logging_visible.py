@@ -9,7 +9,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,15 +27,13 @@ from asynchooks import (
     PreemptionError,
     Recovery,
     SessionRunContext,
-    SessionRunHook,
     StepCounterHook,
     TimeLimitHook,
 )
-from asynchooks._log import fields
 from asynchooks.data import prefetch
 from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 
-from ..support.helpers import counting_creator
+from ..support.helpers import counting_creator, raises_at
 from .training import Calls, run_session
 from .virtual_time import on_trampoline, quarter_step
 
@@ -65,8 +63,8 @@ def info(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
         yield caplog
 
 
-def hook() -> LoggingTensorHook:
-    return LoggingTensorHook(["calls"], every_n_iter=2)
+def hook(**options: Any) -> LoggingTensorHook:
+    return LoggingTensorHook(["calls"], every_n_iter=2, **options)
 
 
 def without_seconds(text: str) -> list[str]:
@@ -78,39 +76,18 @@ def extra(record: logging.LogRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names if hasattr(record, name)}
 
 
-def found(logged: pytest.LogCaptureFixture, start: str) -> dict[str, Any]:
-    """The fields of the one record whose message begins like this."""
-    (record,) = (each for each in logged.records if each.getMessage().startswith(start))
-    return extra(record)
-
-
-@pytest.mark.anyio
-async def test_lines_appear_on_standard_error_with_their_steps(
+def test_lines_of_hooks_appear_on_standard_error_with_their_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with unconfigured():
-        await run_session([LoggingTensorHook(["calls"], every_n_iter=2, at_end=True)], runs=4)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert without_seconds(err) == [
-        "step 1: calls = 1",
-        "step 3: calls = 3",
-        "step 4: calls = 4",
-    ]
-
-
-def test_messages_of_other_hooks_keep_their_formats(capsys: pytest.CaptureFixture[str]) -> None:
     source = prefetch(range(9), 2)
-
-    def evaluate(session: Any, step: int) -> dict[str, float]:
-        return {"accuracy": 0.5}
-
     hooks = [
         LoggingTensorHook(["x"], every_n_iter=2),
         StepCounterHook(every_n_steps=2),
         FeedHook(source, "x"),
         DataWaitHook(source, every_n_steps=2),
-        EvaluationHook(evaluate, every_n_steps=3, at_end=False, mode=Evaluate.EXCLUSIVE),
+        EvaluationHook(
+            lambda *_: {"accuracy": 0.5}, every_n_steps=3, at_end=False, mode=Evaluate.EXCLUSIVE
+        ),
     ]
 
     async def step(x: int) -> dict[str, int]:
@@ -119,12 +96,17 @@ def test_messages_of_other_hooks_keep_their_formats(capsys: pytest.CaptureFixtur
 
     with unconfigured():
         on_trampoline(lambda _: run_session(hooks, FunctionSessionCreator(step), runs=3))
-    assert capsys.readouterr().err.splitlines() == [
+        LOGGER.info("not seen")
+        LOGGER.warning("a warning")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
         "step 1: x = 0",
         "step 3: x = 2 (0.500 sec)",
         "step 3: global_step/sec: 4",
         "step 3: data wait: 0.0 % of the time",
         "eval at step 3: accuracy = 0.5 (0.00 sec)",
+        "a warning",
     ]
 
 
@@ -145,76 +127,48 @@ async def test_the_worker_of_a_protocol_is_in_front_of_the_step(
 
 
 @pytest.mark.anyio
-async def test_standard_error_is_the_stream_of_that_moment(
-    capsys: pytest.CaptureFixture[str],
+async def test_standard_error_is_the_stream_of_that_moment_and_may_be_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = MonitoredSession([hook()], counting_creator())
     with unconfigured():
-        async with session:
+        async with MonitoredSession([hook(at_end=True)], counting_creator()) as session:
             await session.run([])
             with contextlib.redirect_stderr(io.StringIO()) as display:
                 await session.run([])
                 await session.run([])
-    assert capsys.readouterr().err == "step 1: calls = 1\n"
-    assert without_seconds(display.getvalue()) == ["step 3: calls = 3"]
-
-
-@pytest.mark.anyio
-async def test_a_closed_standard_error_does_not_stop_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    with unconfigured():
+            await session.run([])
+        assert without_seconds(capsys.readouterr().err) == [
+            "step 1: calls = 1",
+            "step 4: calls = 4",
+        ]
+        assert without_seconds(display.getvalue()) == ["step 3: calls = 3"]
+        monkeypatch.setattr(sys, "stderr", None)
         session = await run_session([hook()], runs=2)
     assert session.global_step.value == 2
-
-
-@pytest.mark.anyio
-async def test_other_records_are_seen_from_warnings_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with unconfigured():
-        async with MonitoredSession([], counting_creator()) as session:
-            session.request_stop("enough")  # a record at level INFO
-        LOGGER.warning("a warning")
-    assert capsys.readouterr().err == "a warning\n"
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "configure",
     [
-        lambda _: logging.basicConfig(),
         lambda _: LOGGER.setLevel(logging.WARNING),
         lambda _: ROOT.setLevel(logging.ERROR),
         lambda _: LOGGER.addHandler(logging.NullHandler()),
         lambda _: LOGGER.addFilter(lambda record: True),
         lambda patch: patch.setattr(LOGGER, "propagate", False),
-        lambda patch: patch.setattr(LOGGER, "disabled", True),
         lambda patch: patch.setattr(LOGGER.manager, "disable", logging.INFO),
         lambda patch: patch.setattr(logging, "lastResort", None),
     ],
-    ids=[
-        "basicConfig", "level", "level of the root", "NullHandler", "filter", "propagate",
-        "disabled", "logging.disable", "lastResort",
-    ],
-)  # fmt: skip
+)
 async def test_any_configuration_silences_what_it_does_not_show(
-    configure: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch,
+    configure: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     with unconfigured():
         configure(monkeypatch)
         await run_session([hook(), StepCounterHook(every_n_steps=1)], runs=3)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.anyio
-async def test_a_handler_that_shows_the_lines_is_the_only_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with unconfigured():
-        logging.basicConfig(level=logging.INFO, format="%(name)s step %(step)d %(message)s")
-        await run_session([hook()], runs=1)
-    assert capsys.readouterr().err == "asynchooks step 1 calls = 1\n"
 
 
 PROGRAM = """
@@ -230,31 +184,22 @@ async def main():
         while not session.should_stop():
             await session.run([])
 
-anyio.run(main, backend=__BACKEND__)
+for backend in ("asyncio", "trio"):
+    anyio.run(main, backend=backend)
 assert before == (dict(vars(logging.root)), logging.lastResort, logging.root.manager.disable)
 assert (logger.handlers, logger.filters, logger.level) == ([], [], logging.NOTSET)
 """
 
 
 @pytest.mark.faults
-def test_a_new_process_shows_the_line_and_configures_nothing(anyio_backend_name: str) -> None:
-    code = PROGRAM.replace("__BACKEND__", repr(anyio_backend_name))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stderr, done.stdout, done.returncode) == ("step 1: loss = 0.5\n", "", 0)
+def test_a_new_process_shows_the_line_and_configures_nothing() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout, done.returncode) == ("step 1: loss = 0.5\n" * 2, "", 0)
 
 
 @pytest.mark.anyio
-async def test_records_name_step_and_hook_and_their_place_in_the_code(
-    info: pytest.LogCaptureFixture,
-) -> None:
-    await run_session([hook()], runs=1)
-    (record,) = info.records
-    assert extra(record) == {"step": 1, "hook": "LoggingTensorHook"}
-    assert (record.filename, record.levelno) == ("_logging_tensor.py", logging.INFO)
-
-
-@pytest.mark.anyio
-async def test_json_lines_from_the_fields() -> None:
+async def test_fields_of_records_make_lines_of_json() -> None:
     class JsonLines(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             return json.dumps({"message": record.getMessage(), **extra(record)})
@@ -274,66 +219,76 @@ async def test_json_lines_from_the_fields() -> None:
     ]
 
 
-@pytest.mark.anyio
-async def test_a_recovery_has_its_error_as_the_reason(info: pytest.LogCaptureFixture) -> None:
+def loses_once() -> Calls:
     losses = [PreemptionError("the server is away")]
 
     def lose(run_context: SessionRunContext) -> None:
         if losses and run_context.global_step.value == 2:
             raise losses.pop()
 
-    hooks = [Calls(before_run=lose)]
-    await run_session(hooks, runs=4, recovery=Recovery(first_pause_secs=0))
-    assert found(info, "The session was lost") == {
-        "step": 2, "reason": "PreemptionError('the server is away')"
-    }  # fmt: skip
+    return Calls(before_run=lose)
 
 
-@pytest.mark.anyio
-async def test_stops_of_hooks_have_their_reasons(info: pytest.LogCaptureFixture) -> None:
-    stopping = EarlyStoppingHook("calls", patience=1, mode="min")
-    await run_session([stopping])
-    assert found(info, "Early stopping") == {
-        "step": 2,
-        "hook": "EarlyStoppingHook",
-        "reason": "no better than 1 of step 1 for 1 looks (Mode.MIN: smaller is better)",
-    }
+async def nan_step() -> dict[str, float]:
+    await quarter_step()
+    return {"loss": float("nan")}
 
 
-def test_a_time_limit_has_step_and_reason(info: pytest.LogCaptureFixture) -> None:
-    creator = FunctionSessionCreator(quarter_step)
-    on_trampoline(lambda _: run_session([TimeLimitHook(0.6)], creator))
-    assert found(info, "Stop requested") == {
-        "step": 2, "hook": "TimeLimitHook", "reason": "0.6 s have passed"
-    }  # fmt: skip
-
-
-@pytest.mark.anyio
-async def test_a_loss_that_is_nan_has_step_and_reason(info: pytest.LogCaptureFixture) -> None:
-    creator = FunctionSessionCreator(lambda: {"loss": float("nan")})
-    await run_session([NanTensorHook("loss", fail_on_nan_loss=False)], creator)
-    assert found(info, "Model diverged with loss = NaN.") == {
-        "step": 1, "hook": "NanTensorHook", "reason": "the loss 'loss' is NaN at step 1"
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "says", "found"),
+    [
+        (
+            loses_once,
+            "The session was lost",
+            {"step": 2, "reason": "PreemptionError('the server is away')"},
+        ),
+        (
+            lambda: EarlyStoppingHook(lambda: 1.0, patience=1, mode="min"),
+            "Early stopping",
+            {
+                "step": 2,
+                "hook": "EarlyStoppingHook",
+                "reason": "no better than 1 of step 1 for 1 looks (Mode.MIN: smaller is better)",
+            },
+        ),
+        (
+            lambda: TimeLimitHook(0.6),
+            "Stop requested",
+            {"step": 2, "hook": "TimeLimitHook", "reason": "0.6 s have passed"},
+        ),
+        (
+            lambda: NanTensorHook("loss", fail_on_nan_loss=False),
+            "Model diverged with loss = NaN.",
+            {"step": 1, "hook": "NanTensorHook", "reason": "the loss 'loss' is NaN at step 1"},
+        ),
+    ],
+)
+def test_stops_and_recoveries_have_step_hook_and_reason(
+    make: Callable[[], Any], says: str, found: dict[str, Any], info: pytest.LogCaptureFixture
+) -> None:
+    hooks, recovery = [make(), TimeLimitHook(3.0)], Recovery(first_pause_secs=0)
+    creator = FunctionSessionCreator(nan_step)
+    on_trampoline(lambda _: run_session(hooks, creator, recovery=recovery))
+    records = [each for each in info.records if each.getMessage().startswith(says)]
+    assert extra(records[0]) == found
 
 
 @pytest.mark.anyio
 async def test_a_hook_that_fails_at_the_end_is_named(info: pytest.LogCaptureFixture) -> None:
-    class Broken(SessionRunHook):
-        async def on_error(self, session: Any, exception: BaseException) -> None:
-            raise ValueError("twice")
-
+    broken = raises_at("on_error", ValueError("twice"))
     with pytest.raises(RuntimeError, match="once"):
-        async with MonitoredSession([Broken()], counting_creator()):
+        async with MonitoredSession([broken], counting_creator()):
             raise RuntimeError("once")
-    assert found(info, "on_error of Broken failed") == {
-        "hook": "Broken", "reason": "ValueError('twice')"
-    }  # fmt: skip
+    [record] = [each for each in info.records if "on_error of" in each.getMessage()]
+    assert extra(record) == {"hook": "Raises", "reason": "ValueError('twice')"}
+
+
+# of a private name, which every record of the package goes through
 
 
 @pytest.mark.anyio
 async def test_values_of_a_record_factory_stay(
-    info: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    info: pytest.LogCaptureFixture,
 ) -> None:
     def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = logging.LogRecord(*args, **kwargs)
@@ -349,33 +304,3 @@ async def test_values_of_a_record_factory_stay(
     assert [extra(each) for each in info.records] == [
         {"step": "theirs", "worker": "theirs", "hook": "LoggingTensorHook"}
     ]
-
-
-def test_fields_that_are_unknown_are_left_out() -> None:
-    assert fields() == {}
-    assert fields("StallHook", step=0, worker=0) == {"hook": "StallHook", "step": 0, "worker": 0}
-    assert type(fields(step=cast(int, np.int64(3)))["step"]) is int, "which JSON can write"
-
-
-@pytest.mark.anyio
-async def test_the_step_is_read_only_where_the_line_is_seen(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[int] = []
-
-    class Read:
-        """In place of the property."""
-
-        def __get__(self, run_context: SessionRunContext, owner: type) -> int:
-            reads.append(run_context.global_step.last_known)
-            return reads[-1]
-
-    async with MonitoredSession([hook()], counting_creator()) as session:
-        monkeypatch.setattr(SessionRunContext, "step", Read())
-        await session.run([])
-        assert reads == [], "pytest's handlers do not show INFO"
-        with caplog.at_level(logging.INFO, "asynchooks"):
-            await session.run([])
-            await session.run([])
-        assert reads == [3]
-        monkeypatch.undo()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynchooks import (
@@ -20,26 +18,15 @@ from asynchooks import (
     Metric,
     MetricError,
     MonitoredSession,
-    PreemptionError,
 )
 from asynchooks._engine.base import Engine
-from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, counting_step, settle
+from ..support.helpers import counting_creator, settle
 from .evaluations import Notes
-from .training import run_session, run_to
+from .training import run_to
 from .virtual_time import on_trampoline, quarter_step
 
 pytestmark = pytest.mark.anyio
-
-
-def test_a_metric_says_of_which_evaluations_it_is() -> None:
-    evaluation = EvaluationHook(evaluate, every_n_steps=5, name="test")
-    expected = "EvaluationHook(evaluate=evaluate, every_n_steps=5, name='test').metric('loss'"
-    assert repr(evaluation.metric("loss")) == f"{expected})"
-    assert repr(evaluation.metric("loss", "max")) == f"{expected}, mode=Mode.MAX)"
-    assert repr(Metric("loss")) == "Metric('loss')"
-    assert repr(Metric("loss", "max")) == "Metric('loss', mode=Mode.MAX)"
 
 
 def test_a_call_gives_the_newest_value_and_of_fetches_none() -> None:
@@ -54,49 +41,19 @@ def test_a_metric_of_nothing_or_without_a_mode_is_refused() -> None:
         Metric("loss", "best")
 
 
-def evaluate(session: Any, step: int) -> dict[str, float]:
-    return {"loss": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        (1, 1.0),
-        (True, 1.0),
-        (np.float16(0.5), 0.5),
-        (np.array(2.5), 2.5),
-        (float("inf"), float("inf")),
-        (-np.float32("inf"), -float("inf")),
-        (Fraction(1, 4), 0.25),
-        (10**20, 1e20),
-    ],
-    ids=repr,
-)
-def test_numbers_pass(value: Any, number: float) -> None:
-    assert Metric("loss").number(value) == number
-
-
-NOT_NUMBERS = [
-    "many", "0.5", b"0.5", [0.5], {"a": 1}, np.zeros(2), np.zeros(0), 1 + 2j, object, 10**400,
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        *((each, "is .*; give one number") for each in NOT_NUMBERS),
+        *((each, "is .*; give one number") for each in ("0.5", b"0.5", [0.5], 1 + 2j, 10**400)),
         (None, "is None; give one number"),
         (np.zeros((4, 2)), r"is an array of shape \(4, 2\) and float64; give one number"),
         ({"a": "x" * 300}, r"is {'a': 'x{190}\.\.\.; give one number"),
-        *((kind("nan"), "is NaN, which is neither better") for kind in (float, np.float32)),
-        (np.array(np.nan), "is NaN, which is neither better"),
+        *((each, "is NaN, which is neither better") for each in (math.nan, np.array(np.nan))),
     ],
-    ids=lambda each: repr(each)[:30],
 )
 def test_what_is_no_number_is_an_error_that_describes_it_in_a_line(value: Any, said: str) -> None:
-    for fetches, name in (("loss", "loss"), (SimpleNamespace(name="loss:0"), "loss:0")):
-        with pytest.raises(MetricError, match=f"the metric {name!r} {said}"):
-            Metric(fetches).read(value, 3)
+    with pytest.raises(MetricError, match=f"the metric 'loss' {said}"):
+        Metric("loss").read(value, 3)
 
 
 async def test_a_metric_is_the_newest_value_with_its_step() -> None:
@@ -115,22 +72,23 @@ async def test_a_metric_is_the_newest_value_with_its_step() -> None:
         hook.latest["step"] = 3  # type: ignore[index]
 
 
-def train(hook: EvaluationHook, first: int, last: int, state: str | None = None) -> str:
+def train(hook: EvaluationHook, first: int, last: int, state: Any = None) -> Any:
     """In virtual time, steps of a quarter of a second; from a state of the hook to its state."""
     states = []
 
     async def main(engine: Engine) -> None:
         if state is not None:
-            hook.load_state_dict(json.loads(state))
+            hook.load_state_dict(state)
         creator = FunctionSessionCreator(quarter_step, initial_step=first)
         async with MonitoredSession([hook], creator) as session:
             await run_to(session, last)
-            states.append(json.dumps(hook.state_dict()))
+            states.append(json.loads(json.dumps(hook.state_dict())))
 
     on_trampoline(main)
     return states[0]
 
 
+@settings(max_examples=50)
 @given(
     every=st.integers(1, 9), cut=st.integers(0, 30), more=st.integers(0, 30),
     mode=st.sampled_from(Evaluate), is_by_secs=st.booleans(),
@@ -144,40 +102,5 @@ def test_a_resumed_training_evaluates_at_the_same_steps_as_one_that_was_not_inte
 
     whole, parts = Notes(), Notes()
     train(make(whole, True), 0, cut + more)
-    before, after = make(parts, False), make(parts, True)
-    train(after, cut, cut + more, train(before, 0, cut))
+    train(make(parts, True), cut, cut + more, train(make(parts, False), 0, cut))
     assert parts.steps == whole.steps
-
-
-async def test_a_state_from_before_the_first_session_changes_nothing() -> None:
-    notes = Notes()
-    hook = EvaluationHook(notes, every_n_steps=3, at_end=False)
-    hook.load_state_dict(EvaluationHook(notes, every_n_steps=3).state_dict())
-    creator = FunctionSessionCreator(counting_step()[0], initial_step=2)
-    await run_session([hook], creator, to=6)
-    assert notes.steps == [5]
-
-
-async def test_a_recovery_after_a_resumption_restarts_the_count() -> None:
-    notes = Notes()
-    hook = EvaluationHook(notes, every_n_steps=5, at_end=False)
-    timer = {"last_step": -2, "secs_since_last": 0.0}
-    hook.load_state_dict({"timer": timer, "latest": {"step": 9.0}, "latest_step": 9})
-    lost = ScriptedSession([{}] * 4 + [PreemptionError("lost")])
-    creator = ScriptedSessionCreator([lost, ScriptedSession()])
-    async with MonitoredSession([hook], creator) as session:
-        await run_to(session, 4)
-        await session.run([])
-        await run_to(session, 6)
-    assert notes.steps == [3, 5]
-    assert hook.latest_step == 5
-
-
-def test_the_state_keeps_nan() -> None:
-    hook = EvaluationHook(Notes(), every_n_steps=3)
-    hook._results.add(3, {"loss": math.nan, "accuracy": 0.1})
-    state: dict[str, Any] = json.loads(json.dumps(hook.state_dict()))
-    other = EvaluationHook(Notes(), every_n_steps=3)
-    other.load_state_dict(state)
-    assert math.isnan(other.metric("loss")() or 0.0)
-    assert other.metric("accuracy")() == 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,52 +15,47 @@ from asynchooks import (
     FunctionSessionCreator,
     GlobalStep,
     MonitoredSession,
-    SessionRunHook,
     StopAtStepHook,
 )
-from asynchooks.data import Rollout, RolloutStatistics, Stage
+from asynchooks.data import Rollout, RolloutStage, Stage, rollouts
 from asynchooks.simulation import Simulation
 
 from .schedules import ENGINES
 
 on_engines = pytest.mark.parametrize("backend", ENGINES)
-on_loops = pytest.mark.parametrize("backend", ["asyncio", "trio"])
-"""For a program that uses anyio itself."""
+on_loops = pytest.mark.parametrize("backend", ENGINES[:2])
+
+
+class GenerationError(Exception):
+    pass
 
 
 class Learner:
     """It trains with the batches of a stage, in virtual time.
 
     Args:
-        train_secs: of each step.
         begin: the global step at the beginning.
     """
 
-    def __init__(
-        self,
-        backend: Any,
-        train_secs: float = 1.0,
-        begin: int = 0,
-        seed: int = 0,
-        *,
-        shuffle_ties: bool = False,
-    ) -> None:
-        self.simulation = Simulation(seed, backend, shuffle_ties=shuffle_ties)
+    def __init__(self, backend: Any, begin: int = 0) -> None:
+        self.backend = backend
+        self.simulation = Simulation(backend=backend)
         self.step = GlobalStep(begin)
         self.batches: list[list[Rollout]] = []
-        self.train_secs = train_secs
+        self.train_secs = 1.0
         self.error: Exception | None = None
         """What the next step raises."""
+        self.run = self.simulation.run
+        self.sleep = self.simulation.sleep
 
     @property
     def now(self) -> float:
         return self.simulation.now
 
-    def sleep(self, secs: float) -> Awaitable[None]:
-        return self.simulation.sleep(secs)
-
-    def run(self, main: Callable[[], Awaitable[Any]]) -> Any:
-        return self.simulation.run(main)
+    def again(self, position: Any, stage: Stage[Any]) -> Learner:
+        """The next life: it goes on at a position, with a model of as many steps."""
+        stage.load_state_dict(position)
+        return Learner(self.backend, self.step.value)
 
     async def answer(self, item: int) -> int:
         """A rollout of 1 s, whose result is its item."""
@@ -70,25 +65,34 @@ class Learner:
     async def learn(self, groups: list[Rollout]) -> dict[str, float]:
         if self.error is not None:
             raise self.error
-        await self.simulation.sleep(self.train_secs)
+        await self.sleep(self.train_secs)
         self.batches.append(groups)
         return {"loss": 0.0}
 
     async def train(
-        self,
-        stage: Stage[list[Rollout]] | FeedHook,
-        last_step: int | None = None,
-        hooks: Iterable[SessionRunHook] = (),
+        self, stage: Stage[list[Rollout]] | FeedHook, last_step: int | None = None
     ) -> Any:
         """Train up to a step, or to the end of the data; returns the position then."""
         feed = stage if isinstance(stage, FeedHook) else FeedHook(stage, "groups")
-        all_hooks = [feed, *hooks]
+        hooks: list[Any] = [feed]
         if last_step is not None:
-            all_hooks.append(StopAtStepHook(last_step=last_step))
-        async with MonitoredSession(all_hooks, self.creator) as session:
+            hooks.append(StopAtStepHook(last_step=last_step))
+        async with MonitoredSession(hooks, self.creator) as session:
             while not session.should_stop():
                 await session.run("loss")
         return saved(feed)
+
+    def train_with(self, stage: Stage[list[Rollout]], last_step: int | None = None) -> Any:
+        """The same, from outside of the simulation."""
+        return self.run(lambda: self.train(stage, last_step))
+
+    def failure_with(self, stage: Stage[list[Rollout]]) -> BaseException:
+        """What training ends by."""
+        try:
+            self.train_with(stage)
+        except BaseException as error:
+            return error
+        pytest.fail("training has ended cleanly")
 
     @property
     def creator(self) -> FunctionSessionCreator:
@@ -100,8 +104,19 @@ class Learner:
         return [[each.item for each in batch] for batch in self.batches]
 
     @property
-    def ages(self) -> list[list[int]]:
-        return [[each.staleness for each in batch] for batch in self.batches]
+    def flat(self) -> list[Any]:
+        return [item for items in self.items for item in items]
+
+
+async def same(item: Any) -> Any:
+    return item
+
+
+def made(
+    fn: Any = same, source: Any = range(9), batch_size: Any = 2, **options: Any
+) -> RolloutStage:
+    """A stage; what is not given is of the smallest sizes that overlap."""
+    return rollouts(fn, source, batch_size, **{"concurrency": 4, "max_staleness": 1, **options})
 
 
 def saved(holder: Any) -> Any:
@@ -109,38 +124,31 @@ def saved(holder: Any) -> Any:
     return json.loads(json.dumps(holder.state_dict()))
 
 
-def known(stage: Stage[Any]) -> RolloutStatistics:
-    statistics = stage.statistics()
-    assert isinstance(statistics, RolloutStatistics)
-    return statistics
-
-
 class Sandboxes:
     """A service that has a sandbox from the moment of the request until it is deleted."""
 
     def __init__(
-        self, learner: Learner, create_secs: Callable[[], float], delete_secs: float = 0.3
+        self, sleep: Callable[[float], Awaitable[None]], create_secs: Callable[[], float]
     ) -> None:
-        self.learner = learner
+        self.sleep = sleep
         self.create_secs = create_secs
-        self.delete_secs = delete_secs
         self.open: set[int] = set()
         self.num_created = 0
-        self.num_deleted = 0
 
     @asynccontextmanager
     async def sandbox(self) -> AsyncIterator[int]:
         number = self.num_created
         self.num_created += 1
         self.open.add(number)
-        await self.learner.sleep(self.create_secs())
+        await self.sleep(self.create_secs())
         try:
             yield number
         finally:
-            await self.learner.sleep(self.delete_secs)
+            await self.sleep(0.25)
             self.open.remove(number)
-            self.num_deleted += 1
 
 
-def log_of(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.levelno >= level]
+def log_of(caplog: pytest.LogCaptureFixture, text: str = "") -> list[str]:
+    """Warnings and errors with this text."""
+    records = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    return [each.getMessage() for each in records if text in each.getMessage()]

@@ -2,72 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from asynchooks import FeedHook, FunctionSessionCreator, GlobalStep, MonitoredSession
-from asynchooks.data import WhenStale, rollouts, shielded
-from asynchooks.simulation import DeadlockError
+from asynchooks import FeedHook, MonitoredSession
+from asynchooks.data import WhenStale, shielded
 
 from ...support.afterwards import nothing_left
-from ...support.loops import anyio_backend as anyio_backend  # on three event loops
 from ..sources import Source, on_asyncio
-from .learning import Learner, known, on_engines
+from .learning import GenerationError, Learner, Sandboxes, log_of, made
 
 
-class EndError(Exception):
-    pass
-
-
-async def turns(number: int) -> None:
-    for _ in range(number):
+async def turns(number: float) -> None:
+    for _ in range(int(number)):
         await anyio.lowlevel.checkpoint()
 
 
-class Boxes:
-    """Resources whose creation and deletion take a few turns of the event loop."""
-
-    def __init__(self) -> None:
-        self.num_open = 0
-        self.num_created = 0
-
-    @asynccontextmanager
-    async def box(self) -> AsyncIterator[None]:
-        self.num_open += 1
-        self.num_created += 1
-        await turns(3)
-        try:
-            yield
-        finally:
-            await turns(3)
-            self.num_open -= 1
+def boxes_in_turns() -> Sandboxes:
+    """Their creation and deletion take a few turns of the event loop."""
+    return Sandboxes(lambda secs: turns(3), lambda: 0.0)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("why", ["data", "left", "error", "error of accept", "cancel"])
 @pytest.mark.parametrize("kind", ["items", "items_in_thread", "items_in_group"])
 async def test_the_source_is_closed_and_nothing_is_left(kind: str, why: str) -> None:
-    boxes = Boxes()
+    boxes, source = boxes_in_turns(), Source(40)
 
     async def answer(item: int) -> int:
-        async with shielded(boxes.box()):
+        async with shielded(boxes.sandbox()):
             await turns(1 + item % 4)
             if why == "error" and item == 11:
-                raise EndError
+                raise GenerationError
         return item
 
     def accept(item: int) -> bool:
         if why == "error of accept" and item == 11:
-            raise EndError
+            raise GenerationError
         return True
 
     async def read(stage: Any) -> None:
@@ -81,135 +56,28 @@ async def test_the_source_is_closed_and_nothing_is_left(kind: str, why: str) -> 
                     scope.cancel()
 
     async with nothing_left():
-        source = Source(40)
-        stage = rollouts(
-            answer, getattr(source, kind)(), 2, concurrency=6, max_staleness=2, accept=accept
-        )
-        with anyio.fail_after(20):
-            with anyio.CancelScope() as scope:
-                if why.startswith("error"):
-                    with pytest.raises(EndError):
-                        await read(stage)
-                else:
+        items = getattr(source, kind)()
+        stage = made(answer, items, concurrency=6, max_staleness=2, accept=accept)
+        with anyio.CancelScope() as scope:
+            if why.startswith("error"):
+                with pytest.raises(GenerationError):
                     await read(stage)
+            else:
+                await read(stage)
         assert source.is_closed
-        assert boxes.num_open == 0
+        assert boxes.open == set()
         assert boxes.num_created >= 6
 
 
-@pytest.mark.anyio
-@on_asyncio
-@pytest.mark.parametrize("num_turns", [0, 1, 2, 3, 4, 5, 7, 9, 12, 17, 25, 40])
-async def test_a_learner_that_asyncio_cancels_leaves_no_box(num_turns: int) -> None:
-    boxes, rng = Boxes(), random.Random(num_turns)
-
-    async def answer(item: int) -> int:
-        async with asyncio.TaskGroup() as group:  # samples
-            for _ in range(3):
-                group.create_task(sample())
-        return item
-
-    async def sample() -> None:
-        async with shielded(boxes.box()):
-            await turns(rng.randint(0, 6))
-
-    async def step(groups: Any) -> dict[str, float]:
-        await turns(2)
-        return {}
-
-    async def learn() -> None:
-        stage = rollouts(
-            answer, range(1000), 2, concurrency=10, max_staleness=2, when_stale=WhenStale.DROP
-        )
-        hooks = [FeedHook(stage, "groups")]
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-            while True:
-                await session.run([])
-
-    async with nothing_left():
-        task = asyncio.create_task(learn())
-        await turns(num_turns)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert boxes.num_open == 0
-
-
-@pytest.mark.anyio
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    plans=st.lists(st.integers(0, 30) | st.none(), min_size=1, max_size=4),
-    size=st.integers(1, 3),
-    bound=st.integers(0, 3),
-    when_stale=st.sampled_from(list(WhenStale)),
-    seed=st.integers(0, 99),
-)
-async def test_several_readers_get_each_result_once_whichever_are_cancelled(
-    plans: list[int | None], size: int, bound: int, when_stale: WhenStale, seed: int
-) -> None:
-    rng, version = random.Random(seed), GlobalStep()
-    got: list[int] = []
-
-    async def answer(item: int) -> int:
-        await turns(rng.randint(0, 9))
-        return item
-
-    async def read(cancel_after: int | None) -> None:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                if cancel_after is not None:
-                    group.start_soon(cancel, scope, cancel_after)
-                async for groups in stage:
-                    got.extend(each.place for each in groups)
-                    version.publish(version.value + 1)
-                    await anyio.lowlevel.checkpoint()
-                group.cancel_scope.cancel()
-
-    async def cancel(scope: anyio.CancelScope, after: int) -> None:
-        await turns(after)
-        scope.cancel()
-
-    stage = rollouts(
-        answer, range(25), size, concurrency=size + 4, max_staleness=bound, when_stale=when_stale,
-        version=version,
-    )  # fmt: skip
-    with anyio.fail_after(20):
-        async with stage:
-            async with anyio.create_task_group() as group:
-                for each in plans:
-                    group.start_soon(read, each)
-            await read(None)
-    dropped = known(stage).num_dropped
-    assert len(got) == len(set(got)) == 25 - dropped
-    assert when_stale is WhenStale.DROP or dropped == 0
-
-
-@on_engines
-def test_a_learner_that_waits_for_ever_is_found_by_the_simulation(backend: Any) -> None:
-    learner = Learner(backend)
-
-    async def main() -> None:
-        async with rollouts(learner.answer, range(99), 2, concurrency=4, max_staleness=1) as stage:
-            await anext(stage)
-            await GlobalStep().wait_for(1)
-
-    with pytest.raises(DeadlockError):
-        learner.run(main)
-    assert learner.now < 10
-
-
-@on_engines
-def test_a_stage_that_nothing_is_asked_of_begins_no_call(backend: Any) -> None:
-    learner, begun = Learner(backend), list[int]()
+def test_a_stage_that_nothing_is_asked_of_begins_no_call(learner: Learner) -> None:
+    begun: list[int] = []
 
     async def answer(item: int) -> int:
         begun.append(item)
         return item
 
     async def main() -> None:
-        async with rollouts(answer, range(99), 2, concurrency=4, max_staleness=1) as stage:
+        async with made(answer) as stage:
             await learner.sleep(10.0)
             assert begun == []
             await anext(stage)
@@ -218,39 +86,107 @@ def test_a_stage_that_nothing_is_asked_of_begins_no_call(backend: Any) -> None:
     learner.run(main)
 
 
-@pytest.mark.parametrize("backend", ["asyncio"])
-def test_a_call_whose_wait_fails_as_it_is_dropped_is_cancelled_at_its_next_one(
-    backend: Any,
+@pytest.mark.parametrize("is_shielded", [True, False])
+def test_a_stop_with_50_sandboxes_under_way_takes_what_deleting_one_takes(
+    learner: Learner, is_shielded: bool
 ) -> None:
-    learner = Learner(backend)
-    futures: list[asyncio.Future[None]] = []
+    """Also where what is plainly created and yielded is deleted: it is cancelled once."""
+    learner.train_secs = 0.01
+    boxes = Sandboxes(learner.sleep, lambda: 0.0)
+
+    async def answer(item: int) -> int:
+        async with shielded(boxes.sandbox()) if is_shielded else boxes.sandbox():
+            await learner.sleep(0.1 if item < 8 else 1e6)
+        return item
+
+    async def main() -> None:
+        stage = made(answer, range(100), 8, concurrency=58, max_staleness=9)
+        async with MonitoredSession([FeedHook(stage, "groups")], learner.creator) as session:
+            await session.run("loss")
+            await learner.sleep(1.0)
+            assert len(boxes.open) == 58
+            begin = learner.now
+        assert learner.now - begin == 0.25  # that of the service
+        assert boxes.open == set()
+
+    learner.run(main)
+
+
+def test_a_clean_up_that_hangs_is_ended_after_30_secs(
+    learner: Learner, caplog: pytest.LogCaptureFixture
+) -> None:
     ended: list[float] = []
 
     async def answer(item: int) -> int:
-        if item == 0:
-            futures.append(asyncio.get_running_loop().create_future())
-            try:
+        try:
+            await learner.sleep(1e6 if item == 2 else 0.5)
+        finally:
+            if item == 2:
                 try:
-                    await futures[0]
-                except EndError:
-                    await learner.sleep(1e6)  # it tries another engine
-            finally:
-                ended.append(learner.now)
-        await learner.sleep(1.0)
+                    await learner.sleep(1e6)
+                finally:
+                    ended.append(learner.now)
         return item
 
-    def accept(item: int) -> bool:
-        if item == 2:  # the batch with it drops item 0
-            futures[0].set_exception(EndError())
-        return True
+    learner.train_with(made(answer, range(3), concurrency=3), last_step=1)
+    assert ended == [1.5 + 30.0]
+    [text] = log_of(caplog, "item 2")
+    assert "30 s" in text
+
+
+# Cancellations that meet those of a call's own
+
+
+@on_asyncio  # there alone a cancellation may be kept
+def test_a_dropped_item_that_minds_no_cancellation_is_not_given_out(learner: Learner) -> None:
+    async def answer(item: int) -> int:
+        try:
+            await learner.sleep(6.0 if item == 0 else 0.1 if item < 10 else 1e6)
+        except BaseException:  # it goes on, whatever is asked of it
+            if item != 0:
+                raise
+        return item
+
+    stage = made(answer, range(20), concurrency=5, when_stale=WhenStale.DROP)
+    learner.train_with(stage, last_step=4)
+    assert stage.statistics().num_dropped == 1
+    assert 0 not in learner.flat
+    assert learner.now < 5
+
+
+def test_a_timeout_within_a_shield_does_not_use_up_the_cancellation(learner: Learner) -> None:
+    """The call is cancelled behind its shield, not left to go on for its 30 s."""
+    ends: list[float] = []
+
+    async def answer(item: int) -> int:
+        try:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(3.0):
+                await anyio.sleep(50.0)
+            await anyio.sleep(20.0)
+        except anyio.get_cancelled_exc_class():
+            ends.append(learner.now)
+            raise
+        raise AssertionError("it went on")
 
     async def main() -> None:
-        stage = rollouts(
-            answer, range(9), 1, concurrency=2, max_staleness=1, when_stale=WhenStale.DROP,
-            accept=accept,
-        )  # fmt: skip
-        await learner.train(stage)
-        assert known(stage).num_dropped == 1
+        async with made(answer, range(4), concurrency=2) as source:
+            with anyio.move_on_after(1.0):
+                await anext(source)
 
     learner.run(main)
-    assert ended == [3.0]  # when the third batch was put together
+    assert ends == [3.0] * 2
+
+
+@pytest.mark.anyio
+async def test_what_a_call_sets_in_its_context_is_not_seen_by_the_next() -> None:
+    tag: ContextVar[int] = ContextVar("tag", default=-1)
+
+    async def answer(item: int) -> int:
+        before = tag.get()
+        tag.set(item)
+        await anyio.lowlevel.checkpoint()
+        assert tag.get() == item
+        return before
+
+    async with made(answer, range(12), concurrency=2, max_staleness=0) as source:
+        assert {each.result async for batch in source for each in batch} == {-1}

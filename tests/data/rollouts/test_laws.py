@@ -15,7 +15,7 @@ from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopA
 from asynchooks.data import RolloutStatistics, WhenStale, rollouts
 from asynchooks.simulation import Simulation
 
-from .schedules import ENGINES
+from .learning import on_loops
 
 # max_staleness=0
 
@@ -49,11 +49,11 @@ def synchronous(num_items: int, batch_size: int) -> list[Any]:
 
 @pytest.mark.parametrize("when_stale", WhenStale)
 @pytest.mark.parametrize("concurrency", [5, 19])
-@pytest.mark.parametrize("backend", ENGINES)
+@on_loops
 def test_with_a_bound_of_0_the_weights_are_those_of_the_synchronous_loop_bit_for_bit(
     backend: Any, concurrency: int, when_stale: WhenStale
 ) -> None:
-    num_items, batch_size = 103, 5  # the last batch has three
+    num_items, batch_size = 53, 5  # the last batch has three
     simulation, policy = Simulation(concurrency, backend, shuffle_ties=True), Policy()
     history: list[Any] = []
     rng = random.Random(concurrency)
@@ -111,7 +111,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def run_learner(
     when_stale: WhenStale, max_staleness: int, concurrency: int, *, seed: int = 0,
-    num_steps: int = 300, sigma: float = 1.0,
+    num_steps: int = 200, sigma: float = 1.0,
 ) -> Run:  # fmt: skip
     simulation, run = Simulation(seed, "turbo"), Run(0.0)
     rng = random.Random(seed)
@@ -156,30 +156,10 @@ def run_learner(
 def test_the_mean_age_of_a_busy_learner_is_concurrency_by_batch_size(
     when_stale: WhenStale, max_staleness: int, concurrency: int
 ) -> None:
-    run = run_learner(when_stale, max_staleness, concurrency, num_steps=600)
+    run = run_learner(when_stale, max_staleness, concurrency, num_steps=400)
     assert run.busy > 0.98
     assert run.known.num_dropped == 0
     assert run.known.mean_staleness == pytest.approx(concurrency / BATCH, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("when_stale", "max_staleness", "concurrency", "least_busy"),
-    [
-        (WhenStale.WAIT, 2, 24, 0.31),
-        (WhenStale.WAIT, 4, 24, 0.41),
-        (WhenStale.WAIT, 8, 32, 0.62),
-        (WhenStale.ACCEPT, 4, 24, 0.99),
-        (WhenStale.DROP, 4, 16, 0.80),
-        (WhenStale.DROP, 4, 24, 0.99),
-    ],
-)
-def test_the_share_of_time_in_which_the_learner_is_busy(
-    when_stale: WhenStale, max_staleness: int, concurrency: int, least_busy: float
-) -> None:
-    runs = [run_learner(when_stale, max_staleness, concurrency, seed=seed) for seed in range(4)]
-    assert float(np.mean([run.busy for run in runs])) > least_busy - 0.02
-    if when_stale is not WhenStale.ACCEPT:
-        assert max(max(run.known.staleness) for run in runs) <= max_staleness
 
 
 def chi_square(run: Run, sigma: float = 1.0, num_bins: int = 10) -> float:
@@ -197,19 +177,17 @@ SURE = 27.88
 
 @pytest.mark.parametrize(
     ("when_stale", "max_staleness"),
-    [(WhenStale.WAIT, 4), (WhenStale.WAIT, 8), (WhenStale.ACCEPT, 4)],
+    [(WhenStale.WAIT, 8), (WhenStale.ACCEPT, 4), (WhenStale.DROP, 4)],
 )
-def test_nothing_favours_short_calls_where_none_is_dropped(
+def test_short_calls_are_favoured_only_where_late_ones_are_dropped(
     when_stale: WhenStale, max_staleness: int
 ) -> None:
-    run = run_learner(when_stale, max_staleness, 24, num_steps=1200, seed=3)
-    assert chi_square(run) < SURE
-    assert float(np.mean(run.secs)) == pytest.approx(2.0, rel=0.05)
-
-
-def test_dropping_favours_short_calls() -> None:
-    run = run_learner(WhenStale.DROP, 4, 24, num_steps=1200, seed=3)
-    assert chi_square(run) > 10 * SURE
-    assert float(np.mean(run.secs)) / 2.0 == pytest.approx(0.65, abs=0.03)
-    num_ended = len(run.secs) + run.known.num_dropped
-    assert run.known.num_dropped / num_ended == pytest.approx(0.12, abs=0.02)
+    run = run_learner(when_stale, max_staleness, 24, num_steps=800, seed=3)
+    mean, num_dropped = float(np.mean(run.secs)), run.known.num_dropped
+    if when_stale is WhenStale.DROP:
+        assert chi_square(run) > 5 * SURE
+        assert mean / 2.0 == pytest.approx(0.65, abs=0.04)
+        assert num_dropped / (len(run.secs) + num_dropped) == pytest.approx(0.12, abs=0.02)
+    else:
+        assert chi_square(run) < SURE
+        assert mean == pytest.approx(2.0, rel=0.06)

@@ -1,305 +1,259 @@
-"""rollouts under learners of other shapes, and cancellations that meet those of a call's own."""
+"""rollouts under learners: positions, versions, what is said and counted."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
-from functools import partial
+import math
+from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from asynchooks import (
     FeedHook,
-    FunctionSessionCreator,
+    GlobalStep,
+    InputError,
     MonitoredSession,
-    SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks.data import Rollout, WhenStale, rollouts, shielded
-from asynchooks.simulation import Simulation
+from asynchooks._engine.base import Slot
+from asynchooks.data import Rollout, WhenStale, repeat
 
+from ...hooks.inputs import Diary, saving
+from ...hooks.training import run_session
 from ...support.helpers import settle
-
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def simulation(request: pytest.FixtureRequest) -> Simulation:
-    return Simulation(backend=request.param)
+from .learning import Learner, log_of, made
 
 
-async def echo(item: int) -> int:
-    await anyio.lowlevel.checkpoint()
-    return item
+def test_what_was_begun_or_ready_begins_again_after_a_restore_in_order(learner: Learner) -> None:
+    begun, slow = list[int](), {0, 3}
+
+    async def answer(item: int) -> int:
+        begun.append(item)
+        await learner.sleep(100.0 if item in slow else 0.1)
+        return item
+
+    def make() -> Any:
+        return made(answer, range(12), concurrency=6, max_staleness=2, when_stale=WhenStale.ACCEPT)
+
+    position = learner.train_with(make(), last_step=3)
+    assert learner.items == [[1, 2], [4, 5], [6, 7]]
+    assert (position["place"], position["beyond"]) == (0, [1, 2, 4, 5, 6, 7])
+    begun.clear()
+    slow.clear()
+    stage = make()
+    learner = learner.again(position, stage)
+    learner.train_with(stage)
+    assert begun == [0, 3, 8, 9, 10, 11]
+    assert learner.items == [[0, 3], [8, 9], [10, 11]]
 
 
-@pytest.mark.parametrize("max_staleness", [1, 2, 3])
-async def test_several_batches_may_make_one_step(max_staleness: int) -> None:
+def test_a_dropped_item_is_finished_and_comes_back_in_the_next_pass(learner: Learner) -> None:
+    num_calls = 0
+
+    async def answer(item: int) -> int:
+        nonlocal num_calls
+        num_calls += item == 1
+        await learner.sleep(1e6 if item == 1 and num_calls == 1 else 0.1)
+        return item
+
+    stage = made(answer, repeat(range(10), 2), when_stale=WhenStale.DROP)
+    position = learner.train_with(stage, last_step=7)
+    assert stage.statistics().num_dropped == position["counts"]["dropped"] == 1
+    assert (position["place"], position["beyond"]) == (15, [])
+    assert learner.flat == [0, *range(2, 10), *range(5)]
+    assert learner.now < 10
+
+
+@pytest.mark.anyio
+async def test_several_batches_may_make_one_step() -> None:
     """Gradients of two batches are accumulated: the global step moves with each second run."""
     trained: list[int] = []
 
     def step(groups: list[Rollout]) -> dict[str, int]:
         trained.extend(each.item for each in groups)
-        assert all(each.staleness <= max_staleness for each in groups)
+        assert all(each.staleness <= 1 for each in groups)
         return {"global_step": len(trained) // 4}
 
-    source = rollouts(echo, range(80), 2, concurrency=6, max_staleness=max_staleness)
-    creator = FunctionSessionCreator(step)
-    with anyio.fail_after(10):
-        async with MonitoredSession([FeedHook(source, "groups")], creator) as session:
-            while True:
-                await session.run([])
-    assert sorted(trained) == list(range(80))
-    assert session.global_step.value == 20
+    async with MonitoredSession([FeedHook(made(source=range(40)), "groups")], step) as session:
+        while not session.should_stop():
+            await session.run([])
+    assert sorted(trained) == list(range(40))
+    assert session.global_step.value == 10
 
 
-async def test_an_open_stage_serves_one_training_after_the_other() -> None:
-    trained: list[int] = []
+@pytest.mark.anyio
+async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop() -> None:
+    seen: list[Rollout] = []
 
     def step(groups: list[Rollout]) -> dict[str, int]:
-        trained.extend(each.item for each in groups)
+        seen.extend(groups)
         return {}
 
-    async with rollouts(echo, range(1000), 2, concurrency=4, max_staleness=0) as source:
-        with anyio.fail_after(10):
-            for _ in range(3):
-                hooks = [FeedHook(source, "groups"), StopAtStepHook(last_step=5)]
-                async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-                    while not session.should_stop():
-                        await session.run([])
-            by_hand = [each.item for _ in range(3) for each in await anext(source)]
-    assert trained + by_hand == list(range(36))
-
-
-async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
-    """The reader is cancelled at each turn; at one of them its batch is made and lies there."""
-    lies_there = []
-    for num_turns in range(8):
-        weights = 0
-        seen: dict[int, int] = {}
-        go = anyio.Event()
-
-        async def answer(item: int, seen: dict[int, int] = seen, go: anyio.Event = go) -> int:
-            seen[item] = weights  # noqa: B023 - it is called while the loop is here
-            await go.wait()
-            return item
-
-        source: Any = rollouts(answer, range(8), 2, concurrency=2, max_staleness=0)
-        async with source, anyio.create_task_group() as group:
-            first: list[list[Rollout]] = []
-
-            async def read(first: list[list[Rollout]] = first, source: Any = source) -> None:
-                first.append(await anext(source))
-
-            group.start_soon(read)
-            await settle()
-            go.set()
-            for _ in range(num_turns):
-                await anyio.lowlevel.checkpoint()
-            group.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True):
-                await settle()
-                lies_there.append(len(source._ready))
-                for trained in range(len(first), 3):
-                    weights = trained
-                    batch = await anext(source)
-                    await settle()  # calls begin
-                    assert [trained - seen[each.item] for each in batch] == [0, 0]
-    assert 1 in lies_there
-
-
-@pytest.mark.parametrize("when_stale", [WhenStale.WAIT, WhenStale.DROP])
-def test_a_timeout_within_a_shield_does_not_use_up_the_cancellation(
-    simulation: Simulation,
-    when_stale: WhenStale,
-) -> None:
-    """The call is cancelled behind its shield, not left to go on for its 30 s."""
-    ends: list[tuple[float, str]] = []
-
-    async def answer(item: int) -> int:
-        if item < 2:
-            return item
-        try:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(3.0):
-                await anyio.sleep(50.0)
-            await anyio.sleep(20.0)
-        except anyio.get_cancelled_exc_class():
-            ends.append((simulation.now, "cancelled"))
-            raise
-        ends.append((simulation.now, "went on"))
-        return item
-
-    async def main() -> None:
-        async with rollouts(
-            answer, range(4), 2, concurrency=4, max_staleness=0, when_stale=when_stale
-        ) as source:
-            await anext(source)
-            with anyio.move_on_after(1.0):
-                await anext(source)
-
-    simulation.run(main)
-    assert ends == [(3.0, "cancelled")] * 2
-
-
-def test_the_end_waits_for_no_sandbox_longer_than_its_service_takes(
-    simulation: Simulation,
-) -> None:
-    """Half of the sandboxes are being created, and half are in use, when training stops."""
-    live: set[int] = set()
-
-    @asynccontextmanager
-    async def sandbox(item: int) -> AsyncIterator[int]:
-        live.add(item)
-        await anyio.sleep(0.2 if item % 2 else 2.0)
-        await anyio.lowlevel.checkpoint()
-        try:
-            yield item
-        finally:
-            await anyio.lowlevel.checkpoint()
-            await anyio.sleep(0.3)
-            live.discard(item)
-
-    async def answer(item: int) -> int:
-        async with shielded(sandbox(item)):
-            await anyio.lowlevel.checkpoint()
-            await anyio.sleep(0.1 if item < 2 else 60.0)
-        return item
-
-    async def main() -> float:
-        source = rollouts(answer, range(1000), 1, concurrency=50, max_staleness=60)
-        hooks = [FeedHook(source, "groups"), StopAtStepHook(last_step=1)]
-        creator = FunctionSessionCreator(lambda groups: {})
-        async with MonitoredSession(hooks, creator) as session:
-            await session.run([])
-            stopped = simulation.now
-        return simulation.now - stopped
-
-    assert simulation.run(main) <= 2.0 + 0.3
-    assert not live
-
-
-async def wait_for_batch(answer: Callable[[int], Awaitable[int]], secs: float) -> None:
-    """Wait for the first batch, for so long; then close the stage."""
-    async with rollouts(answer, range(4), 2, concurrency=2, max_staleness=0) as source:
-        with anyio.move_on_after(secs):
-            await anext(source)
-
-
-def test_a_plain_clean_up_of_a_cancelled_call_is_not_cancelled_again(
-    simulation: Simulation,
-) -> None:
-    log: list[tuple[float, str]] = []
-
-    async def answer(item: int) -> int:
-        try:
-            await anyio.sleep(60.0)
-        finally:
-            await anyio.lowlevel.checkpoint()
-            await anyio.sleep(5.0)
-            log.append((simulation.now, "deleted"))
-        return item
-
-    simulation.run(partial(wait_for_batch, answer, 1.0))
-    assert log == [(6.0, "deleted")] * 2
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_cancelled_error_of_a_call_counts_as_its_failure(
-    anyio_backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An engine's client aborts a request: what it awaited was cancelled, not the call."""
-
-    async def answer(item: int) -> int:
-        if item == 3:
-            aborted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            aborted.cancel()
-            await aborted
-        return await echo(item)
-
-    async with rollouts(
-        answer, range(8), 2, concurrency=4, max_staleness=1, max_failures=1
-    ) as source:
-        got = [each.item async for batch in source for each in batch]
-    assert sorted(got) == [0, 1, 2, 4, 5, 6, 7]
-    assert source.statistics().num_failures == 1
-
-    async def train(stage: Any) -> None:
-        async with stage as batches:
-            async for _ in batches:
-                pass
-
-    with pytest.raises(RuntimeError, match=r"rollouts called what raised CancelledError") as caught:
-        await train(rollouts(answer, range(8), 2, concurrency=4, max_staleness=1))
-    assert "in rollouts, at item 3: 3" in caught.value.__notes__
-
-
-async def test_what_a_call_sets_in_its_context_is_not_seen_by_the_next() -> None:
-    tag: ContextVar[int] = ContextVar("tag", default=-1)
-
-    async def answer(item: int) -> int:
-        before = tag.get()
-        tag.set(item)
-        await anyio.lowlevel.checkpoint()
-        assert tag.get() == item
-        return before
-
-    async with rollouts(answer, range(12), 2, concurrency=2, max_staleness=0) as source:
-        assert {each.result async for batch in source for each in batch} == {-1}
-
-
-def test_no_log_asks_for_a_version_where_the_session_has_it(
-    simulation: Simulation,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Two workers, a bound of 0, and steps of 40 s: each waits for the steps of the other."""
-    caplog.set_level(logging.INFO, logger="asynchooks")
-
-    async def step(groups: list[Rollout]) -> dict[str, Any]:
-        await simulation.sleep(40.0)
-        return {}
-
-    async def main() -> None:
-        source = rollouts(echo, range(8), 2, concurrency=2, max_staleness=0)
-        creator = SharedSessionCreator(FunctionSessionCreator(step))
-
-        async def worker() -> None:
-            async with MonitoredSession([FeedHook(source, "groups")], creator) as session:
-                while True:
+    async with made(source=range(1000), max_staleness=0) as stage:
+        for _ in range(3):
+            hooks = [FeedHook(stage, "groups"), StopAtStepHook(last_step=5)]
+            async with MonitoredSession(hooks, step) as session:
+                while not session.should_stop():
                     await session.run([])
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(worker)
-            group.start_soon(worker)
-
-    simulation.run(main)
-    assert simulation.now == 160.0
-    assert "publish" not in caplog.text
+        for _ in range(3):
+            seen += await anext(stage)
+    assert [each.place for each in seen] == list(range(36))
+    async with made(max_staleness=0) as stage:  # alone its version counts batches
+        found = [(each.version, each.staleness) async for batch in stage for each in batch]
+    assert found == [(n // 2, 0) for n in range(9)]
 
 
-@pytest.mark.parametrize("fails", ["before", "after"])
-def test_an_error_of_a_call_that_was_cancelled_does_not_leave(
-    simulation: Simulation, fails: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One sample of a group has timed out, and another one cleans up, as training ends."""
-
-    async def sample(secs: float, limit: float) -> None:
-        with anyio.fail_after(limit):
-            try:
-                await anyio.sleep(secs)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.sleep(3.0)
+@pytest.mark.anyio
+async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
+    """Its reader is cancelled as it is put together."""
+    scope, weights, seen = anyio.CancelScope(), [0], dict[int, int]()
 
     async def answer(item: int) -> int:
-        async with anyio.create_task_group() as group:
-            group.start_soon(sample, 60.0, 1.0 if fails == "before" else 3.5)
-            group.start_soon(sample, 60.0, 60.0)
+        seen[item] = weights[0]
+        await anyio.lowlevel.checkpoint()
         return item
 
-    simulation.run(partial(wait_for_batch, answer, 2.0))
-    assert simulation.now <= 8.0
+    def accept(item: int) -> bool:
+        if item == 1:
+            scope.cancel()
+        return True
+
+    options: Any = {"concurrency": 2, "max_staleness": 0, "accept": accept}
+    async with made(answer, range(8), **options) as stage:
+        with scope:
+            await anext(stage)
+        assert scope.cancelled_caught
+        for weights[0] in range(3):
+            batch = await anext(stage)
+            await settle()  # calls begin
+            assert [seen[each.item] for each in batch] == [weights[0]] * 2
+
+
+@pytest.mark.anyio
+async def test_places_and_counts_go_on_over_restores(tmp_path: Path) -> None:
+    """Half of the items are refused; those counts belong to the position."""
+    for life in range(4):
+        diary = Diary()
+        source = made(source=range(40), batch_size=2 + life % 2, accept=lambda item: item % 2 == 0)
+
+        def learn(groups: list[Rollout], diary: Diary = diary) -> Any:
+            assert all(each.place == each.item for each in groups)
+            return diary.step([each.place for each in groups])
+
+        hooks = [FeedHook(source, "groups"), saving(tmp_path, diary, every=1)]
+        if life < 3:
+            hooks.append(StopAtStepHook(last_step=2 * life + 2))
+        await run_session(hooks, learn)
+    assert sorted(diary.items) == list(range(0, 40, 2))
+    assert source.statistics().num_refused == 20
+
+
+# What it says and counts
+
+
+@pytest.mark.parametrize(
+    ("num", "says"), [(5, "none of its 5 items was of use: 5 refused"), (0, "has no items")]
+)
+def test_an_error_says_that_all_results_were_refused_or_there_are_no_data(
+    learner: Learner, num: int, says: str
+) -> None:
+    error = learner.failure_with(made(source=range(num), accept=lambda result: False))
+    assert isinstance(error, InputError)
+    assert says in str(error)
+
+
+@pytest.mark.parametrize(("first", "num_told"), [(100, 1), (0, 0)])
+def test_the_log_says_that_a_learner_starves_as_all_results_are_refused(
+    learner: Learner, first: int, num_told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = made(learner.answer, range(1000), accept=lambda item: item > first and item % 3 == 0)
+    learner.train_with(stage, last_step=40)
+    assert len(log_of(caplog, "The last 64 results")) == num_told
+
+
+def test_what_is_under_way_and_ready_is_counted(learner: Learner) -> None:
+    async def timed(item: int) -> int:
+        await learner.sleep(1.0 + item)
+        return item
+
+    async def main() -> None:
+        stage = made(timed, range(6), concurrency=5, max_staleness=9)
+        assert math.isnan(stage.statistics().mean_staleness)
+        async with stage:
+            await anext(stage)
+            await learner.sleep(1.5)  # until 3.5
+            now = stage.statistics()
+            assert (now.num_under_way, now.num_ready, now.num_items) == (3, 1, 1)
+            assert (now.num_buffered, now.buffer_size) == (4, 5)
+            async for _ in stage:
+                pass
+        now = stage.statistics()
+        assert (now.staleness, now.mean_staleness) == ({0: 2, 1: 2, 2: 2}, 1.0)
+
+    learner.run(main)
+
+
+def test_its_text_has_the_counts_of_items(learner: Learner) -> None:
+    stage = made(learner.answer, range(10), accept=lambda item: item != 3)
+    learner.train_with(stage)
+    [_, first, second] = str(stage.statistics()).splitlines()
+    assert first.split()[:2] == ["rollouts", "5"]
+    assert "1 refused; by staleness 0: " in first
+    assert second.split()[:2] == ["sequence", "10"]
+
+
+# A version that the program publishes
+
+
+@pytest.mark.anyio
+async def test_threads_may_publish_a_version_and_ask_for_statistics() -> None:
+    version, ages = GlobalStep(), list[int]()
+    async with made(source=range(40), version=version) as stage:
+        async for groups in stage:
+            ages += [each.staleness for each in groups]
+            found = await anyio.to_thread.run_sync(stage.statistics)
+            assert sum(found.staleness.values()) == len(ages)
+            await anyio.to_thread.run_sync(version.publish, len(ages) // 2)
+    assert len(ages) == 40
+    assert max(ages) <= 1
+
+
+def test_a_version_that_is_published_between_the_look_and_the_wait_is_seen(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = GlobalStep()
+
+    def slot_late(*args: Any) -> Slot:
+        if stage.statistics().num_items > version.value:  # as another thread would
+            version.publish(version.value + 1)
+        return Slot(*args)
+
+    monkeypatch.setattr("asynchooks.data._rollout_stage.Slot", slot_late)
+    stage = made(learner.answer, range(9), 1, concurrency=1, max_staleness=0, version=version)
+    learner.train_with(stage)
+    assert learner.flat == [*range(9)]
+
+
+def test_the_log_says_what_to_do_where_no_version_is_published_and_nothing_is_lost(
+    learner: Learner, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = GlobalStep()
+
+    async def publish_at_last() -> None:
+        await learner.sleep(60.0)
+        version.publish(2)
+        await learner.sleep(60.0)
+        version.publish(100)
+
+    async def main() -> None:
+        learner.simulation.start(publish_at_last)
+        await learner.train(made(source=range(12), version=version))
+
+    learner.run(main)
+    assert learner.flat == [*range(12)]
+    texts = log_of(caplog, "Publish the step")
+    assert len(texts) == 2, "once for each version"
+    assert "that was published is 0, the learner is 2 steps ahead" in texts[0]
+    assert "version.publish(step), at least once in max_staleness + 1 steps" in texts[0]

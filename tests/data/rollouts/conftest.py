@@ -1,0 +1,12 @@
+"""A learner on each of the two event loops."""
+
+from __future__ import annotations
+
+import pytest
+
+from .learning import Learner
+
+
+@pytest.fixture
+def learner(anyio_backend: str) -> Learner:
+    return Learner(anyio_backend)
