@@ -66,13 +66,6 @@ async def test_several_rings_during_work_are_one() -> None:
     assert served.num_done == 3
 
 
-async def test_a_pause_ends_by_itself() -> None:
-    served = Served(pause_secs=0.001)
-    assert served.has_worked.wait(20)
-    served.thread.end()
-    assert await wait_for_end(served)
-
-
 async def test_a_thread_that_is_stuck_is_waited_for_until_the_time_and_again_later() -> None:
     served = Served()
     served.may_go_on.clear()
@@ -99,10 +92,6 @@ async def test_several_tasks_may_wait_for_the_end_also_one_that_is_cancelled() -
         await anyio.lowlevel.checkpoint()
         served.thread.end()
     assert seen == [True] * 3
-
-
-async def test_one_that_was_never_started_has_ended() -> None:
-    assert BackgroundThread("asynchooks-never", lambda: None).join()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
