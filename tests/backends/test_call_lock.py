@@ -196,7 +196,10 @@ class PlainAsk(SessionRunHook):
 @pytest.mark.parametrize("by", ["step", "plain hook", "feed_fn", "step_fn"])
 async def test_a_stop_ends_the_wait_for_another_call(by: str) -> None:
     gated = Gated()
-    hooks = {"plain hook": [PlainAsk()], "feed_fn": [FeedFnHook(lambda: {"worker": 1})]}
+    hooks: dict[str, list[Any]] = {
+        "plain hook": [PlainAsk()],
+        "feed_fn": [FeedFnHook(lambda: {"worker": 1})],
+    }
     async with (
         MonitoredSession([], gated.shared, step_runner="thread") as a,
         MonitoredSession(hooks.get(by, []), gated.shared, step_runner="thread") as b,

@@ -218,8 +218,8 @@ async def test_sessions_of_one_function_with_a_step_each_are_warned_of_once(
     meter, step = Meter(), counting(kind == "async function")
 
     def creator() -> FunctionSessionCreator:
-        made = {"method": meter.step, "partial": partial(meter.step, 1)}.get(kind, step)
-        return FunctionSessionCreator(made, thread_safe=thread_safe)
+        made: dict[str, Any] = {"method": meter.step, "partial": partial(meter.step, 1)}
+        return FunctionSessionCreator(made.get(kind, step), thread_safe=thread_safe)
 
     first = creator()
     async with MonitoredSession([], first):

@@ -95,7 +95,7 @@ async def test_a_raw_session_may_run_and_close_in_coroutines(is_shared: bool) ->
     log: list[str] = []
 
     class AsyncSession(ScriptedSession):
-        async def run(self, fetches: Any, *_: Any) -> Any:  # type: ignore[override]
+        async def run(self, fetches: Any, *_: Any) -> Any:
             await anyio.lowlevel.checkpoint()
             log.append("run")
             return fetches

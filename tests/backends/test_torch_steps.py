@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from asynchooks import (
-    CheckpointSaverHook,
     EvaluationHook,
     MonitoredSession,
     SessionRunHook,
     SharedSessionCreator,
-    StateDictSaver,
     StopAtStepHook,
 )
 
@@ -100,18 +97,3 @@ async def test_workers_count_each_update_once_and_run_no_step_in_evaluation_mode
     assert all(torch.isfinite(each).all() for each in training.model.parameters())
     assert training.was_training == [True] * LAST_STEP
     assert evaluation.latest_step == LAST_STEP
-
-
-@pytest.mark.parametrize("background", [False, True])
-async def test_a_checkpoint_holds_the_weights_of_one_step(background: bool, tmp_path: Path) -> None:
-    def saving(training: Training) -> CheckpointSaverHook:
-        saver = StateDictSaver(model=training.model, optimizer=training.optimizer)
-        return CheckpointSaverHook(tmp_path, save_steps=7, saver=saver, background=background)
-
-    first = Training()
-    await train(first, first_hooks=lambda: [saving(first)], last=30)
-    second = Training()
-    assert await train(second, first_hooks=lambda: [saving(second)], last=LAST_STEP) == LAST_STEP
-    counts = {int(each["step"]) for each in second.optimizer.state.values()}
-    assert counts == {LAST_STEP}
-    assert len(second.was_training) == LAST_STEP - 30

@@ -174,21 +174,19 @@ def test_threads_that_wait_alike_share_an_entry_so_that_none_is_left_out() -> No
         may_end.wait()
 
     def waits_elsewhere() -> None:
-        are_in.release()
-        may_end.wait()
+        waits()
 
-    targets = {f"alike {index}": waits for index in range(200)} | {"the other one": waits_elsewhere}
-    threads = [threading.Thread(target=targets[name], name=name) for name in targets]
+    threads = [threading.Thread(target=waits, name=f"alike {index}") for index in range(200)]
+    threads.append(threading.Thread(target=waits_elsewhere, name="the other one"))
     for thread in threads:
         thread.start()
         are_in.acquire()
-    try:
-        text = _dump.report(list)
-    finally:
-        may_end.set()
+    text = _dump.report(list)
+    may_end.set()
     for thread in threads:
         thread.join()
     alike = ", ".join(f"alike {index}" for index in range(5))
+    assert text.startswith("no tasks are known\n")
     assert f"threads {alike} and " in text
     assert "in waits_elsewhere" in text.partition("thread the other one:\n")[2]
 

@@ -177,18 +177,6 @@ def test_timers_and_cancellations_come_between_slow_steps_on_the_loop(backend: A
     anyio.run(main, backend=backend[0], backend_options=backend[1])
 
 
-async def test_until_the_first_call_has_returned_the_others_stay_off_the_loop() -> None:
-    times, barrier = StepTimes(), threading.Barrier(2)
-
-    async def call() -> None:
-        with a_runner() as runner:
-            assert await left_loop(runner, lambda: barrier.wait(30), times)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(call)
-        group.start_soon(call)
-
-
 async def test_a_thread_sees_the_caller_s_context_and_engine() -> None:
     variable.set("set")
     with a_thread() as thread:
@@ -225,14 +213,6 @@ async def test_what_a_cancelled_or_abandoned_call_comes_to_is_not_lost(grace_sec
             await anyio.lowlevel.checkpoint()
     assert [outcome.value for outcome in late] == ["late"]
     thread.close()
-
-
-async def test_a_call_is_abandoned_when_its_time_has_come() -> None:
-    release = threading.Event()
-    engine = current_engine()
-    thread = WorkThread(engine, "asynchooks-test")
-    assert await thread.run(release.wait, 1, until=engine.now()) is None
-    release.set()
 
 
 def test_what_only_makes_a_coroutine_is_recognised() -> None:

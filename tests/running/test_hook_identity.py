@@ -175,12 +175,6 @@ async def test_hooks_without_a_state_may_become_more_or_fewer_and_keep_their_pla
     assert "order" not in caplog.text
 
 
-async def test_a_state_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    hook = Counts(1, 3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="state_name of Counts is 3; give a text"):
-        await train(tmp_path, [hook], 1)
-
-
 class Kept(Sink):
     """Has its own name as its position."""
 

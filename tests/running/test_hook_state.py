@@ -89,16 +89,6 @@ def test_json_and_arrays_of_any_shape_come_back_bit_for_bit(value: Any) -> None:
     assert is_same(value, there_and_back(value))
 
 
-@pytest.mark.parametrize(
-    "make", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64]
-)
-def test_generators_go_on_where_they_were(make: Any) -> None:
-    one, other = np.random.Generator(make(3)), np.random.Generator(make(4))
-    one.normal(size=7)
-    other.bit_generator.state = there_and_back(one.bit_generator.state)
-    assert one.normal(size=5).tolist() == other.normal(size=5).tolist()
-
-
 def test_arrays_that_come_back_are_writeable_and_copies() -> None:
     array = np.arange(6).reshape(2, 3).T
     found = there_and_back(array)

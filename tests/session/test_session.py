@@ -149,32 +149,19 @@ async def raise_error(error: Exception) -> None:
     raise error
 
 
-async def fail_by_the_coordinator(session: Any, coord: Any, error: Exception) -> None:
-    coord.request_stop(error)
-
-
-async def fail_in_a_task_of_the_coordinator(session: Any, coord: Any, error: Exception) -> None:
-    coord.start_soon(raise_error, error)
-    await settle()
-
-
-async def fail_in_a_task_of_the_session(session: Any, coord: Any, error: Exception) -> None:
-    session.start_soon(raise_error, error)
-    await settle()
-
-
 @pytest.mark.parametrize("body_fails", [False, True])
-@pytest.mark.parametrize(
-    "fail",
-    [fail_by_the_coordinator, fail_in_a_task_of_the_coordinator, fail_in_a_task_of_the_session],
-)
+@pytest.mark.parametrize("way", ["coordinator", "task of the coordinator", "task"])
 async def test_an_error_beside_the_block_ends_its_waits_and_goes_before_that_of_the_body(
-    fail: Any, body_fails: bool
+    way: str, body_fails: bool
 ) -> None:
     keeps, hook, error, body = KeepsCoord(), RecordingHook("a"), ValueError("first"), KeyError()
     with pytest.raises(ValueError, match="first") as caught:
         async with counting(keeps, hook) as session:
-            await fail(session, keeps.coord, error)
+            if way == "coordinator":
+                keeps.coord.request_stop(error)
+            else:
+                (session if way == "task" else keeps.coord).start_soon(raise_error, error)
+            await settle()
             if body_fails:
                 raise body
             waits: list[Awaitable[Any]] = [

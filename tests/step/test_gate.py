@@ -258,15 +258,6 @@ def test_a_graph_s_step_is_followed_back_and_its_runs_go_on_from_there() -> None
     assert (graph.step.value, graph.step.epoch) == (3, 1)
 
 
-def test_of_two_values_that_were_read_at_once_the_older_one_takes_nothing_back() -> None:
-    graph = Graph()
-    first, second = take(graph.step), take(graph.step)
-    graph.variable = 2
-    graph.step.gate.settle(second, 2)
-    graph.step.gate.settle(first, 1)  # read before the other run had moved it
-    assert (graph.step.value, graph.step.epoch) == (2, 0)
-
-
 @pytest.mark.parametrize("is_of_worker", [True, False])
 def test_only_a_worker_whose_wait_has_just_ended_may_still_train(is_of_worker: bool) -> None:
     gate, slots = GlobalStep(num_workers=1).gate, [Slot(Trampoline(), "a test") for _ in range(2)]

@@ -239,11 +239,10 @@ def test_a_task_that_another_starts_while_the_raw_session_ends_has_its_time(
 @pytest.mark.anyio
 @by_either
 async def test_what_is_no_bool_and_a_coroutine_are_refused(starter: str) -> None:
-    keeps, call = KeepsCoord(), anyio.sleep_forever()
+    keeps = KeepsCoord()
     async with counting(keeps) as session:
         start: Any = session.start_soon if starter == "session" else keeps.coord.start_soon
-        for wrong in (1, None, "yes"):
-            with pytest.raises(TypeError, match="cancel_at_end is .*; give True or False"):
-                start(anyio.sleep_forever, cancel_at_end=wrong)
+        with pytest.raises(TypeError, match="cancel_at_end is 1; give True or False"):
+            start(anyio.sleep_forever, cancel_at_end=1)
         with pytest.raises(TypeError, match="fn is the coroutine sleep_forever.*has been called"):
-            start(call, cancel_at_end=True)
+            start(anyio.sleep_forever(), cancel_at_end=True)

@@ -73,10 +73,10 @@ def test_join_waits_for_threads_with_and_without_a_stop() -> None:
     coord.join([started(lambda: log.append("ended"))])
     assert not coord.should_stop()
     coord = Coordinator()
-    coord.register_thread(started(lambda: coord.wait_for_stop() and log.append("stopped")))
+    coord.register_thread(started(lambda: log.append(f"stopped: {coord.wait_for_stop()}")))
     coord.request_stop()
     coord.join()
-    assert log == ["ended", "stopped"]
+    assert log == ["ended", "stopped: True"]
 
 
 def test_threads_that_live_on_are_an_error_that_names_them_unless_ignored() -> None:

@@ -6,7 +6,6 @@ And `session.stop_reason`: what ended training, and why.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
 import anyio
@@ -21,7 +20,6 @@ from asynchooks import (
     SessionRunContext,
     SharedSessionCreator,
     StepContext,
-    StopAtStepHook,
     StopReason,
     StopTraining,
 )
@@ -29,7 +27,7 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 
 from ..support.faults import LOOPS
 from ..support.helpers import KeepsCoord, counting_creator, in_task, raises_at
-from ..support.moments import NOW, at, counting, losing, lost, moments_of, together
+from ..support.moments import NOW, at, counting, losing, lost, moments_of
 from ..support.stop_requests import AT, REASON, WAYS, Asks, Training
 
 pytestmark = pytest.mark.anyio
@@ -258,29 +256,6 @@ async def test_a_stop_for_all_holds_for_later_workers_until_the_last_has_closed(
     async with MonitoredSession([], creator) as fresh, MonitoredSession([], dict) as unshared:
         unshared.request_stop(all_workers=True)
         assert (fresh.should_stop(), unshared.should_stop()) == (False, True)
-
-
-@pytest.mark.parametrize("looks", [False, True])
-async def test_a_limit_is_worded_in_one_way_however_the_block_ends(looks: bool) -> None:
-    creator = SharedSessionCreator(counting_creator())
-    limits = {
-        9: "the limit: global_step is at 9 of 9",
-        3: "StopAtStepHook: global_step has reached 3",
-    }
-    sessions = {
-        limit: [MonitoredSession([StopAtStepHook(last_step=limit)], creator) for _ in range(2)]
-        for limit in limits
-    }
-
-    async def work(session: MonitoredSession) -> None:
-        async with session:
-            while not (looks and session.should_stop()):
-                await session.run([])
-                await anyio.lowlevel.checkpoint()
-
-    await together(*(partial(work, each) for both in sessions.values() for each in both))
-    for limit, words in limits.items():
-        assert {str(each.stop_reason) for each in sessions[limit]} == {words}
 
 
 async def test_the_first_reason_stays_where_an_input_ends_or_all_workers_are_stopped() -> None:

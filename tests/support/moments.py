@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from inspect import isawaitable
 from typing import Any
 
@@ -51,8 +51,8 @@ def lost(why: str = "the machine went away") -> PreemptionError:
 
 def losing(num: int = 1, *, after: int = 0) -> list[ScriptedSession]:
     """Raw sessions that are lost in their first run, or behind so many, and one that is not."""
-    script = [{}] * after
-    return [*(ScriptedSession([*script, lost()]) for _ in range(num)), ScriptedSession()]
+    lose: list[Any] = [{}] * after + [lost()]
+    return [*(ScriptedSession(lose) for _ in range(num)), ScriptedSession()]
 
 
 def losing_step(*losses: int) -> Callable[[], dict[str, int]]:
@@ -76,7 +76,7 @@ async def train(session: MonitoredSession, fetches: Any = ()) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def together(*fns: Callable[[], Awaitable[object]]) -> None:
+async def together(*fns: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Call all of them, each in a task of its own; the first one begins first."""
     with anyio.fail_after(LIMIT_SECS):
         async with anyio.create_task_group() as group:
