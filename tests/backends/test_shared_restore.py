@@ -17,12 +17,14 @@ from asynchooks import (
     CheckpointSaverHook,
     FeedHook,
     MonitoredSession,
+    Recovery,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
     StopTraining,
 )
 from asynchooks.data import Stage, prefetch
+from asynchooks.testing import ScriptedSessionCreator
 
 from ..hooks.inputs import Diary, until_stopped
 from ..hooks.savers import Latch, is_free, until
@@ -231,6 +233,27 @@ async def test_a_saver_does_not_wait_for_ever_for_a_step_that_waits_for_it(
         async with life.refused(life.saver(), "a step of another has been under way for 0.05 s"):
             may_end.set()
     assert early.global_step.value == 1
+
+
+async def test_a_saver_that_opens_between_two_attempts_of_the_others_is_refused(
+    tmp_path: Path,
+) -> None:
+    await save_some(tmp_path)
+    life, scope = Life(tmp_path, errors={2: lost()}), anyio.CancelScope()
+    raws: list[Any] = [life.diary.creator.create_session(), lost()]
+    life.creator = SharedSessionCreator(ScriptedSessionCreator(raws))
+    recovery = Recovery(first_pause_secs=3600, longest_pause_secs=3600)
+
+    async def pause_before_the_next_attempt() -> None:
+        with scope:
+            await early.run([], {"x": 8})
+
+    async with MonitoredSession([], life.creator, recovery=recovery) as early:
+        await early.run([], {"x": 7})
+        async with in_task(pause_before_the_next_attempt):
+            async with life.refused(life.saver(), "others have trained the model to step 1"):
+                scope.cancel()
+    assert life.diary.items == [7]
 
 
 async def test_all_is_as_at_first_once_all_workers_have_closed(tmp_path: Path) -> None:

@@ -273,3 +273,14 @@ async def test_a_step_context_that_outlives_its_step_fn_leaves_the_session_usabl
         assert await session.run("calls") == 3
     with pytest.raises(RuntimeError, match="after the session was closed"):
         await kept[0].run_with_hooks("calls")
+
+
+async def test_a_step_fn_keeps_the_session_taken_also_between_its_runs() -> None:
+    async def step_fn(step_context: StepContext) -> Any:
+        await step_context.run_with_hooks([])
+        with pytest.raises(RuntimeError, match="another run of this session"):
+            await session.run([])
+        return await step_context.run_with_hooks("calls")
+
+    async with counting() as session:
+        assert await session.run_step_fn(step_fn) == 2

@@ -213,6 +213,20 @@ def test_a_waiter_sees_the_unread_runs_before_it_and_after_it(num_before: int) -
     assert (waiter.outcome, graph.num_reads) == (2, 2 if num_before < 2 else 1)
 
 
+def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> None:
+    graph = Graph()
+
+    def read_and_run() -> int:
+        seen = graph.variable
+        if seen < 3:
+            graph.run()
+        return seen
+
+    graph.step.gate.reader = read_and_run
+    graph.run()
+    assert [graph.step.value for _ in range(4)] == [1, 2, 3, 3]
+
+
 def test_a_reader_that_raises_leaves_the_last_step_and_keeps_nobody_waiting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -256,6 +270,16 @@ def test_a_graph_s_step_is_followed_back_and_its_runs_go_on_from_there() -> None
     graph.variable = 3
     graph.step.gate.settle(under_way, 3)
     assert (graph.step.value, graph.step.epoch) == (3, 1)
+
+
+def test_a_model_that_is_brought_back_after_the_end_takes_no_step_back() -> None:
+    graph = Graph()
+    graph.run(5)
+    assert graph.step.value == 5
+    graph.step.gate.close_for_runs()
+    graph.variable = 2
+    graph.step.gate.reread()
+    assert (graph.step.value, graph.step.epoch) == (5, 0)
 
 
 @pytest.mark.parametrize("is_of_worker", [True, False])

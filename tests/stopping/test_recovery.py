@@ -238,6 +238,23 @@ def test_pauses_double_up_to_the_longest_and_bounds_that_make_no_sense_are_refus
     assert [recovery.pause_before(n) for n in (*range(1, 7), 10_000)] == [0, 0.5, 1, 2, 3, 3, 3]
 
 
+async def test_a_subclass_s_run_surrounds_all_attempts_and_no_nested_run() -> None:
+    calls: list[Any] = []
+
+    class Logged(MonitoredSession):
+        async def run(self, fetches: Any, *args: Any) -> Any:
+            calls.append(fetches)
+            return await super().run(fetches, *args)
+
+    async def step_fn(step_context: StepContext) -> Any:
+        return await step_context.run_with_hooks("calls")
+
+    async with Logged([], losing_step(1)) as session:
+        assert await session.run("calls") == 2
+        assert await session.run_step_fn(step_fn) == 3
+    assert calls == ["calls"]
+
+
 @pytest.mark.parametrize("is_marked", [True, False])
 async def test_an_error_that_happened_elsewhere_is_not_taken_for_the_loss_of_the_session(
     is_marked: bool,
@@ -269,7 +286,8 @@ class Model:
         self._moves_first = moves_first
         self._token = anyio.lowlevel.current_token()
         self.preempts = KeepsCoord()
-        step = self.step_async if how == "async" else self.step
+        steps = {"async": self.step_async, "in a thread": self.step, "submitting": self.submit}
+        step: Any = steps[how]
         creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
         hooks = [StopAtStepHook(last_step=2)]
         self.waits = MonitoredSession(hooks, creator, step_runner="thread")
@@ -291,12 +309,21 @@ class Model:
         self.num_steps += not self._moves_first
         return {}
 
+    def submit(self, waits: bool = False) -> Any:
+        """Returns what is to be awaited for the outputs."""
+        outputs = self.step(waits)
+
+        async def later() -> dict[str, Any]:
+            return outputs
+
+        return later()
+
     def go_on(self) -> None:
         self.may_go_on.set()
         self._thread_may_go_on.set()
 
 
-@pytest.mark.parametrize("how", ["async", "in a thread"])
+@pytest.mark.parametrize("how", ["async", "in a thread", "submitting"])
 @pytest.mark.parametrize("moves_first", [True, False])
 async def test_a_step_that_outlives_its_raw_session_counts_and_exclusive_waits_for_it(
     how: str, moves_first: bool

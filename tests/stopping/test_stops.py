@@ -26,8 +26,8 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..support.faults import LOOPS
-from ..support.helpers import KeepsCoord, counting_creator, in_task, raises_at
-from ..support.moments import NOW, at, counting, losing, lost, moments_of
+from ..support.helpers import KeepsCoord, counting_creator, in_task, raises_at, settle
+from ..support.moments import NOW, at, counting, losing, losing_step, lost, moments_of
 from ..support.stop_requests import AT, REASON, WAYS, Asks, Training
 
 pytestmark = pytest.mark.anyio
@@ -229,6 +229,21 @@ async def test_a_hook_s_stop_for_all_holds_over_a_recovery_and_reaches_its_coord
         await run_refused(session)
     assert session.stop_reason is REASON
     assert seen == [is_lost]
+
+
+async def test_a_side_task_s_stop_for_all_holds_while_its_raw_session_is_replaced() -> None:
+    """It stops all workers as soon as its raw session is given up."""
+    keeps, shared = KeepsCoord(), SharedSessionCreator(losing_step(1))
+
+    async def stop(coord: Any) -> None:
+        await coord.wait_stopped()
+        coord.request_stop(reason=REASON, all_workers=True)
+
+    async with MonitoredSession([keeps], shared) as a, MonitoredSession([], shared) as b:
+        keeps.coord.start_soon(stop, keeps.coord)
+        await settle()
+        await run_refused(a)
+    assert a.stop_reason is b.stop_reason is REASON
 
 
 @pytest.mark.parametrize("asks", ["when open", "before opening", "after closing"])
