@@ -72,9 +72,10 @@ async def test_what_only_ends_training_is_swallowed_and_end_is_called(
     error: type[Exception],
 ) -> None:
     hook = RecordingHook("a")
-    async with counting(hook):
+    async with counting(hook) as session:
         raise error
     assert hook.log[-1] == ("a", "end")
+    assert str(session.stop_reason).startswith("the block: ")
 
 
 async def test_end_of_later_hooks_runs_when_an_earlier_end_fails() -> None:
