@@ -95,6 +95,24 @@ async def test_a_shield_holds_a_cancellation_back_for_its_time_only() -> None:
     assert log == ["shielded", True]
 
 
+async def test_a_turn_lets_all_that_were_woken_run_first() -> None:
+    engine, resumed = current_engine(), list[Slot]()
+    slots = [Slot(engine, str(i)) for i in range(50)]
+
+    async def park(slot: Slot) -> None:
+        await engine.park(slot)
+        resumed.append(slot)
+
+    async with anyio.create_task_group() as group:
+        for slot in slots:
+            group.start_soon(park, slot)
+        await settle()
+        for slot in slots:
+            slot.wake()
+        await engine.turn()
+        assert len(resumed) == 50
+
+
 async def test_a_turn_yields_only_when_its_share_is_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -180,6 +180,18 @@ async def test_an_after_close_that_hangs_holds_a_cancelled_session_for_the_grace
     assert "after_close of At took longer than the grace period" in caplog.text
 
 
+async def test_an_after_close_of_a_clean_end_may_take_longer_than_the_grace_period() -> None:
+    seen: list[str] = []
+
+    async def upload(exception: BaseException | None) -> None:
+        await anyio.sleep(0.02)
+        seen.append("uploaded")
+
+    async with MonitoredSession([at(after_close=upload)], dict, stop_grace_period_secs=0):
+        pass
+    assert seen == ["uploaded"]
+
+
 async def train_life(directory: Path, loses: list[int]) -> list[int]:
     """The items of one life, which ends after the run behind a loss if there is one.
 

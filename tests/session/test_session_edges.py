@@ -54,6 +54,18 @@ async def test_leaving_waits_for_what_another_task_does(what: str) -> None:
         assert log == [what]
 
 
+async def test_leaving_ends_the_wait_in_another_task_s_run() -> None:
+    async def run() -> None:
+        with pytest.raises(StopTraining):
+            await session.run([])
+
+    session = counting(at(before_run=lambda context: context.global_step.wait_for(9)))
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group, session:
+            group.start_soon(run)
+            await settle()
+
+
 async def test_a_run_while_the_session_opens_is_refused() -> None:
     may_begin = anyio.Event()
     session = counting(at(begin=may_begin.wait))
@@ -117,6 +129,21 @@ async def test_an_exception_given_to_request_stop_leaves_at_the_end(
                 session.request_stop(error)
             assert session.should_stop()
     assert caught.value is error
+
+
+async def test_a_run_cancelled_while_it_recovers_leaves_the_session_usable() -> None:
+    may_go_on, raws = anyio.Event(), losing()
+    hook = at(after_create_session=lambda _, coord: coord.start_soon(may_go_on.wait))
+    creator = ScriptedSessionCreator(raws)
+    async with MonitoredSession([hook], creator, step_runner="inline") as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, [])
+            await settle()
+            group.cancel_scope.cancel()
+        may_go_on.set()
+        assert not session.should_stop()
+        assert await session.run([]) == []
+    assert raws[1].num_runs == 1
 
 
 async def test_a_session_whose_hooks_were_not_all_called_is_never_handed_out() -> None:

@@ -124,6 +124,20 @@ async def test_a_side_task_that_follows_does_not_hold_up_the_end() -> None:
     assert "closed" not in phases(seen)
 
 
+@pytest.mark.parametrize("by_hook", [False, True])
+async def test_the_task_that_opened_it_follows_to_the_stop(by_hook: bool) -> None:
+    def stop(run_context: Any, run_values: Any) -> None:
+        if run_context.step == 3:
+            (run_context if by_hook else session).request_stop("enough")
+
+    session = counting(at(after_run=stop))
+    with anyio.fail_after(20):
+        async with session, in_task(run_steps, session):
+            statuses = await follow(session.subscribe(every_secs=0.01 if by_hook else 60.0))
+    assert set(phases(statuses)) <= {"open"}
+    assert session.status().step == 3
+
+
 async def test_aclose_in_another_task_ends_the_wait() -> None:
     async with logging_session() as session:
         subscription = subscribed(session)
