@@ -114,39 +114,9 @@ async def test_a_step_that_only_queues_its_work_stays_and_a_hook_that_reads_hold
     assert DeviceNumber.waited_in.count(threading.get_ident()) > 7
 
 
-async def test_reading_every_tenth_loss_keeps_a_step_on_the_loop_which_waits_for_all_ten(
-    device: Device,
-) -> None:
-    numbers: list[DeviceNumber] = []
-
-    def step() -> float:
-        numbers.append(device.launch())
-        return float(numbers[-1]) if len(numbers) % 10 == 0 else 0.0
-
-    places = await places_of(step, 40)
-    assert sum(places) > 20, "two slow steps in a row are needed"
-    assert DeviceNumber.waited_in.count(threading.get_ident()) > 1
-
-
 @pytest.mark.parametrize("device", [4], indirect=True)
 async def test_a_full_queue_makes_queueing_slow_and_the_step_leaves_the_loop(
     device: Device,
 ) -> None:
     places = await places_of(device.launch, 24)
     assert sum(places[-8:]) <= 2, "a look at whether it is fast again, or two"
-
-
-async def test_the_thread_runner_keeps_every_wait_off_the_loop(device: Device) -> None:
-    loop, places = threading.get_ident(), []
-
-    def step() -> dict[str, float]:
-        places.append(threading.get_ident() == loop)
-        return {"loss": float(device.launch())}
-
-    hooks = [StopAtStepHook(last_step=6), NanTensorHook("loss")]
-    creator = FunctionSessionCreator(step)
-    async with MonitoredSession(hooks, creator, step_runner="thread") as session:
-        while not session.should_stop():
-            await session.run("loss")
-    assert not any(places)
-    assert loop not in DeviceNumber.waited_in

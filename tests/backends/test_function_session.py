@@ -19,8 +19,6 @@ from asynchooks import (
     GlobalStep,
     MonitoredSession,
     SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
     SharedSessionCreator,
     StepFunctionError,
     StopAtStepHook,
@@ -28,50 +26,45 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
-from ..support.helpers import settle
+from ..support.helpers import in_task
+from ..support.moments import at, moments_of
 
 pytestmark = pytest.mark.anyio
 
 Pair = namedtuple("Pair", ["left", "right"])
+WEIGHTS = np.ones(3)
 
 
 def step(rate: float = 0.5, *, batch: Any = None) -> dict[str, Any]:
-    return {"loss": rate, "weights": np.ones(3), "batch": batch}
+    return {"loss": rate, "weights": WEIGHTS, "batch": batch}
 
 
-async def run_once(creator: FunctionSessionCreator, fetches: Any, feeds: Any = None) -> Any:
-    async with MonitoredSession([], creator) as session:
+async def run_once(step: Any, fetches: Any, feeds: Any = None, **options: Any) -> Any:
+    async with MonitoredSession([], FunctionSessionCreator(step, **options)) as session:
         return await session.run(fetches, feeds)
 
 
 @pytest.mark.parametrize(
     ("fetches", "expected"),
     [
-        ("loss", 0.5),
-        (["loss", "batch"], [0.5, None]),
-        (("loss", ["loss"]), (0.5, [0.5])),
-        ({"a": "loss", "b": {"c": ("loss",)}}, {"a": 0.5, "b": {"c": (0.5,)}}),
-        (Pair("loss", "batch"), Pair(0.5, None)),
+        ("loss", 2.0),
+        (["loss", "batch"], [2.0, [1]]),
+        (("loss", ["loss"]), (2.0, [2.0])),
+        ({"a": "loss", "b": {"c": ("loss",)}}, {"a": 2.0, "b": {"c": (2.0,)}}),
+        (Pair("loss", "batch"), Pair(2.0, [1])),
         ([], []),
         ({}, {}),
     ],
 )
-async def test_outputs_come_nested_as_the_fetches(fetches: Any, expected: Any) -> None:
-    result = await run_once(FunctionSessionCreator(step), fetches)
+async def test_feeds_are_parameters_and_outputs_come_nested_as_the_fetches(
+    fetches: Any, expected: Any
+) -> None:
+    feeds = {"rate": 2.0, "batch": [1]}
+    result = await run_once(step, fetches, feeds)
     assert result == expected
     assert type(result) is type(expected)
-
-
-async def test_outputs_are_the_function_s_own_objects() -> None:
-    weights = np.ones(3)
-    creator = FunctionSessionCreator(lambda: {"weights": weights})
-    assert await run_once(creator, "weights") is weights
-
-
-async def test_feeds_are_parameters() -> None:
-    feeds = {"rate": 2.0, "batch": [1]}
-    assert await run_once(FunctionSessionCreator(step), ["loss", "batch"], feeds) == [2.0, [1]]
     assert feeds == {"rate": 2.0, "batch": [1]}
+    assert await run_once(step, "weights") is WEIGHTS
 
 
 class CallableObject:
@@ -95,25 +88,11 @@ async def async_step(x: int = 1) -> dict[str, int]:
 )
 @pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
 async def test_any_callable_is_a_step(step: Any, step_runner: Any) -> None:
-    creator = FunctionSessionCreator(step)
-    async with MonitoredSession([], creator, step_runner=step_runner) as session:
+    async with MonitoredSession([], step, step_runner=step_runner) as session:
         assert [await session.run("x") for _ in range(3)] == [1, 1, 1]
         assert session.global_step.value == 3
-
-
-async def test_a_run_moves_the_step_by_one_or_to_the_output_global_step() -> None:
-    value = 0
-
-    def jumps() -> dict[str, Any]:
-        nonlocal value
-        value += 5
-        return {"global_step": np.int64(value)}
-
-    creator = FunctionSessionCreator(jumps)
-    async with MonitoredSession([StopAtStepHook(last_step=12)], creator) as session:
-        while not session.should_stop():
-            await session.run([])
-        assert session.global_step.value == 15
+    with pytest.raises(TypeError, match="step_fn is 3; give a function"):
+        FunctionSessionCreator(3)  # type: ignore[arg-type]
 
 
 async def test_training_may_begin_at_a_later_step_and_stops_at_once_if_it_is_there() -> None:
@@ -123,27 +102,18 @@ async def test_training_may_begin_at_a_later_step_and_stops_at_once_if_it_is_the
         assert session.should_stop()
         with pytest.raises(StopTraining):
             await session.run("loss")
-    assert ("a", "after_run") not in hook.log
+    assert "after_run" not in moments_of(hook)
 
 
 async def test_run_context_session_bypasses_hooks_and_moves_the_step() -> None:
-    class Bypasses(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            assert run_context.session.run("loss") == 0.5
-
-    hook = RecordingHook("a")
-    async with MonitoredSession([Bypasses(), hook], FunctionSessionCreator(step)) as session:
+    hook, bypasses = (
+        RecordingHook("a"),
+        at(before_run=lambda context: context.session.run([]) or None),
+    )
+    async with MonitoredSession([bypasses, hook], step) as session:
         await session.run("loss")
         assert session.global_step.value == 2
-    assert hook.log.count(("a", "before_run")) == 1
-
-
-async def test_hooks_fetch_by_name_beside_the_caller() -> None:
-    hooks = [RecordingHook("a", fetches={"w": "weights"}), RecordingHook("b")]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        assert await session.run("loss") == 0.5
-    assert hooks[0].results[0]["w"].tolist() == [1, 1, 1]
-    assert hooks[1].results == [None]
+    assert moments_of(hook).count("before_run") == 1
 
 
 UNKNOWN = "fetch 'los' is not among .* 'batch', 'loss', 'weights'"
@@ -158,8 +128,10 @@ NO_NAME = "give the name of an output"
     ],
 )
 async def test_a_wrong_fetch_says_what_to_give(fetches: Any, message: str) -> None:
-    with pytest.raises(FetchError, match=message):
-        await run_once(FunctionSessionCreator(step), fetches)
+    async with MonitoredSession([], step) as session:
+        with pytest.raises(FetchError, match=message):
+            await session.run(fetches)
+        assert session.global_step.value == 1  # it counts all the same
 
 
 @pytest.mark.parametrize(
@@ -173,46 +145,33 @@ async def test_a_wrong_fetch_says_what_to_give(fetches: Any, message: str) -> No
 )
 async def test_a_step_with_wrong_outputs_is_an_error(outputs: Any, message: str) -> None:
     with pytest.raises(StepFunctionError, match=message):
-        await run_once(FunctionSessionCreator(lambda: outputs, initial_step=10), [])
+        await run_once(lambda: outputs, [], initial_step=10)
 
 
-async def test_feeds_that_do_not_fit_are_an_error() -> None:
-    with pytest.raises(FeedError, match=r"unknown \['rat'\].* it takes \['batch', 'rate'\]"):
-        await run_once(FunctionSessionCreator(step), "loss", {"rat": 1})
-    with pytest.raises(FeedError, match=r"missing \['x'\]"):
-        await run_once(FunctionSessionCreator(lambda x: {"x": x}), "x")
-
-    def needs(images: Any, rate: float = 0.1) -> dict[str, Any]:
-        return {}
-
-    with pytest.raises(FeedError) as caught:
-        await run_once(FunctionSessionCreator(needs), [], {"image": 1})
-    assert str(caught.value) == (
-        "the step function test_feeds_that_do_not_fit_are_an_error.<locals>.needs got feeds named "
-        "['image']: unknown ['image'], missing ['images']; it takes ['images', 'rate'], of which "
-        "it needs ['images']. Feed its parameters by their names, and nothing else: "
-        'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'
-    )
+@pytest.mark.parametrize(
+    ("step", "feeds", "match"),
+    [
+        (step, {"rat": 1}, r"step got .*'rat'.*: unknown \['rat'\].* it takes \['batch', 'rate'\]"),
+        (lambda x: {}, None, r"missing \['x'\]"),
+        (
+            lambda x, y=1: {},
+            {"z": 1},
+            r"unknown \['z'\], missing \['x'\].*FeedHook\(source, \"name",
+        ),
+    ],
+)
+async def test_feeds_that_do_not_fit_are_an_error(step: Any, feeds: Any, match: str) -> None:
+    with pytest.raises(FeedError, match=match):
+        await run_once(step, [], feeds)
 
 
-async def test_run_options_belong_to_graphs() -> None:
-    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+@pytest.mark.parametrize("by_hook", [False, True])
+async def test_run_options_belong_to_graphs(by_hook: bool) -> None:
+    asks = at(before_run=lambda _: SessionRunArgs(None, options=object() if by_hook else None))
+    async with MonitoredSession([asks], step) as session:
         with pytest.raises(ValueError, match="run options were given to FunctionSession"):
-            await session.run("loss", options=object())
-
-    class Asks(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-            return SessionRunArgs(None, options=object())
-
-    async with MonitoredSession([Asks()], FunctionSessionCreator(step)) as session:
-        with pytest.raises(ValueError, match="run options were given to FunctionSession"):
-            await session.run("loss")
+            await session.run("loss", options=None if by_hook else object())
         assert session.global_step.statistics().tickets == 0
-
-
-def test_a_step_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="step_fn is 3; give a function"):
-        FunctionSessionCreator(3)  # type: ignore[arg-type]
 
 
 def test_runs_in_many_threads_are_all_counted() -> None:
@@ -236,61 +195,45 @@ def test_runs_in_many_threads_are_all_counted() -> None:
     assert session.read_step() == session.global_step.value == 20_000
 
 
-def says(*steps: int | None) -> FunctionSessionCreator:
-    """A creator whose step function says these steps, None for none."""
-    left = iter(steps)
-
-    def step() -> dict[str, int]:
-        said = next(left)
-        return {} if said is None else {"global_step": said}
-
-    return FunctionSessionCreator(step)
-
-
-@pytest.mark.parametrize("before", [(7,), (7, 7), (None, 7), (7, None)])
+@pytest.mark.parametrize("said", [(7,), (7, 7), (None, 7), (7, None), (3, 3, np.int64(8), 8)])
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
-async def test_a_step_that_goes_back_is_an_error(before: Any, step_runner: Any) -> None:
-    async with MonitoredSession([], says(*before, 5), step_runner=step_runner) as session:
-        for _ in before:
+async def test_a_step_that_is_said_may_stand_still_and_jump_but_not_go_back(
+    said: Any, step_runner: Any
+) -> None:
+    left, known = iter((*said, 2)), 0
+
+    def says() -> dict[str, int]:
+        step = next(left)
+        return {} if step is None else {"global_step": step}
+
+    async with MonitoredSession([], says, step_runner=step_runner) as session:
+        for each in said:
+            known = known + 1 if each is None else each
             await session.run([])
-        known = session.global_step.value
-        with pytest.raises(
-            StepFunctionError, match=f'"global_step" is 5, .* was at {known} before'
-        ):
+            assert session.global_step.value == known
+        words = f'"global_step" is 2, .* was at {known} before'
+        with pytest.raises(StepFunctionError, match=words):
             await session.run([])
         assert session.global_step.value == known
 
 
-async def test_a_step_that_stands_still_is_none() -> None:
-    async with MonitoredSession([], says(3, 3, 4, 4)) as session:
-        for expected in (3, 3, 4, 4):
-            await session.run([])
-            assert session.global_step.value == expected
-
-
 async def test_a_run_that_ends_after_a_later_one_may_say_an_earlier_step() -> None:
     """Where async calls overlap, each says the step that it has made itself."""
-    said, may_return = [0], [anyio.Event() for _ in range(4)]
+    said, may_return = 0, [anyio.Event() for _ in range(4)]
 
     async def step() -> dict[str, int]:
-        said[0] += 1
-        made = said[0]
+        nonlocal said
+        said += 1
+        made = said
         await may_return[made].wait()
         return {"global_step": made}
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(step)
     may_return[1].set()
-    async with (
-        MonitoredSession([], creator) as one,
-        MonitoredSession([], creator) as other,
-        anyio.create_task_group() as group,
-    ):
+    async with MonitoredSession([], creator) as one, MonitoredSession([], creator) as other:
         await one.run([])
-        group.start_soon(one.run, [])
-        await settle()
-        group.start_soon(other.run, [])
-        await settle()
-        may_return[3].set()
-        await one.global_step.wait_for(3)
-        may_return[2].set()
+        async with in_task(one.run, []), in_task(other.run, []):
+            may_return[3].set()
+            await one.global_step.wait_for(3)
+            may_return[2].set()
     assert one.global_step.value == 3

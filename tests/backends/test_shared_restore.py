@@ -16,41 +16,40 @@ from asynchooks import (
     CheckpointError,
     CheckpointSaverHook,
     FeedHook,
-    FunctionSessionCreator,
     MonitoredSession,
-    PreemptionError,
     Recovery,
-    SessionCreator,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
     StopTraining,
 )
 from asynchooks.data import Stage, prefetch
+from asynchooks.testing import ScriptedSessionCreator
 
 from ..hooks.inputs import Diary, until_stopped
 from ..hooks.savers import Latch, is_free, until
 from ..hooks.training import Holds, tasks
 from ..support.afterwards import check_gate, nothing_left
-from ..support.helpers import settle
+from ..support.helpers import in_task, settle
+from ..support.moments import NOW, at, lost
 
 pytestmark = pytest.mark.anyio
 
 NUM_ITEMS, NUM_SAVED = 9, 3
-NOW = Recovery(first_pause_secs=0)
-EITHER_STEP = pytest.mark.parametrize("is_async", [False, True])
 
 
 class Life:
     """A model, its input, and the creator that its workers share."""
 
-    def __init__(self, path: Path, *, is_async: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, is_async: bool = False, errors: dict[int, BaseException] | None = None
+    ) -> None:
         self.path = path
-        self.diary = Diary()
+        self.diary = Diary(errors)
         self.source: Stage[int] = prefetch(range(NUM_ITEMS), 2)
         self.may_restore = Latch()
         step = self._step_async if is_async else self._step
-        self.creator = SharedSessionCreator(FunctionSessionCreator(step))
+        self.creator = SharedSessionCreator(step)
 
     def _step(self, x: Any) -> dict[str, Any]:
         return self.diary.step(x)
@@ -70,6 +69,10 @@ class Life:
         saver = StateDictSaver(model=self)
         return CheckpointSaverHook(self.path / name, save_steps=2, saver=saver)
 
+    @property
+    def feed(self) -> FeedHook:
+        return FeedHook(self.source, "x")
+
     def session(self, *hooks: SessionRunHook, **options: Any) -> MonitoredSession:
         return MonitoredSession(hooks, self.creator, recovery=NOW, **options)
 
@@ -87,72 +90,68 @@ class Life:
 async def save_some(path: Path) -> None:
     """Leave a checkpoint of a training with the first items."""
     life = Life(path)
-    async with life.session(FeedHook(life.source, "x"), life.saver()) as session:
+    async with life.session(life.feed, life.saver()) as session:
         for _ in range(NUM_SAVED):
             await session.run([])
 
 
-class Own(SessionRunHook):
-    """A user's own saver, which knows of one checkpoint."""
-
-    def __init__(self, diary: Diary) -> None:
-        self.diary = diary
-
-    async def restore_model(self, session: Any) -> int | None:
-        self.diary.items = [7, 8]
-        return 2
-
-
-class RestoresNothing(SessionRunHook):
-    """Such as a wrapper that forwards the moment to a hook which does not have it."""
-
-    async def restore_model(self, session: Any) -> Any:
-        return NotImplemented
-
-
-@EITHER_STEP
-async def test_a_saver_that_opens_before_any_step_restores_model_step_and_input(
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_saver_that_opens_before_any_step_restores_model_step_and_input_also_after_a_loss(
     is_async: bool, tmp_path: Path
 ) -> None:
+    """Model and input go back together, whichever worker notices."""
     await save_some(tmp_path)
-    life = Life(tmp_path, is_async=is_async)
-    async with life.session(FeedHook(life.source, "x")) as early:
-        async with life.session(FeedHook(life.source, "x"), life.saver()) as late:
-            assert early.global_step.value == late.global_step.value == NUM_SAVED
-            assert life.diary.items == [0, 1, 2]
+    life = Life(tmp_path, is_async=is_async, errors={4: lost()})
+    async with life.session(life.feed) as early, life.session(life.feed, life.saver()) as late:
+        assert early.global_step.value == late.global_step.value == NUM_SAVED
+        assert life.diary.items == [0, 1, 2]
+        await late.run([])
+        for _ in range(2):
             await early.run([])
-            await until_stopped(late)
+        assert life.diary.items == [0, 1, 2, 3, 4, 5]
+        await early.run([])  # from the checkpoint of step 4
+        assert life.diary.items == [0, 1, 2, 3, 4]
+        await until_stopped(late)
     assert life.diary.items == list(range(NUM_ITEMS))
     check_gate(life.creator)
 
 
-@EITHER_STEP
-@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("kind", ["saver", "saver without a checkpoint", "own"])
+@pytest.mark.parametrize("is_async", [False, True])
 async def test_a_saver_that_opens_after_a_step_is_refused_and_the_others_go_on(
-    is_async: bool, is_own: bool, tmp_path: Path
+    is_async: bool, kind: str, tmp_path: Path
 ) -> None:
-    await save_some(tmp_path)
+    if kind == "saver":
+        await save_some(tmp_path)
     life = Life(tmp_path, is_async=is_async)
-    hook = Own(life.diary) if is_own else life.saver()
-    name, step = (
-        type(hook).__name__,
-        "its worker opens late: others have trained the model to step 1",
-    )
-    async with nothing_left(), life.session(FeedHook(life.source, "x")) as early:
+    hook = at(restore_model=lambda raw: 2) if kind == "own" else life.saver()
+    words = "would restore the model, but its worker opens late: others have trained the model to"
+    async with nothing_left(), life.session(life.feed) as early:
         await early.run([])
-        async with life.refused(hook, f"{name} would restore the model, but {step}"):
+        async with life.refused(hook, f"{type(hook).__name__} {words} step 1"):
             assert (early.stop_reason, early.global_step.value, life.diary.items) == (None, 1, [0])
             await until_stopped(early)
     assert life.diary.items == list(range(NUM_ITEMS))
     check_gate(life.creator)
 
 
-async def test_it_is_refused_also_where_there_is_no_checkpoint_yet(tmp_path: Path) -> None:
-    life = Life(tmp_path)
-    async with life.session() as early:
-        await early.run([], {"x": 1})
-        async with life.refused(life.saver(), "trained the model to step 1"):
-            pass
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_second_saver_opens_at_any_step_and_leaves_the_model_alone(
+    is_lost: bool, tmp_path: Path
+) -> None:
+    """Also where the first has left and the raw session was lost: the function's model stays."""
+    await save_some(tmp_path)
+    life = Life(tmp_path, errors={2: lost()} if is_lost else None)
+    async with life.session() as other:
+        async with life.session(life.saver()) as first:
+            await first.run([], {"x": 3})
+        await other.run([], {"x": 4})
+        async with life.session(life.saver("second")) as second:
+            assert second.global_step.value == 5
+            assert life.diary.items == [0, 1, 2, 3, 4]
+    again = Life(tmp_path / "second")
+    async with again.session(again.saver()):
+        assert again.diary.items == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("feeds", [False, True])
@@ -161,7 +160,7 @@ async def test_a_saver_that_opens_after_an_item_was_drawn_is_refused(
 ) -> None:
     await save_some(tmp_path)
     life, may_go_on = Life(tmp_path), anyio.Event()
-    hooks = [FeedHook(life.source, "x"), Holds("before_run", may_go_on)] if feeds else []
+    hooks = [life.feed, Holds("before_run", may_go_on)] if feeds else []
     async with life.session(*hooks) as early, tasks() as group:
         batches = early.batches(life.source)
         if feeds:
@@ -191,7 +190,7 @@ async def test_a_saver_waits_for_a_step_under_way_and_restores_if_that_fails(
         steps.pass_by()
         return life.diary.step(x)
 
-    life.creator = SharedSessionCreator(FunctionSessionCreator(step))
+    life.creator = SharedSessionCreator(step)
 
     async def run(session: MonitoredSession) -> None:
         try:
@@ -227,7 +226,7 @@ async def test_a_saver_does_not_wait_for_ever_for_a_step_that_waits_for_it(
         await may_end.wait()
         return {}
 
-    life.creator = SharedSessionCreator(FunctionSessionCreator(step))
+    life.creator = SharedSessionCreator(step)
     async with life.session() as early, tasks() as group:
         group.start_soon(early.run, [])
         await has_begun.wait()
@@ -236,158 +235,25 @@ async def test_a_saver_does_not_wait_for_ever_for_a_step_that_waits_for_it(
     assert early.global_step.value == 1
 
 
-@EITHER_STEP
-async def test_a_second_saver_opens_at_any_step_and_leaves_the_model_alone(
-    is_async: bool, tmp_path: Path
-) -> None:
-    await save_some(tmp_path)
-    life = Life(tmp_path, is_async=is_async)
-    async with life.session(FeedHook(life.source, "x"), life.saver()) as first:
-        await first.run([])
-        async with life.session(life.saver("second")) as second:
-            assert second.global_step.value == 4
-            assert life.diary.items == [0, 1, 2, 3]
-            await first.run([])
-    async with Life(tmp_path / "second").session() as none:
-        assert none.global_step.value == 0
-    again = Life(tmp_path / "second")
-    async with again.session(again.saver()):
-        assert again.diary.items == [0, 1, 2, 3, 4]
-
-
-async def test_of_two_savers_that_open_late_together_before_any_step_one_restores(
-    tmp_path: Path,
-) -> None:
-    await save_some(tmp_path)
-    life = Life(tmp_path)
-    seen: list[int] = []
-
-    async def save(name: str) -> None:
-        async with life.session(life.saver(name)) as session:
-            seen.append(session.global_step.value)
-
-    async with life.session(), tasks() as group:
-        group.start_soon(save, "")
-        group.start_soon(save, "second")
-    assert seen == [NUM_SAVED, NUM_SAVED]
-
-
-async def test_workers_wait_for_a_saver_also_where_their_own_hooks_restore_nothing(
-    tmp_path: Path,
-) -> None:
-    await save_some(tmp_path)
-    life, may_begin = Life(tmp_path), anyio.Event()
-    seen: list[int] = []
-
-    async def work(*hooks: SessionRunHook) -> None:
-        async with life.session(*hooks) as session:
-            seen.append(session.global_step.value)
-            await session.run([], {"x": 5})
-
-    async with tasks() as group:
-        group.start_soon(work, RestoresNothing())
-        group.start_soon(work, Holds("begin", may_begin), life.saver())
-        await settle()
-        assert seen == []
-        may_begin.set()
-    assert min(seen) == NUM_SAVED
-    assert life.diary.items == [0, 1, 2, 5, 5]
-
-
-async def test_workers_whose_hooks_restore_nothing_open_together_with_those_that_train_at_once(
-    tmp_path: Path,
-) -> None:
-    life = Life(tmp_path)
-
-    async def work() -> None:
-        async with life.session(RestoresNothing()) as session:
-            for _ in range(5):
-                await session.run([], {"x": 1})
-
-    async with tasks() as group:
-        for _ in range(3):
-            group.start_soon(work)
-    assert life.diary.items == [1] * 15
-
-
-async def test_a_saver_that_opens_while_the_others_recover_is_refused(tmp_path: Path) -> None:
-    await save_some(tmp_path)
-    life, may_begin = Life(tmp_path), anyio.Event()
-    life.diary.errors = {2: PreemptionError("lost")}
-
-    async def save() -> None:
-        with pytest.raises(CheckpointError, match="others have trained the model to step 2"):
-            await life.session(Holds("begin", may_begin), life.saver()).open()
-
-    async with life.session() as early, tasks() as group:
-        await early.run([], {"x": 7})
-        group.start_soon(save)
-        await settle()
-        group.start_soon(early.run, [], {"x": 8})
-        await settle()
-        may_begin.set()
-    assert life.diary.items == [7, 8]
-
-
 async def test_a_saver_that_opens_between_two_attempts_of_the_others_is_refused(
     tmp_path: Path,
 ) -> None:
     await save_some(tmp_path)
-    life, failing = Life(tmp_path), [PreemptionError("the server is away")]
-    make = life.creator.create_session
-
-    class Creator(SessionCreator):
-        def create_session(self) -> Any:
-            if failing and life.diary.items:
-                raise failing.pop()
-            return make()
-
-    life.creator = SharedSessionCreator(Creator())
-    life.diary.errors = {2: PreemptionError("lost")}
-    scope = anyio.CancelScope()
-    pause = Recovery(first_pause_secs=3600, longest_pause_secs=3600)
+    life, scope = Life(tmp_path, errors={2: lost()}), anyio.CancelScope()
+    raws: list[Any] = [life.diary.creator.create_session(), lost()]
+    life.creator = SharedSessionCreator(ScriptedSessionCreator(raws))
+    recovery = Recovery(first_pause_secs=3600, longest_pause_secs=3600)
 
     async def pause_before_the_next_attempt() -> None:
         with scope:
             await early.run([], {"x": 8})
 
-    async with MonitoredSession([], life.creator, recovery=pause) as early:
+    async with MonitoredSession([], life.creator, recovery=recovery) as early:
         await early.run([], {"x": 7})
-        async with tasks() as group:
-            group.start_soon(pause_before_the_next_attempt)
-            while failing:
-                await settle()
+        async with in_task(pause_before_the_next_attempt):
             async with life.refused(life.saver(), "others have trained the model to step 1"):
-                assert life.diary.items == [7]
                 scope.cancel()
-        await early.run([], {"x": 8})
-    assert life.diary.items == [7, 8]
-
-
-async def test_two_event_loops_do_not_share_a_creator(tmp_path: Path) -> None:
-    life, seen = Life(tmp_path), list[str]()
-
-    async def train() -> None:
-        try:
-            await life.session().open()
-        except RuntimeError as error:
-            seen.append(str(error))
-
-    async with life.session() as session:
-        await session.run([], {"x": 1})
-        await anyio.to_thread.run_sync(anyio.run, train)
-        await session.run([], {"x": 2})
-    assert len(seen) == 1
-    assert "is in use in another event loop; open the sessions of all its workers in" in seen[0]
-
-
-async def test_a_worker_whose_hook_restores_nothing_recovers_beside_others(tmp_path: Path) -> None:
-    life = Life(tmp_path)
-    life.diary.errors = {3: PreemptionError("lost")}
-    async with life.session(RestoresNothing()) as a, life.session(RestoresNothing()) as b:
-        for session in (a, b, a, b, a):
-            await session.run([], {"x": 1})
-        assert (a.global_step.value, life.diary.num_calls) == (5, 6)
+    assert life.diary.items == [7]
 
 
 async def test_all_is_as_at_first_once_all_workers_have_closed(tmp_path: Path) -> None:
@@ -405,67 +271,50 @@ async def test_all_is_as_at_first_once_all_workers_have_closed(tmp_path: Path) -
                 pass
 
 
-@EITHER_STEP
-async def test_a_lost_session_is_restored_by_the_saver_that_opened_late(
-    is_async: bool, tmp_path: Path
-) -> None:
-    """Model and input go back together, whichever worker notices."""
-    await save_some(tmp_path)
-    life = Life(tmp_path, is_async=is_async)
-    life.diary.errors = {4: PreemptionError("lost")}
-    async with life.session(FeedHook(life.source, "x")) as early:
-        async with life.session(FeedHook(life.source, "x"), life.saver()) as late:
-            await late.run([])
-            for _ in range(2):
-                await early.run([])
-            assert life.diary.items == [0, 1, 2, 3, 4, 5]
-            await early.run([])  # from the checkpoint of step 4
-            assert life.diary.items == [0, 1, 2, 3, 4]
-            await until_stopped(late)
-    assert life.diary.items == list(range(NUM_ITEMS))
-
-
-async def test_a_second_saver_opens_after_the_first_has_left_and_the_session_was_lost(
-    tmp_path: Path,
-) -> None:
-    """A step function's model outlives the raw session."""
-    await save_some(tmp_path)
+async def test_two_event_loops_do_not_share_a_creator(tmp_path: Path) -> None:
     life = Life(tmp_path)
-    life.diary.errors = {2: PreemptionError("lost")}
-    async with life.session() as other:
-        async with life.session(life.saver()) as session:
-            await session.run([], {"x": 3})
-        await other.run([], {"x": 4})
-        async with life.session(life.saver()) as session:
-            assert session.global_step.value == 5
-            assert life.diary.items == [0, 1, 2, 3, 4]
+
+    async def open_there() -> None:
+        words = "is in use in another event loop; open the sessions of all its workers in"
+        with pytest.raises(RuntimeError, match=words):
+            await life.session().open()
+
+    async with life.session() as session:
+        await anyio.to_thread.run_sync(anyio.run, open_there)
+        await session.run([], {"x": 2})
 
 
 class Restoring:
     """A worker that restores late, and is held while it does."""
 
-    def __init__(self, life: Life) -> None:
-        self.life = life
+    def __init__(self, path: Path) -> None:
+        self.life = Life(path)
         self.scope = anyio.CancelScope()
         self.has_left = anyio.Event()
 
     async def open(self) -> None:
         with self.scope:
-            async with self.life.session(FeedHook(self.life.source, "x"), self.life.saver()):
+            async with self.life.session(self.life.feed, self.life.saver()):
                 pass
         self.has_left.set()
+
+    @asynccontextmanager
+    async def beside(self, *hooks: SessionRunHook) -> AsyncIterator[MonitoredSession]:
+        """The block begins, in a session that is open, while the model is being restored."""
+        await save_some(self.life.path)
+        self.life.may_restore.close()
+        async with self.life.session(*hooks) as early, tasks() as group:
+            group.start_soon(self.open)
+            await self.life.may_restore.wait_for_arrival()
+            yield early
 
 
 async def test_model_and_step_are_restored_together_when_their_worker_is_cancelled(
     tmp_path: Path,
 ) -> None:
-    await save_some(tmp_path)
-    life = Life(tmp_path)
-    restoring = Restoring(life)
-    life.may_restore.close()
-    async with life.session() as early, tasks() as group:
-        group.start_soon(restoring.open)
-        await life.may_restore.wait_for_arrival()
+    restoring = Restoring(tmp_path)
+    life = restoring.life
+    async with restoring.beside() as early:
         restoring.scope.cancel()
         life.may_restore.open()
         await restoring.has_left.wait()
@@ -476,9 +325,8 @@ async def test_model_and_step_are_restored_together_when_their_worker_is_cancell
 
 @pytest.mark.parametrize("feeds", [False, True])
 async def test_no_item_is_drawn_while_a_late_saver_restores(feeds: bool, tmp_path: Path) -> None:
-    await save_some(tmp_path)
-    life = Life(tmp_path)
-    restoring = Restoring(life)
+    restoring = Restoring(tmp_path)
+    life = restoring.life
 
     async def train(session: MonitoredSession) -> None:
         if feeds:
@@ -486,34 +334,17 @@ async def test_no_item_is_drawn_while_a_late_saver_restores(feeds: bool, tmp_pat
         async for x in session.batches(life.source):
             await session.run([], {"x": x})
 
-    life.may_restore.close()
-    hooks = [FeedHook(life.source, "x")] if feeds else []
-    async with life.session(*hooks) as early, tasks() as group:
-        group.start_soon(restoring.open)
-        await life.may_restore.wait_for_arrival()
-        async with anyio.create_task_group() as training:
-            training.start_soon(train, early)
-            await settle()
-            life.may_restore.open()
+    async with restoring.beside(*([life.feed] if feeds else [])) as early, in_task(train, early):
+        life.may_restore.open()
     assert life.diary.items == list(range(NUM_ITEMS))
 
 
 async def test_a_stop_ends_the_wait_for_an_item_while_a_late_saver_restores(tmp_path: Path) -> None:
-    await save_some(tmp_path)
-    life = Life(tmp_path)
-    restoring = Restoring(life)
-    life.may_restore.close()
-    async with life.session(FeedHook(life.source, "x")) as early, tasks() as group:
-        group.start_soon(restoring.open)
-        await life.may_restore.wait_for_arrival()
-        group.start_soon(settle_and_stop, early)
-        with pytest.raises(StopTraining, match="a stop was requested"):
-            await early.run([])
+    restoring = Restoring(tmp_path)
+    async with restoring.beside(restoring.life.feed) as early:
+        async with in_task(early.run, []) as waiting:
+            early.request_stop("enough")
+        assert isinstance(waiting.error, StopTraining)
         assert not restoring.has_left.is_set()
-        life.may_restore.open()
+        restoring.life.may_restore.open()
         await restoring.has_left.wait()
-
-
-async def settle_and_stop(session: MonitoredSession) -> None:
-    await settle()
-    session.request_stop("enough")

@@ -5,209 +5,120 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from asynchooks import (
-    MonitoredSession,
-    RawSession,
-    SessionCreator,
-    SessionRunHook,
-    SharedSessionCreator,
-    StopAtStepHook,
-)
+from asynchooks import MonitoredSession, SharedSessionCreator, StopAtStepHook
 from asynchooks.simulation import Simulation, current_simulation
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, settle
+from ..simulation.engines import on_every_engine
+from ..support.helpers import counting_creator, in_task, settle
+from ..support.moments import at, together
 
 pytestmark = pytest.mark.anyio
 
 
-class Slow(SessionRunHook):
-    """Its begin ends when it may."""
-
-    def __init__(self) -> None:
-        self.may_begin = anyio.Event()
-
-    async def begin(self) -> None:
-        await self.may_begin.wait()
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
+@on_every_engine
 def test_a_begin_that_waits_for_a_later_worker_is_told_of_in_the_log(
     backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         simulation, creator = current_simulation(), SharedSessionCreator(counting_creator())
+        waits = at(begin=lambda: simulation.sleep(60.0))  # as long as the other waits to open
 
-        class Waits(SessionRunHook):
-            async def begin(self) -> None:
-                await simulation.sleep(60.0)  # as long as the other one waits to open
-
-        async def worker(*hooks: SessionRunHook) -> None:
+        async def worker(*hooks: Any) -> None:
             async with MonitoredSession(hooks, creator):
                 pass
 
-        first = simulation.start(worker, Waits())
-        second = simulation.start(worker)
+        tasks = [simulation.start(worker, waits), simulation.start(worker)]
         await simulation.sleep(29.0)
         assert not caplog.records
         await simulation.sleep(2.0)
         (said,) = caplog.messages
         assert "waited for the shared session for 30 s" in said
-        assert "before_run" in said
-        await first.wait()
-        await second.wait()
+        for task in tasks:
+            await task.wait()
 
     Simulation(backend=backend).run(main)
 
 
 async def test_all_workers_share_one_raw_session_which_the_last_one_closes() -> None:
-    raw = ScriptedSession()
+    """One that still opens is one of them."""
+    may_begin, raw = anyio.Event(), ScriptedSession()
     creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
-    first, second = MonitoredSession([], creator), MonitoredSession([], creator)
+    first = MonitoredSession([], creator)
+    last = MonitoredSession([at(begin=may_begin.wait)], creator)
     await first.__aenter__()
-    await second.__aenter__()
-    assert first.raw_session() is second.raw_session() is raw
-    await first.__aexit__(None, None, None)
-    assert not raw.is_closed
-    assert await second.run([]) == []
-    await second.__aexit__(None, None, None)
-    assert raw.is_closed
-
-
-async def test_a_worker_that_still_opens_keeps_the_session_open() -> None:
-    slow = Slow()
-    raw = ScriptedSession()
-    creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
-
-    async def late() -> None:
-        async with MonitoredSession([slow], creator) as session:
-            assert session.raw_session() is raw
-            assert session.global_step.value == 1
-
-    async with anyio.create_task_group() as group:
-        async with MonitoredSession([], creator) as session:
-            group.start_soon(late)
-            await settle()
-            await session.run([])
+    assert first.raw_session() is raw
+    async with in_task(last.__aenter__):
+        await first.run([])
+        await first.__aexit__(None, None, None)
         assert not raw.is_closed
-        slow.may_begin.set()
+        may_begin.set()
+    assert last.raw_session() is raw
+    await last.run([])
+    assert last.global_step.value == 2
+    await last.__aexit__(None, None, None)
     assert raw.is_closed
 
 
-async def test_workers_begin_one_after_another() -> None:
-    log: list[str] = []
-
-    class Begins(SessionRunHook):
-        async def begin(self) -> None:
-            log.append("in")
-            await anyio.lowlevel.checkpoint()
-            log.append("out")
-
+async def test_workers_begin_one_after_another_also_where_one_is_cancelled_in_the_queue() -> None:
+    log, may_begin, scope = list[str](), anyio.Event(), anyio.CancelScope()
     creator = SharedSessionCreator(counting_creator())
+
+    async def begin() -> None:
+        log.append("in")
+        await may_begin.wait()
+        await anyio.lowlevel.checkpoint()
+        log.append("out")
 
     async def worker() -> None:
-        async with MonitoredSession([Begins()], creator):
+        async with MonitoredSession([at(begin=begin)], creator):
             pass
 
-    async with anyio.create_task_group() as group:
-        for _ in range(5):
-            group.start_soon(worker)
-    assert log == ["in", "out"] * 5
+    async def cancelled() -> None:
+        with scope:
+            await worker()
 
-
-async def test_a_worker_cancelled_while_it_queues_to_open_lets_the_next_open() -> None:
-    slow = Slow()
-    raw = ScriptedSession()
-    creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
-    opened = []
-
-    async def worker(hooks: list[Any], name: str) -> None:
-        async with MonitoredSession(hooks, creator):
-            opened.append(name)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(worker, [slow], "first")
+    async def cancel() -> None:
         await settle()
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as inner:
-                inner.start_soon(worker, [], "cancelled")
-                await settle()
-                group.start_soon(worker, [], "third")
-                await settle()
-                scope.cancel()
-        slow.may_begin.set()
-    assert sorted(opened) == ["first", "third"]  # once both have begun, either may be first
-    assert raw.is_closed
+        scope.cancel()
+        may_begin.set()
 
-
-async def test_a_worker_that_fails_to_open_leaves_the_others_alone() -> None:
-    class Fails(SessionRunHook):
-        async def begin(self) -> None:
-            raise ValueError("in begin")
-
-    hook = RecordingHook("a")
-    raw = ScriptedSession()
-    creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
-    async with MonitoredSession([], creator) as session:
-        with pytest.raises(ValueError, match="in begin"):
-            async with MonitoredSession([hook, Fails()], creator):
-                raise AssertionError("not reached")
-        assert await session.run([]) == []
-    assert hook.log == [("a", "begin"), ("a", "on_error")]
-
-
-async def test_workers_in_turn_go_on_counting() -> None:
-    creator = SharedSessionCreator(counting_creator())
-    for last_step in (5, 10):
-        async with MonitoredSession([StopAtStepHook(last_step=last_step)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-            assert session.global_step.value == last_step
-
-
-class AsyncSession(RawSession):
-    """A backend whose run and close are coroutines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log: list[str] = []
-
-    async def run(
-        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
-        await anyio.lowlevel.checkpoint()
-        self.log.append("run")
-        return fetches
-
-    async def close(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.log.append("closed")
+    await together(worker, cancelled, worker, worker, cancel)
+    assert log == ["in", "out"] * 3
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_a_raw_session_may_run_and_close_in_coroutines(is_shared: bool) -> None:
-    raw = AsyncSession()
-    creator: SessionCreator = ScriptedSessionCreator([raw])
-    if is_shared:
-        creator = SharedSessionCreator(creator)
+    log: list[str] = []
+
+    class AsyncSession(ScriptedSession):
+        async def run(self, fetches: Any, *_: Any) -> Any:
+            await anyio.lowlevel.checkpoint()
+            log.append("run")
+            return fetches
+
+        async def close(self) -> None:  # type: ignore[override]
+            await anyio.lowlevel.checkpoint()
+            log.append("closed")
+
+    creator: Any = ScriptedSessionCreator([AsyncSession()])
+    creator = SharedSessionCreator(creator) if is_shared else creator
     async with MonitoredSession([], creator) as session:
         assert await session.run("x") == "x"
-    assert raw.log == ["run", "closed"]
+    assert log == ["run", "closed"]
 
 
-async def test_thousand_workers_share_a_function() -> None:
+async def test_hundreds_of_workers_share_a_function_and_later_ones_go_on_counting() -> None:
     creator = SharedSessionCreator(counting_creator())
 
     async def worker() -> None:
-        async with MonitoredSession([StopAtStepHook(last_step=3000)], creator) as session:
+        async with MonitoredSession([StopAtStepHook(last_step=limit)], creator) as session:
             while not session.should_stop():
                 await session.run([])
 
-    async with anyio.create_task_group() as group:
-        for _ in range(1000):
-            group.start_soon(worker)
-    assert creator._common is not None
-    assert creator._common.handle.global_step.value == 3000
-    assert not creator._common.users
+    for limit in (900, 1800):
+        await together(*[worker] * 300)
+        assert creator.handle().global_step.value == limit

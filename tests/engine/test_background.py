@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
-import anyio
 import pytest
 
 from asynchooks._engine.background import BackgroundThread
@@ -66,13 +64,6 @@ async def test_several_rings_during_work_are_one() -> None:
     assert served.num_done == 3
 
 
-async def test_a_pause_ends_by_itself() -> None:
-    served = Served(pause_secs=0.001)
-    assert served.has_worked.wait(20)
-    served.thread.end()
-    assert await wait_for_end(served)
-
-
 async def test_a_thread_that_is_stuck_is_waited_for_until_the_time_and_again_later() -> None:
     served = Served()
     served.may_go_on.clear()
@@ -83,26 +74,6 @@ async def test_a_thread_that_is_stuck_is_waited_for_until_the_time_and_again_lat
     assert not served.thread.join(0)
     served.may_go_on.set()
     assert await wait_for_end(served)
-
-
-async def test_several_tasks_may_wait_for_the_end_also_one_that_is_cancelled() -> None:
-    served, seen = Served(), list[Any]()
-
-    async def wait() -> None:
-        seen.append(await wait_for_end(served))
-
-    with anyio.move_on_after(0):
-        await wait_for_end(served)
-    async with anyio.create_task_group() as group:
-        for _ in range(3):
-            group.start_soon(wait)
-        await anyio.lowlevel.checkpoint()
-        served.thread.end()
-    assert seen == [True] * 3
-
-
-async def test_one_that_was_never_started_has_ended() -> None:
-    assert BackgroundThread("asynchooks-never", lambda: None).join()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -44,15 +44,6 @@ class Asks(SessionRunHook):
         self.results.append(run_values.results)
 
 
-class Equal(Asks):
-    """All of them are equal, and none can be hashed."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Equal)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 class Raw(ScriptedSession):
     """Keeps what it was asked for last."""
 
@@ -97,22 +88,3 @@ def test_each_request_gets_its_own_part_or_feeds_clash(
             asked = request is not None and request[0] is not None
             assert hook.results == [pick(OUTPUTS, request[0]) if asked else None]
     assert (caller, caller_feeds, requests) == before
-
-
-async def test_without_hooks_everything_goes_through_untouched() -> None:
-    fetches, feeds = ["a"], {"x": 1}
-    _, raw = await run_once([], fetches, feeds)
-    assert raw.fetches is fetches
-    assert raw.feed_dict is feeds
-
-
-async def test_hooks_that_compare_equal_are_kept_apart() -> None:
-    hooks = [Equal(SessionRunArgs("b")), Equal(SessionRunArgs("c"))]
-    assert (await run_once(hooks, "a"))[0] == 1
-    assert [hook.results for hook in hooks] == [[2], [3]]
-
-
-@pytest.mark.parametrize("request_", ["a", ("a", None, None), 3])
-async def test_a_request_of_another_type_is_a_typed_error(request_: Any) -> None:
-    with pytest.raises(TypeError, match=r"Asks.before_run returned .* expected SessionRunArgs"):
-        await run_once([Asks(request_)], "a")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import anyio
@@ -16,19 +14,18 @@ from asynchooks import (
     FetchError,
     FunctionSessionCreator,
     MonitoredSession,
-    PreemptionError,
     Recovery,
     SessionCreator,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
-    StepContext,
     StopTraining,
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import settle
+from ..support.moments import HeldStep, at, losing, lost, moments_of
 
 pytestmark = pytest.mark.anyio
 
@@ -40,24 +37,25 @@ def outputs_of(run: int) -> dict[str, Any]:
     return {"a": run, "b": [run], "c": f"run {run}"}
 
 
-def creator_of(backend: str) -> SessionCreator:
-    """Makes sessions whose n-th run, counted from 1, gives `outputs_of(n)`."""
+def creator_of(backend: str, errors: dict[int, Exception] | None = None) -> SessionCreator:
+    """Makes sessions whose n-th run, counted from 1, gives `outputs_of(n)`, or raises an error."""
+    given = [(errors or {}).get(run, outputs_of(run)) for run in range(1, 50)]
     if backend == "scripted":
-        return ScriptedSessionCreator([ScriptedSession(map(outputs_of, range(1, 50)))])
-    count = 0
+        return ScriptedSessionCreator([ScriptedSession(given)])
 
     def step(feed: object = None) -> Any:
-        nonlocal count
-        count += 1
-        if backend == "function sometimes async" and count % 2:
-            return later(count)
-        return outputs_of(count)
-
-    async def later(run: int) -> dict[str, Any]:
-        return outputs_of(run)
+        if backend == "function sometimes async" and len(given) % 2:
+            return async_step()
+        output = given.pop(0)
+        if isinstance(output, Exception):
+            raise output
+        return output
 
     async def async_step(feed: object = None) -> Any:
-        return step()
+        output = given.pop(0)
+        if isinstance(output, Exception):
+            raise output
+        return output
 
     return FunctionSessionCreator(async_step if backend == "async function" else step)
 
@@ -104,44 +102,34 @@ class Asks:
         self.values.append(values)
 
 
-class AsyncHook(Asks, SessionRunHook):
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        return self.ask(run_context)
+def later(fn: Any) -> Any:
+    """A plain method that returns what is to be awaited."""
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.take(run_context, run_values)
+    def method(hook: Any, *given: Any) -> Any:
+        async def call() -> Any:
+            return fn(hook, *given)
 
+        return call()
 
-class PlainHook(Asks, SessionRunHook):
-    def before_run(self, run_context: SessionRunContext) -> Any:
-        return self.ask(run_context)
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Any:
-        self.take(run_context, run_values)
+    return method
 
 
-class MixedHook(AsyncHook):
-    def before_run(self, run_context: SessionRunContext) -> Any:
-        return self.ask(run_context)
+def in_coroutine(fn: Any) -> Any:
+    async def method(hook: Any, *given: Any) -> Any:
+        return fn(hook, *given)
+
+    return method
 
 
-class AwaitableHook(PlainHook):
-    """Plain methods that return what is to be awaited."""
-
-    def before_run(self, run_context: SessionRunContext) -> Any:
-        async def later() -> Any:
-            return self.ask(run_context)
-
-        return later()
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Any:
-        async def later() -> None:
-            self.take(run_context, run_values)
-
-        return later()
+def kind_of(before: Any, after: Any) -> type[Any]:
+    return type("Hook", (Asks, SessionRunHook), {"before_run": before, "after_run": after})
 
 
-KINDS: list[type[Any]] = [AsyncHook, PlainHook, MixedHook, AwaitableHook]
+AsyncHook = kind_of(in_coroutine(Asks.ask), in_coroutine(Asks.take))
+KINDS: list[type[Any]] = [
+    AsyncHook, kind_of(Asks.ask, Asks.take), kind_of(Asks.ask, in_coroutine(Asks.take)),
+    kind_of(later(Asks.ask), Asks.take),
+]  # fmt: skip
 FETCHES = [None, "a", "b", ["a"], ["b", "c"], ("c", "a"), {"x": "a", "y": ["b"]}, []]
 
 
@@ -181,24 +169,6 @@ async def test_every_hook_gets_what_it_asks_for_in_every_run_and_mixture(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fetches", ["b", ["b"], ("b", "a"), {"x": "b"}])
-async def test_a_request_made_of_the_same_objects_gives_fresh_results_each_time(
-    backend: str, fetches: Any
-) -> None:
-    hooks: list[Any] = [
-        AsyncHook([fetches] * 20),
-        AsyncHook([None] * 20),
-        PlainHook([fetches] * 20),
-    ]
-    async with MonitoredSession(hooks, creator_of(backend)) as session:
-        for run in range(1, 21):
-            assert await session.run(fetches) == picked(fetches, run)
-    for hook in (hooks[0], hooks[2]):
-        assert [each.results for each in hook.values] == [picked(fetches, n) for n in range(1, 21)]
-    assert [each.results for each in hooks[1].values] == [None] * 20
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 async def test_lists_that_are_changed_between_runs_give_what_they_hold_then(backend: str) -> None:
     asked: list[str] = ["a"]
     hook = AsyncHook([asked] * 3)
@@ -211,99 +181,8 @@ async def test_lists_that_are_changed_between_runs_give_what_they_hold_then(back
     assert [each.results for each in hook.values] == [[1], ["run 2"], ["run 3", [3]]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_stop_asked_for_is_seen_by_later_hooks_and_ends_after_the_run(
-    kind: type[Any],
-) -> None:
-    class Stops(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            if run_context.global_step.value == 1:
-                run_context.request_stop()
-
-    hooks = [kind([None] * 9), Stops(), kind(["a"] * 9)]
-    async with MonitoredSession(hooks, creator_of("function")) as session:
-        assert [await session.run("a"), session.should_stop()] == [1, False]
-        assert [await session.run("a"), session.should_stop()] == [2, True]
-        with pytest.raises(StopTraining, match="no run begins after a stop, by before_run of St"):
-            await session.run("a")
-    assert [each.stop_requested for each in hooks[0].seen] == [False] * 3 + [True]
-    assert [each.stop_requested for each in hooks[2].seen] == [False] * 2 + [True] * 2
-    assert [each.results for each in hooks[2].values] == [1, 2]
-
-
-async def test_the_caller_s_feeds_and_the_hooks_are_merged_again_in_each_run() -> None:
-    fed: list[Any] = []
-
-    def step(**feeds: Any) -> dict[str, Any]:
-        fed.append(feeds)
-        return {"a": len(fed)}
-
-    class Feeds(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-            count = len(fed)
-            return SessionRunArgs(None, {"x": count}) if count % 2 else None
-
-    callers = {"y": "caller"}
-    async with MonitoredSession([Feeds()], FunctionSessionCreator(step)) as session:
-        for _ in range(3):
-            await session.run("a", callers)
-        await session.run("a")
-    assert callers == {"y": "caller"}
-    assert fed == [{"y": "caller"}, {"x": 1, "y": "caller"}, {"y": "caller"}, {"x": 3}]
-
-
-@pytest.mark.parametrize("step_runner", ["inline", "thread"])
-async def test_every_step_runs_where_the_session_says(step_runner: Any) -> None:
-    threads: list[int] = []
-
-    def step() -> dict[str, int]:
-        threads.append(threading.get_ident())
-        return {"a": 1}
-
-    beside = MonitoredSession([], creator_of("function"), step_runner="inline")
-    creator = FunctionSessionCreator(step)
-    async with beside, MonitoredSession([], creator, step_runner=step_runner) as session:
-        for _ in range(20):
-            await beside.run("a")  # has just had its turn: what follows may run at once
-            await session.run("a")
-    assert len(set(threads)) == 1
-    assert (threads[0] == threading.get_ident()) == (step_runner == "inline")
-
-
-async def test_an_async_step_holds_its_raw_session_until_it_has_ended() -> None:
-    async def step() -> dict[str, int]:
-        assert raw.retire() is False  # a worker that shares it gives it up, and must not close it
-        raw.is_retired = False
-        return {"a": 1}
-
-    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
-        raw = session.raw_session()
-        assert [await session.run("a") for _ in range(3)] == [1] * 3
-        assert raw.retire() is True
-
-
-async def test_a_hook_with_one_of_the_two_methods_is_called_at_that_one() -> None:
-    log: list[Any] = []
-
-    class OnlyBefore(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-            return SessionRunArgs("c")
-
-    class OnlyAfter(SessionRunHook):
-        async def after_run(
-            self, run_context: SessionRunContext, run_values: SessionRunValues
-        ) -> None:
-            log.append(run_values.results)
-
-    for hooks in ([OnlyBefore(), OnlyAfter()], [OnlyAfter()]):
-        async with MonitoredSession(hooks, creator_of("scripted")) as session:
-            assert [await session.run("a"), await session.run(["b"])] == [1, [[2]]]
-    assert log == [None] * 4
-
-
 Actions = dict[tuple[str, int], Any]
 """What is raised, called and awaited at (moment, number of the run, counted from 1)."""
-RUNNERS = pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
 
 
 class ActsAt(SessionRunHook):
@@ -330,9 +209,8 @@ class ActsAt(SessionRunHook):
 
 class PlainActsAt(ActsAt):
     def act(self, moment: str) -> Any:
-        action = self.actions.get((moment, self.num_runs))
-        if action is not None:
-            raise action
+        if (moment, self.num_runs) in self.actions:
+            raise self.actions[moment, self.num_runs]
 
     def before_run(self, run_context: SessionRunContext) -> Any:
         self.num_runs += 1
@@ -342,24 +220,7 @@ class PlainActsAt(ActsAt):
         self.act("after_run")
 
 
-def failing_creator(backend: str, actions: Actions) -> SessionCreator:
-    """Makes sessions whose n-th run raises what the actions say."""
-    errors = [actions.get(("step", run)) for run in range(1, 9)]
-    if backend == "scripted":
-        return ScriptedSessionCreator([ScriptedSession(each or {"x": 1} for each in errors)])
-
-    def step() -> dict[str, int]:
-        error = errors.pop(0)
-        if error is not None:
-            raise error
-        return {"x": 1}
-
-    async def async_step() -> dict[str, int]:
-        return step()
-
-    return FunctionSessionCreator(step if backend == "function" else async_step)
-
-
+RUNNERS = pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
 FAILING = pytest.mark.parametrize("backend", ["function", "async function", "scripted"])
 ACTING = pytest.mark.parametrize("kind", [ActsAt, PlainActsAt])
 
@@ -367,60 +228,38 @@ ACTING = pytest.mark.parametrize("kind", [ActsAt, PlainActsAt])
 @FAILING
 @ACTING
 @RUNNERS
-@pytest.mark.parametrize("ended", [StopIteration, StopAsyncIteration])
-async def test_the_end_of_an_input_ends_training_but_not_out_of_after_run(
-    backend: str, kind: Any, step_runner: Any, ended: type[Exception]
-) -> None:
-    name = kind.__name__
-    hook_actions = {("before_run", 1): ended(), ("after_run", 3): ended()}
-    hooks = [RecordingHook("a"), kind(hook_actions), RecordingHook("b")]
-    creator = failing_creator(backend, {("step", 1): ended()})
-    async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
-        with pytest.raises(StopTraining, match=f"ended in before_run of {name}$"):
-            await session.run("x")
-        with pytest.raises(StopTraining, match="the input ended in the step"):
-            await session.run("x")
-        with pytest.raises(RuntimeError, match=f"after_run of {name} raised {ended.__name__}"):
-            await session.run("x")
-        assert not session.should_stop()
-        assert session.global_step.statistics().tickets == 0
-        assert await session.run("x") == 1
-    assert hooks[0].log.count(("a", "after_run")) == 2
-    assert hooks[2].log.count(("b", "after_run")) == 1
-
-
-@FAILING
-@ACTING
-@RUNNERS
-async def test_an_error_names_hook_and_moment_and_leaves_the_next_run_clean(
+async def test_an_end_of_input_and_an_error_name_their_place_and_leave_the_next_run_clean(
     backend: str, kind: Any, step_runner: Any
 ) -> None:
-    class Second(kind):  # type: ignore[misc]
-        """A later hook."""
-
-    errors = [ValueError(str(n)) for n in range(5)]
-    first = kind({("before_run", 1): errors[0], ("after_run", 4): errors[3]})
-    second = Second({("after_run", 1): errors[1], ("before_run", 4): errors[4]})
-    # the first run calls neither the second hook nor the step
-    creator = failing_creator(backend, {("step", 2): errors[2]})
-    expected = [
-        f"in before_run of {kind.__name__}",
-        "in after_run of Second",
-        None,  # the step's own
-        f"in after_run of {kind.__name__}",
-        "in before_run of Second",
+    """An input ends training, but not out of after_run; no ticket is left."""
+    name, errors = kind.__name__, [ValueError(str(n)) for n in range(3)]
+    actions = {
+        ("before_run", 1): StopIteration(), ("after_run", 3): StopAsyncIteration(),
+        ("before_run", 4): errors[0], ("after_run", 6): errors[2],
+    }  # fmt: skip
+    hooks = [RecordingHook("a"), kind(actions), RecordingHook("b")]
+    creator = creator_of(backend, {1: StopAsyncIteration(), 3: errors[1]})
+    expected: list[tuple[type[Exception], str, str | None]] = [
+        (StopTraining, f"ended in before_run of {name}$", None),
+        (StopTraining, "the input ended in the step", None),
+        (RuntimeError, f"after_run of {name} raised StopAsyncIteration", None),
+        (ValueError, "0", f"in before_run of {name}"),
+        (ValueError, "1", None),
+        (ValueError, "2", f"in after_run of {name}"),
     ]
-    hooks = [RecordingHook("a"), first, second]
     async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
-        for error, note in zip(errors, expected, strict=True):
-            with pytest.raises(ValueError, match=f"^{error}") as raised:
-                await session.run("x")
-            assert raised.value is error
-            assert getattr(error, "__notes__", []) == ([] if note is None else [note])
+        for error, match, note in expected:
+            with pytest.raises(error, match=match) as raised:
+                await session.run("a")
+            if error is ValueError:
+                assert raised.value in errors
+                assert getattr(raised.value, "__notes__", []) == ([note] if note else [])
             assert session.global_step.statistics().tickets == 0
-        assert await session.run("x") == 1
-        assert session.global_step.value == 3
         assert not session.should_stop()
+        assert await session.run("a") == 5
+        assert session.global_step.value == 3
+    assert [moments_of(hook).count("before_run") for hook in (hooks[0], hooks[2])] == [7, 5]
+    assert [moments_of(hook).count("after_run") for hook in (hooks[0], hooks[2])] == [3, 1]
     assert hooks[0].log[-1] == ("a", "end")
 
 
@@ -429,68 +268,12 @@ async def test_what_the_caller_got_wrong_is_not_blamed_on_the_hook_that_failed_l
     moment: str,
 ) -> None:
     hook = ActsAt({(moment, 1): ValueError("the hook's")})
-    async with MonitoredSession([hook], failing_creator("function", {})) as session:
+    async with MonitoredSession([hook], creator_of("function")) as session:
         with pytest.raises(ValueError, match="the hook's"):
-            await session.run("x")
+            await session.run("a")
         with pytest.raises(TypeError, match="feed_dict is 3; give a mapping") as raised:
-            await session.run("x", feed_dict=3)
+            await session.run("a", feed_dict=3)
         assert getattr(raised.value, "__notes__", []) == []
-
-
-@pytest.mark.parametrize("moment", ["before_run", "after_run"])
-async def test_a_run_within_a_hook_is_refused_and_the_outer_run_goes_on(moment: str) -> None:
-    async def run() -> None:
-        with pytest.raises(RuntimeError, match=r"run\(\) while another run of this session"):
-            await session.run("x")
-
-    hook = ActsAt({(moment, 1): run})
-    async with MonitoredSession([hook], failing_creator("function", {})) as session:
-        assert [await session.run("x"), await session.run("x")] == [1, 1]
-        assert session.global_step.value == hook.num_runs == 2
-
-
-async def test_a_run_within_a_step_or_beside_it_is_refused_and_the_step_goes_on() -> None:
-    goes_on = anyio.Event()
-    refused: list[int] = []
-
-    async def run() -> None:
-        with pytest.raises(RuntimeError, match=r"run\(\) while another run of this session"):
-            await session.run("x")
-        refused.append(1)
-
-    async def step() -> dict[str, int]:
-        await run()
-        await goes_on.wait()
-        return {"x": 1}
-
-    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, "x")
-            await settle()
-            await run()
-            goes_on.set()
-        assert (refused, session.global_step.value) == ([1, 1], 1)
-
-
-@RUNNERS
-async def test_run_with_hooks_works_after_a_run_that_failed(step_runner: Any) -> None:
-    creator = failing_creator(
-        "function", {("step", 1): ValueError("1"), ("step", 2): ValueError("2")}
-    )
-    hook = RecordingHook("a")
-
-    async def step_fn(step_context: StepContext) -> Any:
-        with pytest.raises(ValueError, match="2"):
-            await step_context.run_with_hooks("x")
-        return await step_context.run_with_hooks("x")
-
-    async with MonitoredSession([hook], creator, step_runner=step_runner) as session:
-        with pytest.raises(ValueError, match="1"):
-            await session.run("x")
-        assert await session.run_step_fn(step_fn) == 1
-        assert await session.run("x") == 1
-        assert (session.global_step.value, session.global_step.statistics().tickets) == (2, 0)
-    assert [hook.log.count(("a", each)) for each in ("before_run", "after_run")] == [4, 2]
 
 
 async def wait_for_ever() -> None:
@@ -501,101 +284,58 @@ async def wait_for_ever() -> None:
     "place", ["before_run", "after_run", "an async step", "a ticket", "a thread"]
 )
 async def test_a_cancelled_run_leaves_no_ticket_and_the_next_one_runs(place: str) -> None:
-    begun, released = threading.Event(), threading.Event()
-    calls: list[int] = []
+    held, calls = HeldStep(), list[int]()
 
     def step() -> Any:
         calls.append(1)
         if len(calls) == 1 and place == "an async step":
             return wait_for_ever()
-        if len(calls) == 1 and place == "a thread":
-            begun.set()
-            released.wait()
-        return {"x": 1}
+        return held() if place == "a thread" else {"x": 1}
 
-    hook = ActsAt({(place, 1): wait_for_ever})
+    hook, contexts = ActsAt({(place, 1): wait_for_ever}), list[SessionRunContext]()
+    hooks = [at(before_run=contexts.append), hook]
     runner: Any = "thread" if place == "a thread" else "inline"
-    async with MonitoredSession(
-        [hook], FunctionSessionCreator(step), step_runner=runner
-    ) as session:
-        release: Callable[[], object] = lambda: None  # noqa: E731
+    async with MonitoredSession(hooks, step, step_runner=runner) as session:
         if place == "a ticket":
             release = await session.global_step.take_exclusive()
         async with anyio.create_task_group() as group:
             group.start_soon(session.run, "x")
             await settle()
             if place == "a thread":
-                begun.wait()
-                threading.Thread(target=released.set).start()
+                await held.has_begun()
             group.cancel_scope.cancel()
-        release()
-        assert session.global_step.statistics().tickets == 0
-        assert session.global_step.statistics().tasks_waiting_for_ticket == 0
-        counted = session.global_step.value
-        assert counted == (place in ("after_run", "a thread"))
+            held.may_end.set()
+        if place == "a ticket":
+            release()
+        statistics = session.global_step.statistics()
+        assert (statistics.tickets, statistics.tasks_waiting_for_ticket) == (0, 0)
+        assert statistics.value == (place in ("after_run", "a thread"))
+        assert contexts[0].step_is_made == (statistics.value == 1)
         assert await session.run("x") == 1
-        assert session.global_step.value == counted + 1
-    with pytest.raises(RuntimeError, match="closed"):
-        await session.run("x")
+        assert session.global_step.value == statistics.value + 1
 
 
-@ACTING
-@pytest.mark.parametrize("moment", ["before_run", "step", "after_run"])
-async def test_a_lost_session_runs_its_hooks_again(moment: str, kind: Any) -> None:
-    actions: Actions = {(moment, 2): PreemptionError("lost"), (moment, 3): PreemptionError("again")}
-    script = [{"x": 1}] + [actions.get(("step", run), {"x": run}) for run in (2, 3, 4, 5)]
-    sessions = [ScriptedSession(script[:2]), ScriptedSession(script[2:3]), ScriptedSession()]
-    sessions[2] = ScriptedSession(script[3:])
-    hook, log = kind(actions), RecordingHook("a")
+async def test_attempts_are_bounded_and_counted_from_zero_after_a_run_that_worked() -> None:
+    """Attempts are lost in their runs, and in the creation of a raw session."""
+    works_once = ScriptedSession([{"x": 1}, lost()])
+    last, fresh = ScriptedSession([lost("the last")]), ScriptedSession([{"x": 2}])
+    creator = ScriptedSessionCreator([*losing()[:1], lost(), works_once, lost(), last, fresh])
     recovery = Recovery(max_attempts=2, first_pause_secs=0)
-    async with MonitoredSession(
-        [log, hook], ScriptedSessionCreator(sessions), recovery=recovery
-    ) as session:
-        assert [await session.run("x") for _ in range(3)] == [1, 4, 5]
-        assert hook.num_runs == 5
-        assert session.raw_session() is sessions[2]
-        assert session.global_step.statistics().tickets == 0
-    assert log.log.count(("a", "before_run")) == 5
-    assert log.log.count(("a", "after_run")) == (5 if moment == "after_run" else 3)
-    assert [each.is_closed for each in sessions] == [True] * 3
-
-
-@pytest.mark.parametrize("in_creation", [False, True])
-async def test_attempts_are_bounded_and_counted_from_zero_after_a_run_that_worked(
-    in_creation: bool,
-) -> None:
-    """Every second attempt is lost in its run, or in the creation of its raw session."""
-
-    def loses(number: int) -> Any:
-        error = PreemptionError(f"lost {number}")
-        return error if in_creation else ScriptedSession([error])
-
-    works_once = ScriptedSession([{"x": 1}, PreemptionError("lost 2")])
-    first, last = (ScriptedSession([PreemptionError(f"lost {n}")]) for n in (0, 4))
-    creator = ScriptedSessionCreator([first, loses(1), works_once, loses(3), last])
-    hook = ActsAt({})
-    recovery = Recovery(max_attempts=2, first_pause_secs=0)
-    async with MonitoredSession([hook], creator, recovery=recovery) as session:
-        assert (await session.run("x"), hook.num_runs) == (1, 2 if in_creation else 3)
-        with pytest.raises(PreemptionError, match="lost 4") as raised:
+    async with MonitoredSession([], creator, recovery=recovery) as session:
+        assert await session.run("x") == 1
+        with pytest.raises(type(lost()), match="the last") as raised:
             await session.run("x")
         assert "given up after 2 attempts" in raised.value.__notes__[-1]
-        assert (hook.num_runs, session.should_stop()) == (4 if in_creation else 6, True)
+        assert session.should_stop()
         assert session.global_step.statistics().tickets == 0
+        assert (await session.run("x"), session.should_stop()) == (2, False)
     assert last.is_closed
 
 
 async def test_a_fetch_that_is_no_name_does_not_hide_which_one_is_missing() -> None:
-    class Asks(SessionRunHook):
-        def __init__(self, fetches: Any) -> None:
-            self._args = SessionRunArgs(fetches)
-
-        async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-            return self._args
-
-    creator = FunctionSessionCreator(lambda: {"loss": 1.0})
-    hooks = [Asks(["missing"]), Asks([np.zeros(2)])]  # comparing that one gives an array
-    async with MonitoredSession(hooks, creator) as session:
-        with pytest.raises(FetchError, match="'missing' is not among") as caught:
+    arrays = np.zeros(2)  # comparing that one gives an array
+    hooks = [at(before_run=lambda _, each=each: SessionRunArgs([each])) for each in ("no", arrays)]
+    async with MonitoredSession(hooks, lambda: {"loss": 1.0}) as session:
+        with pytest.raises(FetchError, match="'no' is not among") as caught:
             await session.run("loss")
-    assert caught.value.__notes__ == ["fetched in before_run of Asks"]
+    assert caught.value.__notes__ == ["fetched in before_run of At"]

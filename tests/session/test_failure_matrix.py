@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import anyio
-import anyio.lowlevel
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from asynchooks import MonitoredSession, SessionCreator, SharedSessionCreator
-from asynchooks.testing import ScriptedSession
 
 from ..support.afterwards import check_gate, check_others, nothing_left
 from ..support.faults import (
-    EXCEPTIONS,
     LOOPS,
     Fault,
     Kind,
@@ -21,7 +13,6 @@ from ..support.faults import (
     Witness,
     Worker,
     covering,
-    current_worker,
     play,
 )
 
@@ -69,30 +60,15 @@ def check_what_left(fault: Fault, worker: Worker) -> None:
         assert worker.ended == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("num_workers", "nth_hook"), [(1, 0), (1, 1), (1, 2), (8, 1)])
-@pytest.mark.parametrize("kind", EXCEPTIONS)
-@pytest.mark.parametrize("place", PLACES)
-async def test_the_right_error_leaves_and_nothing_stays(
-    place: str, kind: Kind, num_workers: int, nth_hook: int
-) -> None:
-    await check(place, kind, num_workers, num_workers // 2, nth_hook, Start.TOGETHER)
-
-
 @pytest.mark.parametrize(
     ("place", "kind", "num_workers", "nth_worker", "nth_hook", "start", "anyio_backend"),
     covering(PLACES, Kind, [1, 2, 8], [0, 1, 7], [0, 1, 2], Start, LOOPS, strength=3),
 )
-async def test_an_error_of_any_kind_leaves_so_in_any_order_of_workers(
+async def test_the_right_error_leaves_and_nothing_stays_in_any_order_of_workers(
     place: str, kind: Kind, num_workers: int, nth_worker: int, nth_hook: int, start: Start
 ) -> None:
-    await check(place, kind, num_workers, nth_worker % num_workers, nth_hook, start)
-
-
-async def check(
-    place: str, kind: Kind, num_workers: int, worker: int, nth_hook: int, start: Start
-) -> None:
     nth = 2 if place in ("before_run", "after_run", "finish_with", *STEPS) else 1
-    fault = Fault(place, kind, worker, nth)
+    fault = Fault(place, kind, nth_worker % num_workers, nth)
     workers = [Worker([Witness(), Witness(), Witness()]) for _ in range(num_workers)]
     faulty = workers[fault.worker]
     faulty.hooks[nth_hook] = Witness(fault)
@@ -105,64 +81,3 @@ async def check(
     check_gate(creator)
     assert [raw.num_closes for raw in fault.raws] == [1] * len(fault.raws)
     assert fault.raws or place == "begin"
-
-
-@pytest.mark.parametrize("anyio_backend", LOOPS)
-@given(
-    plans=st.lists(
-        st.tuples(
-            st.sampled_from(["nowhere", *MOMENTS, "side task of coord"]),
-            st.sampled_from([kind for kind in Kind if kind is not Kind.INPUT_ENDS]),
-            st.one_of(st.just(0), st.integers(0, 40)),
-        ),
-        min_size=1,
-        max_size=8,
-    )
-)
-async def test_many_workers_with_many_faults(plans: list[tuple[str, Kind, int]]) -> None:
-    """Each with the place and the kind of its fault, and turns of the loop until it opens."""
-    raws: list[ScriptedSession] = []
-
-    class Creator(SessionCreator):
-        def create_session(self) -> ScriptedSession:
-            raws.append(ScriptedSession())
-            return raws[-1]
-
-    creator = SharedSessionCreator(Creator())
-    outcomes: list[tuple[Fault, Worker, bool]] = []
-
-    async def train(number: int, place: str, kind: Kind, num_turns: int) -> None:
-        for _ in range(num_turns):
-            await anyio.lowlevel.checkpoint()
-        current_worker.set(number)
-        fault, is_clean = Fault(place, kind, number), False
-        worker = Worker([Witness(), Witness(fault)])
-        try:
-            with fault.scope:
-                async with MonitoredSession(worker.hooks, creator, 5) as session:
-                    for _ in range(3):
-                        await session.run([])
-                    await anyio.lowlevel.checkpoint()
-                is_clean = True
-        except BaseException as error:
-            if not isinstance(error, Exception) and error is not fault.error:
-                raise
-            worker.left = error
-        outcomes.append((fault, worker, is_clean))
-
-    async with anyio.create_task_group() as group:
-        for number, plan in enumerate(plans):
-            group.start_soon(train, number, *plan)
-    for fault, worker, is_clean in outcomes:
-        assert worker.left is (fault.error if fault.num_played and fault.kind.is_error else None)
-        # others that fail may stop a worker before its first run
-        assert fault.num_played or fault.place not in ("begin", "after_create_session")
-        assert is_clean or fault.place != "nowhere"
-        counts = zip(worker.begun, worker.ended, worker.num_errors, strict=True)
-        for begun, ended, num_errors in counts:
-            assert ended <= 1
-            assert num_errors <= begun == 1 or begun == 0
-            assert num_errors + ended >= begun
-    assert len(outcomes) == len(plans)
-    assert all(raw.is_closed for raw in raws)
-    check_gate(creator)

@@ -44,25 +44,6 @@ class Listener(CheckpointSaverListener):
         await self._fault.at("listener's end")
 
 
-class PlainListener:
-    """As Listener, with methods that run in threads; begin runs on the event loop."""
-
-    def __init__(self, fault: Fault) -> None:
-        self._fault = fault
-
-    def begin(self) -> None:
-        self._fault.at_plain("listener's begin")
-
-    def before_save(self, session: Any, global_step_value: int) -> None:
-        self._fault.at_plain("listener's before_save")
-
-    def after_save(self, session: Any, global_step_value: int) -> None:
-        self._fault.at_plain("listener's after_save")
-
-    def end(self, session: Any, global_step_value: int) -> None:
-        self._fault.at_plain("listener's end")
-
-
 class PlainSaver:
     """Saves one file, and comes to a place of the fault before it does."""
 
@@ -97,13 +78,10 @@ class Restored(SessionRunHook):
         return None
 
 
-def hook_of(
-    directory: pathlib.Path, fault: Fault, *, background: bool, is_plain: bool = False
-) -> CheckpointSaverHook:
+def hook_of(directory: pathlib.Path, fault: Fault, *, background: bool) -> CheckpointSaverHook:
     saver = PlainSaver(fault) if fault.place == "save" else CopyingSaver(fault)
-    listener = PlainListener(fault) if is_plain else Listener(fault)
     return CheckpointSaverHook(
-        directory, save_steps=2, saver=saver, listeners=[listener], background=background
+        directory, save_steps=2, saver=saver, listeners=[Listener(fault)], background=background
     )
 
 
@@ -153,24 +131,14 @@ async def check(
     assert [each for each in names_in(directory) if each.startswith(".")] == []
 
 
-@pytest.mark.parametrize("kind", EXCEPTIONS)
-@pytest.mark.parametrize("nth", [OPENING, IN_A_RUN, AT_END])
-@pytest.mark.parametrize(("place", "background"), IN_A_SAVE)
-async def test_a_fault_in_a_save(
-    place: str, background: bool, nth: int, kind: Kind, tmp_path: pathlib.Path
-) -> None:
-    await check(Fault(place, kind, nth=nth), 1, tmp_path, background=background)
-
-
-@pytest.mark.parametrize("kind", EXCEPTIONS)
 @pytest.mark.parametrize(
-    ("place", "background"),
-    [("listener's after_save", True), ("snapshot", True), ("write", True), ("save", False)],
+    ("at", "nth", "kind", "anyio_backend"),
+    covering(IN_A_SAVE, [OPENING, IN_A_RUN, AT_END], EXCEPTIONS, LOOPS[:2], strength=3),
 )
-async def test_a_fault_in_a_save_of_one_of_eight_workers(
-    place: str, background: bool, kind: Kind, tmp_path: pathlib.Path
+async def test_a_fault_in_a_save(
+    at: tuple[str, bool], nth: int, kind: Kind, tmp_path: pathlib.Path
 ) -> None:
-    await check(Fault(place, kind, 4, IN_A_RUN), 8, tmp_path, background=background)
+    await check(Fault(at[0], kind, nth=nth), 1, tmp_path, background=at[1])
 
 
 @pytest.mark.parametrize(
@@ -187,37 +155,17 @@ async def test_a_fault_of_any_kind_in_a_save_in_any_order_of_workers(
 
 
 @pytest.mark.parametrize(
-    ("place", "is_plain", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
-    covering(
-        [*LISTENER, *LISTENER_AT_SAVES, "restore"], [False, True], Kind, [1, 2, 8], [0, 1, 7],
-        Start, LOOPS,
-    ),
-)  # fmt: skip
+    ("place", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
+    covering([*LISTENER, *LISTENER_AT_SAVES, "restore"], Kind, [1, 2, 8], [0, 1, 7], Start, LOOPS),
+)
 async def test_a_fault_of_any_kind_in_a_listener_or_restore_in_any_order_of_workers(
-    place: str, is_plain: bool, kind: Kind, num_workers: int, nth_worker: int, start: Start,
+    place: str, kind: Kind, num_workers: int, nth_worker: int, start: Start,
     tmp_path: pathlib.Path,
 ) -> None:  # fmt: skip
     if place == "restore":
         await save_one(tmp_path)
     fault = Fault(place, kind, nth_worker % num_workers)
-    await check(fault, num_workers, tmp_path, start=start, background=True, is_plain=is_plain)
-
-
-@pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("kind", EXCEPTIONS)
-@pytest.mark.parametrize("place", LISTENER)
-async def test_a_fault_in_a_listeners_begin_and_end(
-    place: str, kind: Kind, num_workers: int, tmp_path: pathlib.Path
-) -> None:
-    fault = Fault(place, kind, num_workers // 2)
-    await check(fault, num_workers, tmp_path, background=True)
-
-
-@pytest.mark.parametrize("kind", EXCEPTIONS)
-@pytest.mark.parametrize("place", [*LISTENER, *LISTENER_AT_SAVES])
-async def test_a_fault_in_a_plain_listener(place: str, kind: Kind, tmp_path: pathlib.Path) -> None:
-    fault = Fault(place, kind, nth=1 if place in LISTENER else IN_A_RUN)
-    await check(fault, 1, tmp_path, background=False, is_plain=True)
+    await check(fault, num_workers, tmp_path, start=start, background=True)
 
 
 async def save_one(directory: pathlib.Path) -> None:
@@ -225,13 +173,6 @@ async def save_one(directory: pathlib.Path) -> None:
     none = Fault("nowhere", Kind.ERROR)
     hooks: list[SessionRunHook] = [hook_of(directory, none, background=False)]
     await play(none, [Worker(hooks)], num_steps=2, waits_for_stop=False)
-
-
-@pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("kind", EXCEPTIONS)
-async def test_a_fault_in_restore(kind: Kind, num_workers: int, tmp_path: pathlib.Path) -> None:
-    await save_one(tmp_path)
-    await check(Fault("restore", kind, num_workers // 2), num_workers, tmp_path, background=False)
 
 
 async def test_a_worker_that_is_cancelled_while_it_restores_for_another_fails_no_other(

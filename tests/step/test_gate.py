@@ -7,17 +7,13 @@ under way at any moment that a test needs.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import count
 
-import anyio
-import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks import GlobalStep, StepUnreachableError, StopReason, StopTraining
+from asynchooks import GlobalStep, StepUnreachableError, StopTraining
 from asynchooks._engine.base import STOPPED, Sentinel, Slot
 from asynchooks._engine.stop import Stop
 from asynchooks._step.gate import ADVANCED, UNREACHABLE, UNREAD, Ticket, Waiter
@@ -40,14 +36,6 @@ def near_limit(value: int, limit: int, stride: int | None = 1) -> GlobalStep:
 def is_open(step: GlobalStep) -> bool:
     """Whether a run may begin; it does."""
     return step.gate.take_ticket_nowait() is not None
-
-
-def test_the_first_run_under_a_limit_is_alone_until_the_stride_is_known() -> None:
-    step = near_limit(0, 100, stride=None)
-    first = take(step)
-    assert not is_open(step)
-    step.gate.settle(first, 2)
-    assert [is_open(step) for _ in range(3)] == [True, True, True]
 
 
 def test_the_stride_is_the_largest_advance_of_a_run_that_was_alone() -> None:
@@ -161,16 +149,6 @@ def test_a_stop_ends_the_wait_for_a_run_and_leaves_the_queue(is_exclusive: bool)
     assert type(successor.outcome) is Ticket
 
 
-def test_the_wait_for_the_end_of_all_runs_ends_on_its_timeout() -> None:
-    step = GlobalStep()
-    ticket = take(step)
-    late = Call(step.take_exclusive, timeout=5.0)
-    assert isinstance(late.outcome, TimeoutError)
-    assert "under way have not ended within 5.0 s" in str(late.outcome)
-    assert is_open(step)
-    step.gate.settle(ticket)
-
-
 @pytest.mark.parametrize(
     ("value", "stride", "num_lost", "expected"),
     [
@@ -196,21 +174,6 @@ def test_others_run_as_far_as_abandoned_runs_cannot_lead_beyond_the_limit(
             step.gate.take_ticket_nowait()
 
 
-def test_those_in_line_for_the_end_of_runs_are_answered_when_the_last_is_abandoned() -> None:
-    step = near_limit(6, 10, 2)
-    lost, goes_on = take(step), take(step)
-    askers = [Call(step.take_exclusive), ask(step)]
-    for _ in range(2):
-        step.gate.abandon(lost)
-    assert askers[0].is_waiting
-    step.gate.settle(goes_on, 8)
-    askers[0].outcome()
-    assert isinstance(askers[1].outcome, StopTraining)
-    assert step.statistics().tickets == 1
-    step.gate.settle(lost, None)  # it ends all the same, and has failed
-    assert is_open(step)
-
-
 @pytest.mark.parametrize("after", [9, ADVANCED, UNREAD, None])
 def test_a_run_of_an_older_epoch_moves_nothing(after: int | Sentinel | None) -> None:
     step = near_limit(0, 10)
@@ -223,27 +186,6 @@ def test_a_run_of_an_older_epoch_moves_nothing(after: int | Sentinel | None) -> 
     statistics = step.statistics()
     assert (statistics.value, statistics.epoch, statistics.tickets) == (5, 1, 0)
     assert statistics.stride == 1
-
-
-def test_a_ticket_that_became_void_before_its_task_went_on_is_asked_for_again() -> None:
-    step = near_limit(0, 1)
-    first, late = take(step), ask(step)
-    step.gate.settle(first, None)
-    step.restart(0)
-    only = take(step)
-    assert late.is_waiting, "two runs would lead beyond the limit"
-    step.gate.settle(only, None)
-    assert step.gate.settle(late.outcome, 1) == 1
-
-
-@pytest.mark.parametrize("moved", [ADVANCED, 1])
-def test_what_is_published_counts_in_its_epoch(moved: int | Sentinel) -> None:
-    step = GlobalStep()
-    waiter = Call(step.wait_for, 1)
-    step.publish(moved, epoch=1)
-    assert (waiter.outcome, step.value) == (None, 0)
-    step.publish(moved, epoch=0)
-    assert waiter.outcome == 1
 
 
 def test_the_step_of_unread_runs_is_read_when_it_is_asked_for_and_once() -> None:
@@ -260,30 +202,6 @@ def test_the_step_of_unread_runs_is_read_when_it_is_asked_for_and_once() -> None
         take(step)
 
 
-def test_unread_runs_and_those_after_them_teach_no_stride() -> None:
-    graph = Graph()
-    graph.run(6)
-    graph.variable = 7
-    run(graph.step, 7)  # 7 more than the last one that is known
-    assert graph.step.statistics().stride is None
-    run(graph.step, 9)
-    assert graph.step.statistics().stride == 2
-
-
-def test_a_limit_or_a_waiter_watches_the_step_until_it_has_gone() -> None:
-    graph = Graph()
-    gate, seen = graph.step.gate, [graph.step.gate.is_watched]
-    waiter = Call(graph.step.wait_for, 7)
-    seen.append(gate.is_watched)
-    waiter.cancel()
-    assert not waiter.is_waiting
-    seen.append(gate.is_watched)
-    graph.step.raise_limit(5)
-    seen.append(gate.is_watched)
-    gate.close(graph.worker)
-    assert [*seen, gate.is_watched] == [False, True, False, True, False]
-
-
 @pytest.mark.parametrize("num_before", [0, 1, 2])
 def test_a_waiter_sees_the_unread_runs_before_it_and_after_it(num_before: int) -> None:
     graph = Graph()
@@ -293,29 +211,6 @@ def test_a_waiter_sees_the_unread_runs_before_it_and_after_it(num_before: int) -
         assert waiter.is_waiting
         graph.run()
     assert (waiter.outcome, graph.num_reads) == (2, 2 if num_before < 2 else 1)
-
-
-def test_a_waiter_sees_an_unread_run_that_did_not_know_of_it() -> None:
-    graph = Graph()
-
-    def read_and_run_once() -> int:
-        seen = graph.variable
-        if seen == 1:  # `wait_for` looks, and does not stand in line yet
-            assert not graph.step.gate.is_watched
-            graph.run()
-        return seen
-
-    graph.step.gate.reader = read_and_run_once
-    graph.run()
-    assert Call(graph.step.wait_for, 2).outcome == 2
-
-
-def test_a_step_that_moved_otherwise_is_read_at_once_where_a_waiter_stands_in_line() -> None:
-    graph = Graph()
-    waiter = Call(graph.step.wait_for, 4)
-    graph.variable = 4
-    graph.step.gate.reread()
-    assert waiter.outcome == 4
 
 
 def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> None:
@@ -332,31 +227,6 @@ def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> No
     assert [graph.step.value for _ in range(4)] == [1, 2, 3, 3]
 
 
-def test_an_asker_in_line_while_a_step_is_unread_is_answered_when_it_is_read() -> None:
-    graph = Graph()
-    ticket = take(graph.step)
-    graph.step.raise_limit(10)
-    asker = ask(graph.step)
-    graph.variable = 4
-    graph.step.gate.settle(ticket, UNREAD)  # it looked at the limit before that was set
-    assert type(asker.outcome) is Ticket
-    assert (graph.step.value, graph.num_reads) == (4, 1)
-
-
-def test_nobody_runs_near_a_limit_while_a_step_is_read() -> None:
-    graph, tried = Graph(), []
-    run(graph.step, 1)
-    graph.step.raise_limit(100)
-
-    def read() -> int:
-        tried.append(is_open(graph.step))
-        return 2
-
-    graph.step.gate.reader = read
-    run(graph.step, UNREAD)
-    assert (tried, graph.step.value) == ([False], 2)
-
-
 def test_a_reader_that_raises_leaves_the_last_step_and_keeps_nobody_waiting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -371,24 +241,6 @@ def test_a_reader_that_raises_leaves_the_last_step_and_keeps_nobody_waiting(
     graph.step.raise_limit(9)
     graph.run()
     assert is_open(graph.step)
-
-
-def test_a_reader_that_does_not_count_leaves_the_last_step() -> None:
-    graph = Graph()
-    graph.step.gate.reader = lambda: None
-    graph.run()
-    assert graph.step.value == 0
-    graph.step.raise_limit(1)
-    assert is_open(graph.step)
-
-
-def test_without_a_reader_the_last_step_stands() -> None:
-    graph = Graph()
-    graph.run(2)
-    assert graph.step.value == 2
-    graph.step.gate.reader = None
-    graph.run()
-    assert graph.step.value == 2
 
 
 def test_a_restart_forgets_unread_runs_and_what_is_read_meanwhile() -> None:
@@ -418,15 +270,6 @@ def test_a_graph_s_step_is_followed_back_and_its_runs_go_on_from_there() -> None
     graph.variable = 3
     graph.step.gate.settle(under_way, 3)
     assert (graph.step.value, graph.step.epoch) == (3, 1)
-
-
-def test_of_two_values_that_were_read_at_once_the_older_one_takes_nothing_back() -> None:
-    graph = Graph()
-    first, second = take(graph.step), take(graph.step)
-    graph.variable = 2
-    graph.step.gate.settle(second, 2)
-    graph.step.gate.settle(first, 1)  # read before the other run had moved it
-    assert (graph.step.value, graph.step.epoch) == (2, 0)
 
 
 def test_a_model_that_is_brought_back_after_the_end_takes_no_step_back() -> None:
@@ -470,41 +313,9 @@ def test_a_watched_step_wakes_at_the_step_and_when_limit_or_epoch_change() -> No
     assert step.statistics().tasks_waiting_for_step == 0
 
 
-FIRST, SECOND = StopReason("a hook", "first"), StopReason("a hook", "second")
-
-
-def test_what_stops_all_workers_stops_later_ones_too_until_the_last_has_closed() -> None:
-    step, stops = GlobalStep(), [Stop() for _ in range(4)]
-    assert step.gate.stop_all(FIRST) is FIRST, "there is nothing to stop"
-    workers = [step.gate.open(None, each) for each in stops]
-    step.gate.open()  # nothing is to be told
-    step.gate.close(workers[0])
-    assert step.gate.stop_all(FIRST, apart_from=stops[1]) is FIRST
-    assert [each.reason for each in stops] == [None, None, FIRST, FIRST]
-    assert step.gate.stop_all(SECOND) is FIRST, "it stands"
-    late, later = Stop(), Stop()
-    step.gate.open(None, late)
-    close_all(step)
-    assert step.gate.stop_all(SECOND) is SECOND, "the first one is forgotten"
-    step.gate.open(None, later)
-    assert (late.reason, later.is_set) == (FIRST, False)
-
-
 def close_all(step: GlobalStep) -> None:
     for worker in list(step.gate.workers):
         step.gate.close(worker)
-
-
-def test_a_stop_that_comes_while_the_last_worker_closes_stops_no_later_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    step, late = GlobalStep(), Stop()
-    step.gate.open()
-    logger, in_between = logging.getLogger("asynchooks"), lambda _: close_all(step)
-    monkeypatch.setattr(logger, "filters", [in_between])
-    step.gate.stop_all(StopReason("a hook", "it is lost", ValueError()))
-    step.gate.open(None, late)
-    assert not late.is_set
 
 
 @pytest.mark.parametrize("limit", [None, 100])
@@ -554,34 +365,7 @@ async def test_a_worker_that_is_dropped_ends_waits_whatever_it_interrupts(is_loc
     assert step.statistics().workers_open == 0
 
 
-@pytest.mark.parametrize("stride", [1, 3])
-def test_event_loops_in_threads_stop_exactly(anyio_backend_name: str, stride: int) -> None:
-    step, limit, true_steps = GlobalStep(), 301, count(stride, stride)
-    keeper = step.gate.open()
-    step.raise_limit(limit)
-
-    async def work() -> None:
-        with pytest.raises(StopTraining):
-            for _ in range(limit + 1):
-                ticket = await step.gate.take_ticket()
-                await anyio.lowlevel.checkpoint()
-                step.gate.settle(ticket, next(true_steps))
-
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(work)
-
-    run_loop = partial(anyio.run, main, backend=anyio_backend_name)
-    with ThreadPoolExecutor(3) as pool:
-        for loop in [pool.submit(run_loop) for _ in range(3)]:
-            loop.result()
-    step.gate.close(keeper)
-    assert limit <= step.value < limit + stride
-    assert next(true_steps) == step.value + stride
-
-
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.builds(
         World,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,13 +18,12 @@ from hypothesis import strategies as st
 from asynchooks import GlobalStep, StepSourceLostError, StepUnreachableError, StopTraining
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import system_now
-from asynchooks._engine.stop import Stop
-from asynchooks._step.gate import ADVANCED, Ticket
+from asynchooks._step.gate import Ticket
 from asynchooks.distributed import Demand, SourceState
 from asynchooks.simulation import Simulation
 
 from ..support.helpers import in_task
-from ..support.steps import Call, IdleSource, World, ask, fed, pause, run, take
+from ..support.steps import Call, IdleSource, World, ask, fed, run, take
 from ..support.virtual_kernel import AnyioKernel, Trampoline
 
 pytestmark = pytest.mark.anyio
@@ -38,13 +36,6 @@ def test_a_stride_that_is_no_number_of_steps_is_refused(stride: int) -> None:
     expected = r"stride is .*; give the steps that a run makes, >= 1"
     with pytest.raises((TypeError, ValueError), match=expected):
         GlobalStep().feed_from(IdleSource(), stride)
-
-
-def test_a_new_source_is_live_knows_the_stride_and_is_called() -> None:
-    step, source = GlobalStep(multi_process=True), IdleSource()
-    step.feed_from(source, 3)
-    assert (step.statistics().source, step.statistics().stride) == (LIVE, 3)
-    assert source.was_called()
 
 
 def test_the_demand_is_that_of_the_moment() -> None:
@@ -61,40 +52,6 @@ def test_the_demand_is_that_of_the_moment() -> None:
     assert step.demand() == Demand(10, 10, 0, 0, 1, 2, 1, 1), "its run is still out"
     step.publish(10)
     assert step.demand().next_step == math.inf
-
-
-def test_the_lowest_step_that_is_waited_for_comes_before_the_limit() -> None:
-    step, _ = fed(limit=10)
-    waits, seen = [Call(step.wait_for, each) for each in (4, 12)], []
-    for value in (3, 5, 10, 12):
-        step.publish(value)
-        seen.append(step.demand().next_step)
-    assert seen == [4, 10, 12, math.inf]
-    assert [each.outcome for each in waits] == [5, 12]
-
-
-def test_askers_that_wait_for_an_exclusive_block_are_not_short() -> None:
-    step, _ = fed(limit=10, spare=1)
-    ticket = take(step)
-    first, alone, last = ask(step), Call(step.take_exclusive), ask(step)
-    assert step.demand().num_short == 1
-    step.grant(1, epoch=0)
-    assert step.demand().num_short == 0
-    for each in (ticket, first.outcome):
-        step.gate.settle(each, None)
-    assert (callable(alone.outcome), last.outcome) == (True, None)
-    assert step.demand().num_short == 0
-
-
-@pytest.mark.parametrize("how", ["settle", "give_back"])
-def test_a_run_that_began_before_there_was_a_limit_is_out_and_takes_no_credit(how: str) -> None:
-    step, _ = fed()
-    ticket = take(step)
-    step.raise_limit(5)
-    step.grant(2, epoch=0)
-    assert (step.demand().num_out, step.demand().num_spare) == (1, 2)
-    getattr(step.gate, how)(ticket)
-    assert (step.demand().num_out, step.demand().num_spare) == (0, 2)
 
 
 @pytest.mark.parametrize("runs", [1, -1])
@@ -157,21 +114,6 @@ def test_where_no_run_needs_a_credit_none_is_granted_nor_asked_for(
     assert (step.demand().num_short, step.demand().num_spare) == (0, 0)
 
 
-def test_askers_in_line_when_the_source_leaves_are_answered_by_the_step_s_own_rule() -> None:
-    step, _ = fed(limit=2)
-    askers = [ask(step) for _ in range(3)]
-    step.feed_from(None)
-    assert [type(each.outcome) for each in askers] == [Ticket, Ticket, type(None)]
-    assert step.statistics().source is None
-
-
-def test_runs_beside_those_of_other_processes_teach_no_stride() -> None:
-    step, _ = fed(stride=2)
-    run(step, 9)
-    run(step, ADVANCED)
-    assert (step.value, step.statistics().stride) == (10, 2)
-
-
 def test_a_fed_step_goes_back_with_its_source_and_not_with_its_variable() -> None:
     step, _ = fed(5)
     step.gate.reader = lambda: 3
@@ -202,28 +144,6 @@ def test_a_cancelled_asker_gives_its_credit_to_the_next_unless_it_is_void(then: 
     assert isinstance(second.outcome, Ticket) is not is_void
     demand = step.demand()
     assert (demand.num_short, demand.num_spare, demand.num_out) == (is_void, 0, not is_void)
-
-
-def test_everything_may_come_from_another_thread() -> None:
-    step, source = fed(limit=200)
-    taken: list[object] = []
-
-    def take_some() -> None:
-        while len(taken) < 200:
-            ticket = step.gate.take_ticket_nowait()
-            if ticket is not None:
-                taken.append(ticket)
-
-    threads = [threading.Thread(target=take_some) for _ in range(2)]
-    for each in threads:
-        each.start()
-    num_granted = 0
-    while num_granted < 201:  # two threads look at the number before they take
-        num_granted += step.grant(1, epoch=0)
-    for each in threads:
-        each.join()
-    assert step.demand().num_spare + len(taken) == 201
-    assert source.was_called()
 
 
 def test_a_source_that_was_replaced_changes_nothing_any_more() -> None:
@@ -283,17 +203,6 @@ def test_lost_runs_of_older_epochs_are_forgotten_once_they_are_looked_at() -> No
     assert (*num_out(step), step.value) == (0, 0, 0)
 
 
-def test_a_run_that_was_lost_before_its_epoch_ended_is_forgotten_after_that_alone() -> None:
-    step, _ = fed()
-    lost = take(step)
-    step.gate.abandon(lost)
-    step.forget_lost(0)
-    step.restart(0)
-    assert num_out(step) == (1, 1)
-    step.gate.settle(lost, None)
-    assert num_out(step) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("value", "num_lost", "num_running", "is_refused"),
     [(7, 1, 0, False), (8, 1, 0, True), (6, 2, 0, True), (9, 0, 0, False), (8, 1, 1, False)],
@@ -318,17 +227,6 @@ def test_runs_call_the_source_only_when_half_of_the_credits_are_used_up() -> Non
     assert calls == [False] * 9 + [True] * 11
 
 
-def test_at_the_limit_runs_do_not_call_it_any_more() -> None:
-    step, source = fed(limit=5)
-    step.publish(5)
-    source.was_called()
-    with pytest.raises(StopTraining, match="has reached its limit"):
-        step.gate.take_ticket_nowait()
-    assert not source.was_called()
-    step.raise_limit(6)
-    assert source.was_called()
-
-
 def test_it_is_called_whenever_more_may_be_wanted() -> None:
     step, source = fed(limit=10, spare=1)
     ticket, _, alone, _ = take(step), ask(step), Call(step.take_exclusive), ask(step)
@@ -350,36 +248,21 @@ def test_it_is_called_whenever_more_may_be_wanted() -> None:
     assert step.demand().num_short == 2
 
 
-def test_the_end_of_an_exclusive_block_has_it_called_for_those_it_kept_waiting() -> None:
-    step, source = fed(limit=10)
-    release = Call(step.take_exclusive).outcome
-    step.grant(1, epoch=0)
-    askers = [ask(step), ask(step)]
-    source.was_called()
-    release()
-    assert [type(each.outcome) for each in askers] == [Ticket, type(None)]
-    assert (source.was_called(), step.demand().num_short) == (True, 1)
-
-
 def test_each_change_of_the_state_is_logged_once_and_a_loss_as_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "asynchooks")
     step = GlobalStep(multi_process=True, name="steps")
     assert step.statistics().source is None
-    step.feed_from(IdleSource())
-    changes = {"": LIVE, "no answer": LOST, "still none": LOST, " ": LIVE, "over": CLOSED}
-    for reason, state in [*changes.items(), ("", CLOSED), ("again", LIVE)]:
-        step.set_source_state(state, reason.strip())
+    step.feed_from(IdleSource(), 3)
+    assert (step.statistics().source, step.statistics().stride) == (LIVE, 3)
+    for state in (LIVE, LOST, LOST, LIVE, CLOSED, CLOSED, LIVE):
+        step.set_source_state(state, "no answer")
         assert step.statistics().source is state
     step.feed_from(None)
     assert step.statistics().source is None, "which is no news: the last session has closed"
-    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("WARNING", "The source of steps is lost: no answer"),
-        ("INFO", "The source of steps is live"),
-        ("INFO", "The source of steps is closed: over"),
-        ("INFO", "The source of steps is live: again"),
-    ]
+    assert [each.levelname for each in caplog.records] == ["WARNING", "INFO", "INFO", "INFO"]
+    assert caplog.messages[0] == "The source of steps is lost: no answer"
 
 
 def test_at_a_loss_waits_fail_that_ask_for_it_and_the_others_go_on() -> None:
@@ -411,34 +294,6 @@ async def test_a_closed_source_ends_all_waits_until_it_comes_back() -> None:
     assert again.value == 5
 
 
-def test_a_worker_that_waits_for_other_processes_is_not_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    step, _ = fed()
-    [worker] = step.gate.workers
-    assert Call(step.bound(Stop(), worker).wait_for, 5).outcome is None
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize("source", [None, IdleSource()])
-def test_waits_are_possible_again_when_a_closed_source_has_gone(source: IdleSource | None) -> None:
-    step, _ = fed()
-    step.set_source_state(CLOSED)
-    step.feed_from(source)
-    wait = Call(step.wait_for, 5)
-    step.publish(5)
-    assert wait.outcome == 5
-
-
-@pytest.mark.parametrize("state", [CLOSED, LIVE, None])
-def test_a_step_that_was_closed_stays_so_whatever_becomes_of_its_source(state: Any) -> None:
-    step, _ = fed()
-    step.set_source_state(CLOSED)
-    step.close()
-    step.set_source_state(state)
-    assert isinstance(Call(step.wait_for, 5).outcome, StepUnreachableError)
-
-
 def test_credits_that_are_there_are_used_up_after_the_source_has_closed() -> None:
     step, _ = fed(limit=5, spare=1)
     step.set_source_state(CLOSED)
@@ -468,38 +323,7 @@ def test_a_wait_for_a_credit_outlasts_a_loss_and_ends_with_the_source() -> None:
     assert step.statistics().tasks_waiting_for_ticket == 0
 
 
-def test_a_source_that_goes_without_a_loss_ends_no_wait() -> None:
-    step, _ = fed()
-    wait = Call(step.wait_for, 5, fails_on_loss=True)
-    step.feed_from(None)
-    assert wait.is_waiting
-    step.publish(5)
-    assert wait.outcome == 5
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
-def test_in_virtual_time_they_fail_at_the_moment_of_the_loss(backend: Any) -> None:
-    simulation, failed = Simulation(0, backend), []
-
-    async def main() -> None:
-        step, _ = fed()
-
-        async def lose() -> None:
-            for state in (LOST, CLOSED):
-                await pause(2.5)
-                step.set_source_state(state)
-
-        simulation.start(lose)
-        for fails in (True, False):
-            with pytest.raises((StepSourceLostError, StepUnreachableError)) as caught:
-                await step.wait_for(9, timeout=60, fails_on_loss=fails)
-            failed.append((simulation.now, caught.type))
-
-    simulation.run(main)
-    assert failed == [(2.5, StepSourceLostError), (5.0, StepUnreachableError)]
-
-
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.builds(
         World,
@@ -527,7 +351,7 @@ def disturbed(seed: int) -> World:
     return World(25, 2, [3, 1, 2], seed, True, says_when, failure_rate=0.2, **disturbances)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_they_do_so_as_tasks_of_an_event_loop(anyio_backend: str, seed: int) -> None:
     world = disturbed(seed)
 
@@ -540,7 +364,7 @@ def test_they_do_so_as_tasks_of_an_event_loop(anyio_backend: str, seed: int) -> 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
 def test_they_do_so_in_a_simulation(backend: Any) -> None:
-    for seed in range(4):
+    for seed in range(2):
         world = disturbed(seed)
         Simulation(seed, backend, shuffle_ties=True).run(world.main)
         world.check()
