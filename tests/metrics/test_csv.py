@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import stat
@@ -24,12 +23,19 @@ def opened(path: Path, resume: Resume = NEW) -> CsvSink:
     return sink
 
 
-def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
-    sink = opened(tmp_path / "m.csv")
-    values = {"loss": 0.1, "größe, rel.": 1e-300, 'a "b"': math.nan, "c": -math.inf}
-    sink.write(Point(7, 1893456000.123456, {**values, "d": np.float64(0.25)}))
+def written(path: Path, *points: Point, resume: Resume = NEW) -> str:
+    """What is in the file at the end of a sink that was given these."""
+    sink = opened(path, resume)
+    for point in points:
+        sink.write(point)
     sink.flush()
     sink.close()
+    return path.read_text()
+
+
+def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
+    values = {"loss": 0.1, "größe, rel.": 1e-300, 'a "b"': math.nan, "c": -math.inf}
+    written(tmp_path / "m.csv", Point(7, 1893456000.123456, {**values, "d": np.float64(0.25)}))
     [row] = rows(tmp_path / "m.csv")
     assert row == {
         "step": "7", "time": "1893456000.123456", "loss": "0.1", "größe, rel.": "1e-300",
@@ -53,13 +59,10 @@ def test_a_later_metric_is_a_further_column_and_empty_in_the_rows_before(tmp_pat
 
 
 def test_columns_of_an_earlier_process_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "m.csv"
     for step, name in ((1, "a"), (2, "b"), (3, "a")):
-        sink = opened(path, Resume(step - 1, {"bytes": 0, "first": None}))
-        sink.write(Point(step, 0.0, {name: 1.0}))
-        sink.flush()
-        sink.close()
-    assert path.read_text() == "step,time,a,b\n1,0.0,1.0,\n2,0.0,,1.0\n3,0.0,1.0,\n"
+        resume = Resume(step - 1, {"bytes": 0, "first": None})
+        text = written(tmp_path / "m.csv", Point(step, 0.0, {name: 1.0}), resume=resume)
+    assert text == "step,time,a,b\n1,0.0,1.0,\n2,0.0,,1.0\n3,0.0,1.0,\n"
 
 
 def test_what_a_killed_process_left_of_a_wider_file_is_removed(tmp_path: Path) -> None:
@@ -68,63 +71,37 @@ def test_what_a_killed_process_left_of_a_wider_file_is_removed(tmp_path: Path) -
     assert os.listdir(tmp_path) == ["m.csv"]
 
 
-def test_a_torn_header_is_written_anew(tmp_path: Path) -> None:
-    path = tmp_path / "m.csv"
-    path.write_text("step,ti")
-    sink = opened(path, Resume(4, None))
-    sink.write(Point(5, 0.0, {"a": 1.0}))
-    sink.flush()
-    sink.close()
-    assert path.read_text() == "step,time,a\n5,0.0,1.0\n"
-
-
 def test_a_histogram_is_four_columns(tmp_path: Path) -> None:
-    sink = opened(tmp_path / "m.csv")
     spread, empty = Histogram.of(np.array([1.0, 3.0])), Histogram.of(np.array([math.nan]))
-    sink.write(Point(1, 0.0, {"w": spread, "e": empty}))
-    sink.flush()
-    sink.close()
+    written(tmp_path / "m.csv", Point(1, 0.0, {"w": spread, "e": empty}))
     [row] = rows(tmp_path / "m.csv")
     names = [f"w/{each}" for each in ("mean", "std", "min", "max")]
     assert [row[name] for name in names] == ["2.0", "1.0", "1.0", "3.0"]
     assert row["e/mean"] == row["e/std"] == "nan"
 
 
-def test_names_of_two_lines_and_of_our_own_columns_are_changed(tmp_path: Path) -> None:
-    sink = opened(tmp_path / "m.csv")
-    sink.write(Point(1, 0.5, {"a\nb": 1.0, "step": 2.0, "time": 3.0}))
-    sink.flush()
-    sink.close()
-    assert (tmp_path / "m.csv").read_text() == "step,time,a b,step_,time_\n1,0.5,1.0,2.0,3.0\n"
-
-
-def test_a_table_of_another_program_is_moved_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    (tmp_path / "m.csv").write_text("epoch,loss\n1,2\n")
-    opened(tmp_path / "m.csv", Resume(5, None)).close()
-    assert (tmp_path / "m-1.csv").read_text() == "epoch,loss\n1,2\n"
-    assert "its first columns are ['epoch', 'loss'], not step and time" in caplog.text
-
-
-@pytest.mark.parametrize("name", ['"a', "a" * 200_000])
-def test_a_head_that_is_no_row_is_of_another_program(tmp_path: Path, name: str) -> None:
-    path, foreign = tmp_path / "m.csv", f"step,time,{name}\n1,2,3\n"
+@pytest.mark.parametrize(
+    "foreign",
+    ["epoch,loss\n1,2\n", 'step,time,"a\n1,2,3\n', f"step,time,{'a' * 200_000}\n1,2,3\n"],
+    ids=["columns", "quote", "long"],
+)
+def test_a_table_of_another_program_is_moved_aside(tmp_path: Path, foreign: str) -> None:
+    path = tmp_path / "m.csv"
     path.write_text(foreign)
-    sink = opened(path, Resume(4, None))
-    sink.write(Point(5, 0.0, {"a": 1.0}))
-    sink.flush()
-    sink.close()
-    assert path.read_text() == "step,time,a\n5,0.0,1.0\n"
+    text = written(path, Point(5, 0.0, {"a": 1.0}), resume=Resume(4, None))
+    assert text == "step,time,a\n5,0.0,1.0\n"
     assert (tmp_path / "m-1.csv").read_text() == foreign
 
 
-def test_rows_of_another_program_stay_where_they_are(tmp_path: Path) -> None:
-    path, foreign = tmp_path / "m.csv", f'step,time,a\n1,2,{"x" * 200_000}\n2,3,"\n'
+@pytest.mark.parametrize(
+    ("foreign", "kept"),
+    [(f'step,time,a\n1,2,{"x" * 200_000}\n2,3,"\n', True), ("step,ti", False)],
+    ids=["rows", "a torn header"],
+)
+def test_rows_of_another_program_stay_where_they_are(
+    tmp_path: Path, foreign: str, kept: bool
+) -> None:
+    path = tmp_path / "m.csv"
     path.write_text(foreign)
-    sink = opened(path, Resume(4, None))
-    sink.write(Point(5, 0.0, {"a": 1.0}))
-    sink.flush()
-    sink.close()
-    assert path.read_text() == f"{foreign}5,0.0,1.0\n"
+    text = written(path, Point(5, 0.0, {"a": 1.0}), resume=Resume(4, None))
+    assert text == (foreign if kept else "step,time,a\n") + "5,0.0,1.0\n"

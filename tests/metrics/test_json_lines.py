@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from asynchooks.metrics import Histogram, JsonLinesSink, Point, Resume
 
 from .readers import json_lines
 
-NEW = Resume(0, None)
 
-
-def written(path: Path, *points: Point, resume: Resume = NEW) -> list[dict[str, object]]:
+def written(path: Path, *points: Point) -> list[dict[str, Any]]:
     sink = JsonLinesSink(path)
-    sink.open(resume)
+    sink.open(Resume(0, None))
     for point in points:
         sink.write(point)
     sink.flush()
@@ -46,24 +46,16 @@ def test_a_histogram_is_an_object_of_its_fields(tmp_path: Path) -> None:
         "counts": [1, 3], "edges": [0.0, 1.0, 2.0], "least": 0.0, "greatest": 2.0, "num": 4,
         "total": 4.0, "total_of_squares": 6.0,
     }  # fmt: skip
-    assert line["none"]["least"] == "NaN"  # type: ignore[index]
+    assert line["none"]["least"] == "NaN"
 
 
-def test_a_metric_called_step_or_time_gets_a_name_of_its_own(tmp_path: Path) -> None:
-    [line] = written(tmp_path / "m.jsonl", Point(3, 4.0, {"step": 1.0, "time": 2.0}))
-    assert line == {"step": 3, "time": 4.0, "step_": 1.0, "time_": 2.0}
-
-
-def test_lines_of_another_program_stay_where_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "foreign",
+    [b'{"epoch": 1}\n[]\n{"step": "x", "time": 0}\n', b"[" * 100_000 + b"\n"],
+    ids=["others", "nested"],
+)
+def test_lines_of_another_program_stay_where_they_are(tmp_path: Path, foreign: bytes) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text('{"epoch": 1}\n[]\n{"step": "x", "time": 0}\n')
-    assert written(path, Point(6, 0.0, {"loss": 1.0}), resume=Resume(5, None)) == [
-        {"epoch": 1}, [], {"step": "x", "time": 0}, {"step": 6, "time": 0.0, "loss": 1.0}
-    ]  # fmt: skip
-
-
-def test_nested_brackets_are_a_line_of_another_program(tmp_path: Path) -> None:
-    path, foreign = tmp_path / "m.jsonl", b"[" * 100_000 + b"\n"
     path.write_bytes(foreign)
     sink = JsonLinesSink(path)
     sink.open(Resume(5, None))

@@ -22,12 +22,12 @@ from asynchooks.metrics import (
     CsvSink,
     Histogram,
     JsonLinesSink,
-    OpenTelemetrySink,
     Point,
     Resume,
     Sink,
 )
 
+from ..support.step_loops import run_steps
 from .readers import json_lines, rows
 
 HALF = "half of \ud800 a pair"
@@ -37,10 +37,6 @@ FILES: dict[str, tuple[Callable[[Path], Sink], Callable[[Path], list[dict[str, A
 }
 
 
-def creator() -> FunctionSessionCreator:
-    return FunctionSessionCreator(lambda: {"loss": 0.5})
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", FILES)
 async def test_a_logged_name_that_no_file_can_hold_is_refused_and_costs_no_other_point(
@@ -48,45 +44,44 @@ async def test_a_logged_name_that_no_file_can_hold_is_refused_and_costs_no_other
 ) -> None:
     new, read = FILES[kind]
     hook = MetricsHook(new(tmp_path / "m"), "loss", every_n_steps=1)
-    async with MonitoredSession([hook], creator()) as session:
+    async with MonitoredSession([hook], FunctionSessionCreator(lambda: {"loss": 0.5})) as session:
         for _ in range(5):
             await session.run([])
             with pytest.raises(MetricError, match="has half of a surrogate pair"):
                 session.log_metrics({HALF: 1.0})
-    assert [int(line["step"]) for line in read(tmp_path / "m")] == [1, 2, 3, 4, 5]
+    sink = new(tmp_path / "m")
+    sink.open(Resume(5, None))
+    with pytest.raises(UnicodeEncodeError):
+        sink.write(Point(6, 2.0, {HALF: 1.0}))
+    sink.write(Point(6, 3.0, {"loss": 3.0}))
+    sink.flush()
+    sink.close()
+    assert [int(line["step"]) for line in read(tmp_path / "m")] == [1, 2, 3, 4, 5, 6]
     assert hook.num_dropped == 0
 
 
+def evaluation(**options: Any) -> EvaluationHook:
+    return EvaluationHook(lambda session, step: {HALF: 1.0}, every_n_steps=1, **options)
+
+
 @pytest.mark.anyio
-async def test_such_a_name_is_refused_wherever_it_is_given() -> None:
-    with pytest.raises(MetricError, match="the name of a value"):
-        MetricsHook(print, {HALF: "loss"})
-    with pytest.raises(MetricError, match="surrogate"):
-        HistoryHook(HALF)
-    with pytest.raises(MetricError, match="name is"):
-        EvaluationHook(lambda session, step: {}, every_n_steps=1, name=HALF)
-    by_function = HistoryHook({"opt": lambda: {HALF: 1.0}}, every_n_steps=1)
-    with pytest.raises(MetricError, match="surrogate"):
-        async with MonitoredSession([by_function], creator()) as session:
-            await session.run([])
-    evaluation = EvaluationHook(lambda session, step: {HALF: 1.0}, every_n_steps=1)
-    with pytest.raises(MetricError, match="surrogate"):
-        async with MonitoredSession([evaluation], creator()) as session:
-            await session.run([])
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_a_point_that_a_file_cannot_hold_costs_that_point_alone(kind: str, tmp_path: Path) -> None:
-    new, read = FILES[kind]
-    sink = new(tmp_path / "m")
-    sink.open(Resume(0, None))
-    sink.write(Point(1, 1.0, {"loss": 1.0}))
-    with pytest.raises(UnicodeEncodeError):
-        sink.write(Point(2, 2.0, {HALF: 1.0}))
-    sink.write(Point(3, 3.0, {"loss": 3.0}))
-    sink.flush()
-    sink.close()
-    assert [int(line["step"]) for line in read(tmp_path / "m")] == [1, 3]
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: MetricsHook(print, {HALF: "loss"}), "the name of a value"),
+        (lambda: HistoryHook(HALF), "surrogate"),
+        (lambda: evaluation(name=HALF), "name is"),
+        (lambda: HistoryHook({"opt": lambda: {HALF: 1.0}}, every_n_steps=1), "surrogate"),
+        (evaluation, "surrogate"),
+        (
+            lambda: HistoryHook({"opt/a": "loss", "opt": lambda: {"a": 1.0}}, every_n_steps=1),
+            "whose name 'opt/a' another value of the same hook has",
+        ),
+    ],
+)
+async def test_such_a_name_is_refused_wherever_it_is_given(make: Any, match: str) -> None:
+    with pytest.raises(MetricError, match=match):
+        await run_steps(lambda: {"loss": 0.5}, 1, make())
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -121,40 +116,3 @@ def test_names_that_become_one_column_are_kept_apart_with_a_warning(
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len(warnings) == 2, "one for each name"
     assert "give one of them another name" in warnings[0]
-
-
-def test_gauges_whose_names_become_one_are_kept_apart_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
-    from opentelemetry.sdk.metrics import MeterProvider
-
-    reader = export.InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    sink = OpenTelemetrySink(meter=provider.get_meter("test"))
-    sink.open(Resume(0, None))
-    long = "x" * 300
-    sink.write(
-        Point(5, 1.0, {"a?": 1.0, "a!": 2.0, "global_step": 3.0, long: 4.0, f"{long}y": 5.0})
-    )
-    sink.write(Point(3, 2.0, {"a?": 9.0}))  # a late one: the gauge shows the latest step
-    found = {
-        metric.name: metric.data.data_points[0].value
-        for resource in reader.get_metrics_data().resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    provider.shutdown()
-    assert found == {
-        "a_": 1.0, "a__2": 2.0, "global_step": 5, "global_step_2": 3.0,
-        "x" * 255: 4.0, "x" * 253 + "_2": 5.0,
-    }  # fmt: skip
-    assert len(caplog.records) == 3
-
-
-@pytest.mark.anyio
-async def test_a_value_of_a_function_that_takes_anothers_name_is_refused() -> None:
-    hook = HistoryHook({"opt/a": "loss", "opt": lambda: {"a": 1.0}}, every_n_steps=1)
-    with pytest.raises(MetricError, match="whose name 'opt/a' another value of the same hook has"):
-        async with MonitoredSession([hook], creator()) as session:
-            await session.run([])

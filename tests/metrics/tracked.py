@@ -72,7 +72,6 @@ async def train(
     flush_at: list[int] = [],  # noqa: B006
     kill_at: int = 0,
     stop_at: int = 0,
-    wait_at: int = 0,
     fail_at: int = 0,
     save: bool = False,
     grace_secs: float = 20.0,
@@ -87,7 +86,6 @@ async def train(
         flush_at: steps after which it waits until the sink has all points.
         kill_at: the step after which the process kills itself.
         stop_at: the step after which W&B's process is stopped.
-        wait_at: the step after which it prints a line, and waits for one.
         fail_at: the step after which the session ends by an error.
         save: whether checkpoints are written, and the newest one is restored.
         grace_secs: of the session.
@@ -121,9 +119,6 @@ async def train(
                     os.kill(os.getpid(), signal.SIGKILL)
                 if step == stop_at:
                     stop_wandb()
-                if step == wait_at:
-                    print("waits", flush=True)
-                    await anyio.to_thread.run_sync(sys.stdin.readline)
                 if step == last_step // 2:
                     half = peak_mib()
                 trained = time.monotonic()

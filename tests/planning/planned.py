@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks import FeedHook, FunctionSessionCreator
 from asynchooks.data import rollouts
 from asynchooks.planning import Dependence, Plan, Service, timed
 from asynchooks.planning._spans import Floats
 from asynchooks.protocols import ParameterServer, ProtocolHook, parse_protocol
 from asynchooks.simulation import Simulation, current_simulation
+
+from ..support.step_loops import run_steps
 
 BACKENDS = ("asyncio", "trio", "turbo")
 
@@ -57,17 +59,10 @@ async def train_on_rollouts(concurrency: int = 16, size: int = 8, steps: int = 1
     async def step(groups: Any) -> dict[str, float]:
         return await learn(groups)
 
-    async with (
-        rollouts(
-            rollout, range(10**6), size, concurrency=concurrency, max_staleness=10**6
-        ) as source,
-        MonitoredSession(
-            [FeedHook(source, "groups"), StopAtStepHook(last_step=steps)],
-            FunctionSessionCreator(step),
-        ) as session,
-    ):
-        while not session.should_stop():
-            await session.run("loss")
+    async with rollouts(
+        rollout, range(10**6), size, concurrency=concurrency, max_staleness=10**6
+    ) as source:
+        await run_steps(step, steps, FeedHook(source, "groups"))
 
 
 @timed("compute", worker=lambda worker: worker)
@@ -93,10 +88,7 @@ async def train_with_server(workers: int = 8, protocol: str = "async", updates: 
             return {"loss": 0.0}
 
         creator = FunctionSessionCreator(step, global_step=server.global_step)
-        hooks = [ProtocolHook(server, worker), StopAtStepHook(last_step=updates)]
-        async with MonitoredSession(hooks, creator) as session:
-            while not session.should_stop():
-                await session.run("loss")
+        await run_steps(creator, updates, ProtocolHook(server, worker))
 
     simulation = current_simulation()
     for task in [simulation.start(work, worker) for worker in range(workers)]:

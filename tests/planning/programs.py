@@ -10,10 +10,12 @@ from typing import Any
 import anyio
 import numpy as np
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks import FeedHook, FunctionSessionCreator
 from asynchooks.data import rollouts
 from asynchooks.planning import record, span, timed
 from asynchooks.protocols import Asynchronous, ParameterServer, ProtocolHook
+
+from ..support.step_loops import run_steps
 
 
 @timed("rollout", output_size=float, returns=lambda item, drawn: int(drawn.size))
@@ -41,10 +43,7 @@ async def learner(
     source = rollouts(
         rollout, range(10**9), 2, concurrency=concurrency, max_staleness=max_staleness
     )
-    hooks = [FeedHook(source, "groups"), StopAtStepHook(num_steps)]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        while not session.should_stop():
-            await session.run([])
+    await run_steps(step, num_steps, FeedHook(source, "groups"))
 
 
 @timed("compute", worker=lambda number: number)
@@ -64,10 +63,7 @@ async def gradients(workers: int = 3, num_updates: int = 30) -> None:
             return {}
 
         creator = FunctionSessionCreator(step, global_step=server.global_step)
-        hooks = [ProtocolHook(server, number), StopAtStepHook(last_step=num_updates)]
-        async with MonitoredSession(hooks, creator) as session:
-            while not session.should_stop():
-                await session.run([])
+        await run_steps(creator, num_updates, ProtocolHook(server, number))
 
     async with anyio.create_task_group() as group:
         for number in range(workers):

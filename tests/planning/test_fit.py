@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from asynchooks.planning._fit import fit
 from asynchooks.planning._service import Beyond, Dependence, Service
 from asynchooks.planning._spans import Floats, Spans
 
-from .recorded import lognormal, simulated, with_columns
+from .recorded import lognormal, simulated
 
 FREE, SHARED, QUEUE = Dependence.FREE, Dependence.SHARED, Dependence.QUEUE
 
@@ -48,7 +48,7 @@ FREE_WORKS = {
 
 @pytest.mark.parametrize("works", FREE_WORKS.values(), ids=FREE_WORKS.keys())
 def test_work_that_is_free_of_the_load_is_found_to_be_free(works: Any) -> None:
-    for seed in range(6):  # 30 recordings
+    for seed in range(4):  # 20 recordings
         rng = np.random.default_rng(seed)
         service = fitted(free(rng, works(rng)))
         assert service.dependence is FREE
@@ -64,46 +64,46 @@ def batching(seed: int, num_clients: int) -> Spans:
 
 
 def test_two_loads_tell_the_slowdown_of_a_batching_server_to_five_percent() -> None:
-    slowdowns = [fitted(batching(seed, 4), batching(seed, 32)).slowdown for seed in range(20)]
-    assert np.mean(slowdowns) == pytest.approx(0.5 / 8.5, rel=0.03)
-    assert np.std(slowdowns) < 0.06 * 0.5 / 8.5
-    service = fitted(batching(0, 4), batching(0, 32))
-    assert service.dependence is SHARED
-    assert (service.load_low, service.load_high) == (4, 32)
+    services = [fitted(batching(seed, 4), batching(seed, 32)) for seed in range(10)]
+    slowdowns = [each.slowdown for each in services]
+    assert np.mean(slowdowns) == pytest.approx(0.5 / 8.5, rel=0.04)
+    assert np.std(slowdowns) < 0.07 * 0.5 / 8.5
+    service = services[0]
+    assert (service.dependence, service.load_low, service.load_high) == (SHARED, 4, 32)
     assert service.samples.mean() == pytest.approx(0.5, rel=0.1)
+    assert re.fullmatch(
+        r"rollout: 2,000 spans, 34 cut; .*shared, slowdown 0.05.*4 to 32", str(service)
+    )
 
 
 def test_one_load_does_not_tell_the_slowdown_and_the_fit_says_so() -> None:
     service = fitted(batching(0, 16))
-    assert service.slowdown_low < 0.06 < service.slowdown_high
-    assert service.slowdown_high - service.slowdown_low > 0.3
+    assert service.slowdown_low < 0.06 < service.slowdown_low + 0.3 < service.slowdown_high
     assert any("record another load" in note for note in service.notes)
 
 
-def is_covered(seed: int) -> bool:
-    rng = np.random.default_rng(seed)
-    spans = simulated(
-        SHARED, lognormal(rng, 1000), num_clients=24, slowdown=0.08, pauses=pauses(rng, 1.0, 1000)
-    )
-    service = fitted(spans)
-    return service.slowdown_low <= 0.08 <= service.slowdown_high
-
-
-def test_the_interval_of_a_slowdown_covers_it() -> None:
-    assert sum(is_covered(seed) for seed in range(10)) >= 7
-
-
-@pytest.mark.exhaustive
-def test_the_interval_of_a_slowdown_covers_it_nine_times_in_ten() -> None:
-    assert 170 <= sum(is_covered(seed) for seed in range(200)) <= 192
+@pytest.mark.parametrize(
+    ("num", "least", "most"),
+    [(10, 7, 10), pytest.param(100, 84, 97, marks=pytest.mark.exhaustive)],
+)
+def test_the_interval_of_a_slowdown_covers_it_nine_times_in_ten(
+    num: int, least: int, most: int
+) -> None:
+    num_covered = 0
+    for seed in range(num):
+        rng = np.random.default_rng(seed)
+        works, rests = lognormal(rng, 1000), pauses(rng, 1.0, 1000)
+        service = fitted(simulated(SHARED, works, num_clients=24, slowdown=0.08, pauses=rests))
+        num_covered += service.slowdown_low <= 0.08 <= service.slowdown_high
+    assert least <= num_covered <= most
 
 
 QUEUES = {
     "one": (1, lambda rng: lognormal(rng, 2000, 0.006, 0.3), 8, 0.09),
+    "one, handed over late": (1, lambda rng: lognormal(rng, 2000, 0.006, 0.3) + 3e-4, 8, 0.09),
     "one, exponential": (1, lambda rng: rng.exponential(0.006, 2000), 8, 0.09),
     "one, constant": (1, lambda rng: np.full(2000, 0.006), 8, 0.09),
     "three": (3, lambda rng: lognormal(rng, 2000, 0.1, 0.5), 12, 0.7),
-    "three, exponential": (3, lambda rng: rng.exponential(0.1, 2000), 12, 0.7),
 }
 
 
@@ -113,44 +113,32 @@ def test_a_queue_at_half_its_use_is_found_from_2000_spans_of_its_clients(
     case: Any, late: float
 ) -> None:
     num_servers, works, num_clients, pause = case
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        services = works(rng)
-        spans = simulated(
-            QUEUE,
-            services,
-            num_clients=num_clients,
-            num_servers=num_servers,
-            pauses=pauses(rng, pause),
-        )
+    for until in (math.inf, 1700 * pause / num_clients):  # then waits are cut
+        rng = np.random.default_rng(0)
+        services, rests = works(rng), pauses(rng, pause)
+        spans = simulated(QUEUE, services, num_clients=num_clients, num_servers=num_servers,
+                          pauses=rests, until=until)  # fmt: skip
         begun = spans.begun + rng.uniform(0.0, late, len(spans))
         ended = np.maximum(begun, spans.ended + rng.uniform(0.0, late, len(spans)))
         service = fitted(Spans.of(begun, ended, is_cut=spans.is_cut))
         assert service.dependence is QUEUE
         assert service.num_servers == num_servers
-        assert service.samples.mean() == pytest.approx(services.mean(), rel=0.03)
+        assert service.samples.mean() == pytest.approx(services.mean(), rel=0.04)
 
 
-def test_a_lock_that_is_handed_over_late_counts_as_service() -> None:
+@pytest.mark.parametrize("works", FREE_WORKS.values(), ids=FREE_WORKS.keys())
+def test_a_shared_processor_is_no_queue(works: Any) -> None:
     rng = np.random.default_rng(0)
-    services = lognormal(rng, 2000, 0.006, 0.3) + 3e-4
-    service = fitted(simulated(QUEUE, services, num_clients=8, pauses=pauses(rng, 0.09)))
-    assert service.dependence is QUEUE
-    assert service.samples.mean() == pytest.approx(services.mean(), rel=0.01)
+    given = works(rng)
+    spans = simulated(SHARED, given, num_clients=8, slowdown=1.0, pauses=pauses(rng, 5.0))
+    service = fitted(spans)
+    assert service.dependence is SHARED
+    assert service.slowdown > 0.8
+    assert service.samples.mean() == pytest.approx(given.mean(), rel=0.08)
 
 
-def test_a_shared_processor_is_no_queue() -> None:
-    rng = np.random.default_rng(0)
-    for works in (np.full(2000, 0.05), lognormal(rng, 2000, 0.05), rng.exponential(0.05, 2000)):
-        spans = simulated(SHARED, works, num_clients=8, slowdown=1.0, pauses=pauses(rng, 0.5))
-        service = fitted(spans)
-        assert service.dependence is SHARED
-        assert service.slowdown > 0.85
-        assert service.samples.mean() == pytest.approx(works.mean(), rel=0.08)
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.001, 0.002, 0.008, 0.02, 0.2])
-@pytest.mark.parametrize("num_clients", [4, 8, 16])
+@pytest.mark.parametrize("spread", [0.0, 0.002, 0.02, 0.2])
+@pytest.mark.parametrize("num_clients", [4, 16])
 def test_even_work_that_begins_together_neither_queues_nor_shares(
     num_clients: int, spread: float
 ) -> None:
@@ -161,44 +149,9 @@ def test_even_work_that_begins_together_neither_queues_nor_shares(
     late = np.arange(num_clients) * 2e-5 + rng.uniform(0.0, 1e-5, secs.shape)
     begun = (starts[:, None] + late).ravel()
     ended = begun + secs.ravel() + rng.uniform(0.0, 1e-4, secs.size)
-    order = np.argsort(begun, kind="stable")
-    service = fitted(Spans.of(begun[order], ended[order]))
+    service = fitted(Spans.of(begun, ended).pick(np.argsort(begun, kind="stable")))
     assert service.dependence is FREE
     assert service.samples.mean() == pytest.approx(0.5, rel=0.02)
-
-
-@pytest.mark.parametrize("compute_secs", [1e-4, 4e-4])
-@pytest.mark.parametrize("num_clients", [4, 16])
-def test_clients_in_step_that_compute_one_after_the_other_do_not_queue(
-    num_clients: int, compute_secs: float
-) -> None:
-    # each waits for 15 ms, then computes on the one event loop, which stalls now and then
-    rng = np.random.default_rng(num_clients)
-    free_at, due = 0.0, [(0.0, each) for each in range(num_clients)]
-    begun = np.zeros((2, num_clients))
-    columns: list[tuple[float, float]] = []
-    for _ in range(200 * num_clients):
-        at, client = heapq.heappop(due)
-        seen = max(at, free_at)
-        if begun[1, client]:
-            columns.append((begun[0, client], seen))
-        stall = rng.exponential(0.02) if rng.random() < 0.005 else 0.0
-        free_at = seen + compute_secs * rng.uniform(0.5, 1.5) + stall
-        begun[:, client] = free_at, 1.0
-        heapq.heappush(due, (free_at + 0.015 + rng.exponential(5e-4), client))
-    columns.sort()
-    service = fitted(Spans.of(*np.array(columns).T))
-    assert service.dependence is FREE
-    assert service.samples.mean() == pytest.approx(0.016, rel=0.1)
-
-
-def test_a_queue_of_cut_waits_is_still_found() -> None:
-    rng = np.random.default_rng(0)
-    spans = simulated(
-        QUEUE, lognormal(rng, 2000, 0.006, 0.3), num_clients=8, pauses=pauses(rng, 0.09), until=8.0
-    )
-    assert 0 < spans.is_cut.sum() < len(spans) - 300
-    assert fitted(spans).dependence is QUEUE
 
 
 # What a plan draws
@@ -208,82 +161,31 @@ def test_resampled_services_draw_the_slowdown_and_work_that_fits_it() -> None:
     service, rng = fitted(batching(0, 4), batching(0, 32)), np.random.default_rng(0)
     drawn = [service.resampled(rng) for _ in range(60)]
     slowdowns = np.array([each.slowdown for each in drawn])
-    means = np.array([each.samples.mean() for each in drawn])
     within = (service.slowdown_low <= slowdowns) & (slowdowns <= service.slowdown_high)
     assert 0.75 < within.mean() < 1.0
+    means = [each.samples.mean() for each in drawn]
     assert np.corrcoef(slowdowns, means)[0, 1] < -0.3  # the slower among others, the less work
-    assert all(len(each.samples) == len(service.samples) for each in drawn)
-
-
-def test_resampled_services_of_one_seed_are_equal() -> None:
-    service = fitted(batching(0, 4), batching(0, 32))
-    first, second = (service.resampled(np.random.default_rng(3)) for _ in range(2))
-    assert first.slowdown == second.slowdown
-    assert (first.samples == second.samples).all()
-
-
-def test_means_of_resampled_samples_spread_as_means_of_recordings_do() -> None:
-    rng, begun = np.random.default_rng(0), np.arange(300.0) * 100
-    service = fitted(Spans.of(begun, begun + lognormal(rng, 300)))
-    means = [lognormal(rng, 300).mean() for _ in range(200)]
-    resampled = [service.resampled(rng).samples.mean() for _ in range(200)]
-    assert np.std(resampled) == pytest.approx(np.std(means), rel=0.3)
-
-
-def test_blocks_are_resampled_where_samples_depend_on_those_before_them() -> None:
-    rng = np.random.default_rng(0)
-    logs = np.zeros(2000)
-    for place in range(1, 2000):
-        logs[place] = 0.9 * logs[place - 1] + 0.1 * rng.normal()
-    begun = np.arange(2000.0)
-    spans = Spans.of(begun, begun + 0.1 * np.exp(logs))
-    service = fitted(spans, spans)  # one recording would be drawn by time
-    assert service.evidence is not None
-    assert service.evidence.block > 10
-    means = [np.log(service.resampled(rng).samples).mean() for _ in range(100)]
-    assert np.std(means) > 2.0 * logs.std() / math.sqrt(4000)
 
 
 def test_outside_of_the_recorded_load_the_speed_is_bracketed() -> None:
     service = fitted(batching(0, 8), batching(1, 16))
-    assert service.load_high == 16
+    assert (service.load_low, service.load_high) == (8, 16)
 
     def comes_out(num: float, assume: Beyond) -> float:
         return num * replace(service, beyond=assume).speed(num)
 
-    for num in (8, 12, 16):
-        assert len({replace(service, beyond=each).speed(num) for each in Beyond}) == 1
-    for num in (1, 4, 20, 32, 100):
+    for num in (1, 4, 8, 12, 16, 20, 100):
         worst, law, best = (
             comes_out(num, each) for each in (Beyond.WORST, Beyond.LAW, Beyond.BEST)
         )
         assert worst <= law <= best + 1e-9
+        assert (worst == law == best) is (8 <= num <= 16)
     assert comes_out(100, Beyond.WORST) == pytest.approx(comes_out(16, Beyond.LAW))
     for assume in (Beyond.BEST, Beyond.WORST):
-        all_out = np.array([comes_out(num, assume) for num in range(1, 60)])
-        assert (np.diff(all_out) >= -1e-9).all()
-
-
-def test_queues_and_own_machines_need_no_bracket() -> None:
-    rng = np.random.default_rng(0)
-    queue = fitted(
-        simulated(QUEUE, lognormal(rng, 500, 0.006), num_clients=8, pauses=pauses(rng, 0.05, 500))
-    )
-    own = fitted(with_columns(batching(0, 4), worker=np.zeros(1003, np.int64)))
-    assert own.is_own
-    for service in (queue, own):
-        assert {replace(service, beyond=each).speed(500) for each in Beyond} == {1.0}
+        assert (np.diff([comes_out(num, assume) for num in range(1, 60)]) >= -1e-9).all()
 
 
 # What is read
-
-
-def test_a_service_is_one_readable_line() -> None:
-    line = str(fitted(batching(0, 4), batching(0, 32)))
-    assert "\n" not in line
-    assert line.startswith("rollout: 2,000 spans, 34 cut; mean 0.")
-    assert "shared, slowdown 0.05" in line
-    assert line.endswith("load 4 to 32")
 
 
 def test_a_kind_that_was_never_whole_is_named() -> None:
@@ -292,27 +194,6 @@ def test_a_kind_that_was_never_whole_is_named() -> None:
         fitted(cut)
     with pytest.raises(PlanError, match=r"'rollout' takes is not known: no span was recorded"):
         fitted(Spans.none())
-
-
-@pytest.mark.parametrize("num", range(1, 10))
-def test_a_handful_of_spans_is_fitted_and_said_to_be_few(num: int) -> None:
-    service = fitted(Spans.of(np.zeros(num), np.arange(1.0, num + 1)))
-    assert sorted(service.samples) == list(range(1, num + 1))
-    assert (service.slowdown_low, service.slowdown_high) == (0.0, 1.0)
-    assert any(f"only {num} ended" in note for note in service.notes)
-
-
-@pytest.mark.exhaustive
-def test_the_slowdown_of_50000_spans_is_found() -> None:
-    rng = np.random.default_rng(0)
-    spans = simulated(
-        SHARED,
-        lognormal(rng, 50_000),
-        num_clients=32,
-        slowdown=0.06,
-        pauses=pauses(rng, 2.0, 50_000),
-    )
-    assert fitted(spans).slowdown == pytest.approx(0.06, rel=0.1)
 
 
 # Any spans
@@ -341,18 +222,20 @@ def any_spans(draw: st.DrawFn) -> Spans:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(any_spans(), min_size=1, max_size=2), st.integers(0, 9))
 def test_any_spans_are_fitted_with_finite_work(recordings: list[Spans], seed: int) -> None:
     service = fit(recordings, "any")
-    for each in (service, service.resampled(np.random.default_rng(seed))):
-        assert len(each.samples) == sum(int((~spans.is_cut).sum()) for spans in recordings)
-        assert len(each.samples) == len(each.sizes) == len(each.workers)
+    first, again = (service.resampled(np.random.default_rng(seed)) for _ in range(2))
+    assert first.slowdown == again.slowdown
+    assert (first.samples == again.samples).all()
+    num = sum(int((~spans.is_cut).sum()) for spans in recordings)
+    for each in (service, first):
+        assert len(each.samples) == len(each.sizes) == len(each.workers) == num
         assert np.isfinite(each.samples).all()
         assert (each.samples >= 0.0).all()
         assert 0.0 <= each.slowdown <= 1.0
-        if each.size_law is not None:
-            assert np.isfinite(each.size_law.ratios).all()
-            assert (each.size_law.ratios >= 0.0).all()
-            assert min(each.size_law.base_secs, each.size_law.secs_per_unit) >= 0.0
+        if (law := each.size_law) is not None:
+            assert np.isfinite(law.ratios).all()
+            assert min(law.ratios.min(), law.base_secs, law.secs_per_unit) >= 0.0
         assert str(each)

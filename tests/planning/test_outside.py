@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import queue
 import signal
@@ -12,13 +11,10 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.lowlevel
-import anyio.to_thread
+import numpy as np
 import pytest
 
 from asynchooks import (
@@ -29,14 +25,12 @@ from asynchooks import (
     FeedFnHook,
     FeedHook,
     FinalOpsHook,
-    FunctionSessionCreator,
     GlobalStepWaiterHook,
     HistoryHook,
     InputPositionHook,
     LoggingTensorHook,
     LoopLagHook,
     MetricsHook,
-    MonitoredSession,
     NanTensorHook,
     PreemptionHook,
     ProgressHook,
@@ -56,6 +50,7 @@ from asynchooks.hooks import __all__ as hook_names
 from asynchooks.metrics import CsvSink
 from asynchooks.planning import PlanError, _child, timed
 
+from ..support.step_loops import run_steps
 from ..support.threads import threads_left
 from .planned import plan_of, service_of
 
@@ -82,9 +77,16 @@ def refused(act: Callable[[], Any], match: str, backend: Any = "asyncio") -> Pla
 def test_what_a_program_changes_in_its_process_is_not_changed_here(backend: Any) -> None:
     changed: list[int] = []
 
+    class Says(SessionRunHook):
+        """A hook of users, which is left out."""
+
+        acts_outside = True
+
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            raise AssertionError
+
     async def main() -> None:
-        await work()
-        changed.append(1)
+        await run_steps(work, 3, Says())
         os.environ["ASYNCHOOKS_PLANNED"] = "1"
         threading.Thread(target=changed.append, args=(2,)).start()
 
@@ -104,119 +106,11 @@ class UnsendableError(Exception):
         self.lock = threading.Lock()  # other libraries may have taught pickle all else
 
 
-def test_an_error_of_the_program_has_its_traceback_in_a_note(backend: Any) -> None:
+def raises(error: Callable[[], BaseException]) -> Callable[[], None]:
     def act() -> None:
-        raise OwnError("diverged")
+        raise error()
 
-    with pytest.raises(OwnError, match="diverged") as caught:
-        PLAN.run(partial(do, act), backend=backend)
-    assert any("in act" in each and "test_outside.py" in each for each in caught.value.__notes__)
-
-
-def test_an_error_that_cannot_be_sent_is_shown_as_a_plan_error() -> None:
-    def act() -> None:
-        raise UnsendableError(1, 2)
-
-    assert "in act" in str(refused(act, "UnsendableError: 1 and 2").__notes__)
-
-
-def test_a_program_that_dies_is_an_error_with_its_exit_code() -> None:
-    refused(lambda: os._exit(7), r"process of the plan has died \(exit code 7\)")
-    refused(lambda: os.kill(os.getpid(), signal.SIGKILL), r"died \(exit code -9\)")
-
-
-def test_an_interrupt_of_the_program_is_one_here() -> None:
-    def act() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        PLAN.run(partial(do, act))
-
-
-def test_plans_run_in_several_threads_at_a_time() -> None:
-    ended: list[float] = []
-    threads = [
-        threading.Thread(target=lambda: ended.append(PLAN.run(work).ended)) for _ in range(4)
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(30)
-    assert ended == [0.5] * 4
-
-
-@pytest.mark.anyio
-async def test_a_plan_is_made_in_a_thread_of_an_event_loop() -> None:
-    assert (await anyio.to_thread.run_sync(PLAN.run, work)).ended == 0.5
-
-
-def run_and_send(connection: Connection) -> None:
-    connection.send(PLAN.run(work).ended)
-
-
-@pytest.mark.faults
-def test_a_plan_is_made_in_a_process_of_a_pool() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(
-        target=run_and_send, args=(theirs,), daemon=True
-    )
-    process.start()
-    assert ours.poll(60)
-    assert ours.recv() == 0.5
-    process.join(60)
-
-
-def test_a_warning_of_the_program_is_treated_as_here() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="slow"):
-            PLAN.run(partial(do, lambda: warnings.warn("slow", stacklevel=1)))
-
-
-def test_a_real_sleep_is_refused_with_its_place() -> None:
-    refused(lambda: time.sleep(1.0), r"time.sleep\(1.0\) in a simulation.*make what waits here")
-
-
-def test_clocks_of_the_program_show_virtual_time(backend: Any) -> None:
-    async def main() -> list[float]:
-        began = time.monotonic(), time.perf_counter(), time.time(), time.time_ns()
-        await work()
-        now = time.monotonic(), time.perf_counter(), time.time(), time.time_ns()
-        assert [round(b - a, 6) for a, b in zip(began, now, strict=True)] == [
-            0.5, 0.5, 0.5, 500_000_000,
-        ] or abs(now[3] - began[3] - 500_000_000) < 1000  # fmt: skip
-        return []
-
-    PLAN.run(main, backend=backend)
-
-
-def test_clocks_of_this_process_are_left_alone() -> None:
-    before = time.monotonic, time.perf_counter, time.time, time.time_ns
-    PLAN.run(work)
-    assert (time.monotonic, time.perf_counter, time.time, time.time_ns) == before
-
-
-def test_a_program_that_ends_its_process_is_refused() -> None:
-    async def main() -> None:
-        await work()
-        sys.exit(3)
-
-    with pytest.raises(PlanError, match="ends its process, with code 3"):
-        PLAN.run(main)
-
-
-def test_a_loop_by_the_clock_ends_in_virtual_time() -> None:
-    async def main() -> None:
-        began = time.monotonic()
-        while time.monotonic() - began < 100.0:
-            await work()
-
-    assert PLAN.run(main).ended == pytest.approx(100.0, abs=0.6)
-
-
-@pytest.fixture
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_child, "STALL_SECS", 1.0)
+    return act
 
 
 def spin() -> None:
@@ -224,34 +118,78 @@ def spin() -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("act", "error", "match"),
+    [
+        (raises(lambda: OwnError("diverged")), OwnError, "diverged"),
+        (raises(lambda: UnsendableError(1, 2)), PlanError, "UnsendableError: 1 and 2"),
+        (lambda: time.sleep(1.0), PlanError, r"time.sleep\(1.0\) in a simulation.*make what waits"),
+    ],
+    ids=["error", "unsendable", "real sleep"],
+)
+def test_an_error_of_the_program_has_its_traceback_in_a_note(
+    act: Callable[[], None], error: type[Exception], match: str, backend: Any
+) -> None:
+    with pytest.raises(error, match=match) as caught:
+        PLAN.run(partial(do, act), backend=backend)
+    assert any("test_outside.py" in each for each in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "match"),
+    [
+        (lambda: os._exit(7), PlanError, r"process of the plan has died \(exit code 7\)"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), PlanError, r"died \(exit code -9\)"),
+        (lambda: sys.exit(3), PlanError, "ends its process, with code 3"),
+        (raises(KeyboardInterrupt), KeyboardInterrupt, None),
+        (lambda: warnings.warn("slow", stacklevel=1), UserWarning, "slow"),  # warnings are errors
+    ],
+    ids=["exit", "kill", "sys.exit", "interrupt", "warning"],
+)
+def test_what_ends_the_process_of_a_plan_is_an_error_here(
+    act: Callable[[], None], error: type[BaseException], match: str | None
+) -> None:
+    with pytest.raises(error, match=match):
+        PLAN.run(partial(do, act))
+
+
+def test_clocks_of_the_program_show_virtual_time_and_those_here_are_left_alone(
+    backend: Any,
+) -> None:
+    before = time.monotonic, time.time
+
+    async def main() -> None:
+        clocks = (time.monotonic, time.perf_counter, time.time, lambda: time.time_ns() / 1e9)
+        began = [clock() for clock in clocks]
+        while time.monotonic() - began[0] < 5.0:
+            await work()
+        for clock, first in zip(clocks, began, strict=True):
+            assert clock() - first == pytest.approx(5.0, abs=0.6)
+
+    assert PLAN.run(main, backend=backend).ended == pytest.approx(5.0, abs=0.6)
+    assert (time.monotonic, time.time) == before
+
+
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_child, "STALL_SECS", 1.0)
+
+
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize(
-    "act",
+    ("act", "backend"),
     [
-        spin,
-        lambda: queue.Queue[int]().get(),
-        lambda: threading.Lock().acquire() and threading.Event().wait(60),
-        lambda: threading.Event().wait(),
+        (spin, "asyncio"),
+        (lambda: queue.Queue[int]().get(), "trio"),
+        (threading.Event().wait, "turbo"),
     ],
+    ids=["loop", "queue", "event"],
 )
-def test_a_wait_that_virtual_time_cannot_see_is_refused(act: Callable[[], Any]) -> None:
-    error = refused(act, "without an event in virtual time, which stands at 0.5 s.*make what waits")
-    assert "test_outside.py" in error.__notes__[0]
-
-
-@pytest.mark.usefixtures("little_patience")
-def test_a_wait_is_refused_on_every_kernel(backend: Any) -> None:
-    refused(lambda: threading.Event().wait(), "without an event in virtual time", backend)
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_program_that_takes_turns_is_no_stall(backend: Any) -> None:
-    async def main() -> None:
-        while True:
-            await anyio.lowlevel.checkpoint()
-
-    with pytest.raises(PlanError, match="spent no virtual time"):
-        PLAN.run(main, backend=backend)
+def test_a_wait_that_virtual_time_cannot_see_is_refused(
+    act: Callable[[], Any], backend: Any
+) -> None:
+    match = "without an event in virtual time, which stands at 0.5 s.*make what waits"
+    assert "test_outside.py" in refused(act, match, backend).__notes__[0]
 
 
 @pytest.mark.usefixtures("little_patience")
@@ -262,9 +200,7 @@ def test_a_step_in_a_thread_that_blocks_is_refused_with_its_place() -> None:
 
     async def main() -> None:
         await work()
-        creator = FunctionSessionCreator(step)
-        async with MonitoredSession([], creator, step_runner="thread") as session:
-            await session.run("loss")
+        await run_steps(step, 1, step_runner="thread")
 
     with pytest.raises(PlanError, match="without an event in virtual time") as caught:
         PLAN.run(main)
@@ -288,13 +224,12 @@ def every_hook(directory: Path) -> list[SessionRunHook]:
         return {"accuracy": 0.5}
 
     source = batch(list(range(10**6)), 2, collate=list)
-    saver = StateDictSaver(nothing=_Stateful())
+    saver = StateDictSaver(arrays={"zero": np.zeros(1)})
     path = str(directory)
+    best = Retention(keep_best=1)
     return [
         TraceHook(directory / "run.pftrace"),
-        CheckpointSaverHook(
-            path, save_steps=1, saver=saver, retention=Retention(keep_best=1), metric="loss"
-        ),
+        CheckpointSaverHook(path, save_steps=1, saver=saver, retention=best, metric="loss"),
         FeedHook(source, "numbers"),
         InputPositionHook(batch([1], 1)),
         FeedFnHook(lambda: {"more": 1}),
@@ -318,35 +253,21 @@ def every_hook(directory: Path) -> list[SessionRunHook]:
     ]
 
 
-class _Stateful:
-    def state_dict(self) -> dict[str, Any]:
-        return {"zero": 0}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-def test_the_list_of_every_hook_is_complete(tmp_path: Path) -> None:
-    names = {type(each).__name__ for each in every_hook(tmp_path)}
-    assert names == {each for each in hook_names if each.endswith("Hook")}
-
-
 def test_with_every_hook_a_plan_writes_nothing(
     tmp_path: Path, backend: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    names = {type(each).__name__ for each in every_hook(tmp_path)}
+    assert names == {each for each in hook_names if each.endswith("Hook")}
+    on_term = signal.getsignal(signal.SIGTERM)
 
     async def step(numbers: list[int], more: int) -> dict[str, float]:
-        assert {each: signal.getsignal(each) for each in handlers} == handlers or (
-            signal.getsignal(signal.SIGTERM) == handlers[signal.SIGTERM]
-        )
+        assert signal.getsignal(signal.SIGTERM) == on_term
         return await work()
 
     async def main() -> None:
         hooks = every_hook(tmp_path)
+        await run_steps(step, 10, *hooks)
         (history,) = (each for each in hooks if isinstance(each, HistoryHook))
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-            while not session.should_stop():
-                await session.run("loss")
         assert len(history.rows) == 10
 
     trace = PLAN.run(main, backend=backend)
@@ -355,23 +276,3 @@ def test_with_every_hook_a_plan_writes_nothing(
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
     assert threads_left() == []
-
-
-def test_a_hook_of_users_that_acts_outside_says_so_and_is_left_out(tmp_path: Path) -> None:
-    class Writes(SessionRunHook):
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            (tmp_path / "steps.txt").write_text("1")
-
-    class SaysSo(Writes):
-        acts_outside = True
-
-    async def main(hook: type[SessionRunHook]) -> None:
-        hooks = [hook(), StopAtStepHook(last_step=3)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(work)) as session:
-            while not session.should_stop():
-                await session.run("loss")
-
-    PLAN.run(main, hook=SaysSo)
-    assert list(tmp_path.iterdir()) == []
-    PLAN.run(main, hook=Writes)
-    assert (tmp_path / "steps.txt").read_text() == "1"

@@ -27,30 +27,27 @@ def trace_of(work: dict[str, Spans], cpu: Any, **about: Any) -> Trace:
     return Trace({Kind.WORK: work}, about={"cpu": cpu, **about})
 
 
-def test_processor_time_is_counted_by_the_calls_that_ended_meanwhile() -> None:
+SECONDS = range(11)
+
+
+@pytest.mark.parametrize("jump", [0.0, 5.0], ids=["even", "an import or compilation"])
+def test_processor_time_is_counted_by_the_calls_that_ended_meanwhile(jump: float) -> None:
     calls = spans(np.arange(0.05, 10.0, 0.1), 0.01)  # 10 in each second
-    cpu = [(float(second), 0.02 * second) for second in range(11)]
+    cpu = [(float(each), 0.02 * each + jump * (each > 3)) for each in SECONDS]
     assert loop_secs([trace_of({"work": calls}, cpu)]) == pytest.approx(0.002)
 
 
-def test_an_import_or_compilation_does_not_count() -> None:
-    calls = spans(np.arange(0.05, 10.0, 0.1), 0.01)
-    cpu = [(float(second), 0.02 * second + (5.0 if second > 3 else 0.0)) for second in range(11)]
-    assert loop_secs([trace_of({"work": calls}, cpu)]) == pytest.approx(0.002)
-
-
-def test_what_plain_timed_functions_compute_is_theirs() -> None:
+@pytest.mark.parametrize(("share", "expected"), [(0.32, 0.002), (0.1, 0.0)])
+def test_what_plain_timed_functions_compute_is_theirs(share: float, expected: float) -> None:
     calls = spans(np.arange(0.05, 10.0, 0.1), 0.03)
-    cpu = [(float(second), 0.32 * second) for second in range(11)]
-    assert loop_secs([trace_of({"work": calls}, cpu, inline=["work"])]) == pytest.approx(0.002)
-    busy = [(float(second), 0.1 * second) for second in range(11)]
-    assert loop_secs([trace_of({"work": calls}, busy, inline=["work"])]) == 0.0
+    cpu = [(float(each), share * each) for each in SECONDS]
+    found = loop_secs([trace_of({"work": calls}, cpu, inline=["work"])])
+    assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("cpu", [[], [(0.0, 0.0)], [(0.0, 0.0), (5.0, 1.0), (9.0, 3.0)]])
+@pytest.mark.parametrize("cpu", [[], [(0.0, 0.0), (5.0, 1.0), (9.0, 3.0)]])
 def test_it_is_not_known_of_a_short_record(cpu: Any) -> None:
     assert loop_secs([trace_of({"work": spans(np.arange(0.05, 9.0, 0.1), 0.01)}, cpu)]) == 0.0
-    assert loop_secs([]) == 0.0
 
 
 @timed("wait", returns=None)
@@ -58,7 +55,7 @@ async def wait() -> None:
     await anyio.sleep(0.004)
 
 
-async def main(steps: int = 400) -> None:
+async def main(steps: int = 200) -> None:
     for _ in range(steps):
         await wait()
         until = time.thread_time() + SPIN_SECS
@@ -79,7 +76,7 @@ def test_code_that_is_not_timed_is_planned(tmp_path: Path, backend: str) -> None
 def test_a_planned_run_computes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = trace_of(
         {"wait": spans(np.arange(0.05, 10.0, 0.1), 0.01)},
-        [(float(second), 0.02 * second) for second in range(11)],
+        [(float(second), 0.02 * second) for second in SECONDS],
     )
     monkeypatch.setattr(time, "thread_time", iter(np.arange(10**6) * 1.0).__next__)
     for backend in ("turbo", "asyncio", "trio"):

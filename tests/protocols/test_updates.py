@@ -66,23 +66,17 @@ def test_an_update_does_not_depend_on_the_order_of_arrival() -> None:
     assert len(results) == 1
 
 
-def test_asynchronous_descent_is_that_of_the_formula() -> None:
-    server = server_of(np.array([1.0, 2.0]), learning_rate=0.5)
-    first = server.pull(0)
-    server.push(1, np.array([1.0, 1.0]), 0)
-    server.push(0, first.parameters, first.version)
-    np.testing.assert_array_equal(server.parameters, [0.0, 0.5])
-
-
-def test_parameters_are_copied_on_entry_and_a_snapshot_stays_what_it_was() -> None:
-    own = np.ones(3)
-    server = server_of(own, learning_rate=1.0)
+def test_arrays_are_copied_on_entry_and_a_snapshot_stays_what_it_was() -> None:
+    own, gradient = np.ones(3, np.float32), np.ones(3)
+    server = server_of(own, KBatchAsync(2), learning_rate=0.5)
     own[:] = 7.0
     snapshot = server.pull(0)
-    assert snapshot.parameters is server.parameters
-    server.push(0, np.ones(3), 0)
+    for _ in range(2):
+        server.push(0, gradient, 0)
+        gradient[:] = 3.0
     np.testing.assert_array_equal(snapshot.parameters, np.ones(3))
     np.testing.assert_array_equal(server.parameters, np.zeros(3))
+    assert server.parameters.dtype == np.float32  # though gradients are doubles
 
 
 def test_the_servers_arrays_cannot_be_changed() -> None:
@@ -95,73 +89,40 @@ def test_the_servers_arrays_cannot_be_changed() -> None:
     assert server.parameters["w"].shape == (3,)
 
 
-def test_named_parameters_are_updated_each() -> None:
-    server = server_of({"w": np.ones(2), "b": np.float32(3.0)}, learning_rate=0.5)
-    server.push(0, {"b": 2.0, "w": [1.0, 2.0]}, 0)
-    np.testing.assert_array_equal(server.parameters["w"], [0.5, 0.0])
-    assert server.parameters["b"].dtype == np.float32
-    assert server.parameters["b"] == 2.0
-
-
-def test_a_gradient_of_doubles_leaves_parameters_their_type() -> None:
-    server = server_of(np.ones(2, np.float32))
-    server.push(0, np.ones(2, np.float64), 0)
-    assert server.parameters.dtype == np.float32
-
-
-def test_a_collected_gradient_is_kept_when_the_worker_uses_its_array_again() -> None:
-    server = server_of(np.zeros(1), KBatchAsync(2), learning_rate=1.0)
-    gradient = np.array([2.0])
-    server.push(0, gradient, 0)
-    gradient[:] = 4.0
-    server.push(0, gradient, 0)
-    assert server.parameters[0] == -3.0
-
-
-def test_an_update_of_ones_own_gets_parameters_gradient_and_rate() -> None:
+def test_named_parameters_are_updated_each_by_an_update_of_ones_own() -> None:
     velocity = np.zeros(2)
 
     def momentum(parameters: Any, gradient: Any, rate: float) -> Any:
-        velocity[:] = 0.5 * velocity + gradient
-        return parameters - rate * velocity
+        velocity[:] = 0.5 * velocity + gradient["w"]
+        return {"w": parameters["w"] - rate * velocity, "b": parameters["b"]}
 
-    server = server_of(np.zeros(2), learning_rate=1.0, update=momentum)
-    for _ in range(2):
-        server.push(0, np.ones(2), server.version)
-    np.testing.assert_array_equal(server.parameters, [-2.5, -2.5])
+    for update, w, b in ((None, [-2.0, -4.0], 1.0), (momentum, [-2.5, -5.0], 3.0)):
+        server = server_of(
+            {"w": np.zeros(2), "b": np.float32(3.0)}, update=update, learning_rate=1.0
+        )
+        for version in range(2):
+            server.push(0, {"b": 1.0, "w": [1.0, 2.0]}, version)
+        np.testing.assert_array_equal(server.parameters["w"], w)
+        assert (server.parameters["b"].dtype, server.parameters["b"]) == (np.float32, b)
 
 
 def test_an_update_that_fails_changes_nothing() -> None:
     def broken(parameters: Any, gradient: Any, rate: float) -> Any:
         raise OverflowError("too much")
 
-    for protocol in (Asynchronous(), KBatchAsync(1)):
+    for protocol, num_collected in ((Asynchronous(), 0), (KBatchAsync(2), 1)):
         server = server_of(np.zeros(2), protocol, update=broken)
-        with pytest.raises(OverflowError, match="too much"):
+        for _ in range(num_collected):
             server.push(0, np.ones(2), 0)
-        assert (server.version, server.num_applied, server.num_collected) == (0, 0, 0)
-        assert server.clock(0) == 0
-    server = server_of(np.zeros(2), KBatchAsync(2), update=broken)
-    server.push(0, np.ones(2), 0)
-    with pytest.raises(OverflowError, match="too much"):
-        server.push(1, np.ones(2), 0)
-    assert server.num_collected == 1
-    assert [server.has_collected(worker) for worker in (0, 1)] == [True, False]
-
-
-def test_an_update_of_a_wrong_shape_is_refused() -> None:
-    server = server_of(np.zeros(2), update=lambda parameters, gradient, rate: parameters[:1])
-    with pytest.raises(ValueError, match=r"the result of update has the shape \(1,\)"):
-        server.push(0, np.ones(2), 0)
+        with pytest.raises(OverflowError, match="too much"):
+            server.push(1, np.ones(2), 0)
+        assert (server.version, server.num_applied, server.clock(1)) == (0, 0, 0)
+        assert (server.num_collected, server.has_collected(1)) == (num_collected, False)
 
 
 def test_a_rate_may_fall_with_staleness() -> None:
     rates = [staleness_aware(0.6)(staleness) for staleness in range(4)]
     assert rates == [0.6, 0.6, 0.3, 0.6 / 3]
-    server = server_of(np.zeros(1), learning_rate=staleness_aware(1.0))
-    for _ in range(3):
-        server.push(0, np.ones(1), 0)
-    assert server.parameters[0] == -2.5
 
 
 def test_gradients_with_different_rates_are_weighted_by_them() -> None:
@@ -173,34 +134,23 @@ def test_gradients_with_different_rates_are_weighted_by_them() -> None:
     assert server.parameters[0] == -(0.5 * 4.0 + 1.0 * 8.0) / 2
 
 
-def test_rates_of_zero_move_nothing() -> None:
-    server = server_of(np.zeros(1), KBatchAsync(2), learning_rate=lambda staleness: 0.0)
-    server.push(0, np.ones(1), 0)
-    server.push(0, np.ones(1), 0)
-    assert (server.version, server.parameters[0]) == (1, 0.0)
+NAMED = {"w": np.zeros(2)}
 
 
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda: server_of(np.zeros(3, int)), "parameters is of dtype int64.*floating-point"),
-        (lambda: server_of({"w": [1, 2]}), r"parameters\['w'\] is of dtype int64"),
         (lambda: server_of({}), "parameters is empty"),
-        (lambda: server_of({1: np.zeros(2)}), "has the key 1; give texts"),
-        (lambda: server_of(np.zeros(2), update=3), "update is 3; give a function"),
         (lambda: server_of(np.zeros(2), learning_rate=-1.0), r"learning_rate is -1\.0; give a fin"),
-        (
-            lambda: server_of(np.zeros(2), learning_rate="1"),
-            "learning_rate is '1'; give a finite number",
-        ),
-        (lambda: staleness_aware(float("nan")), "rate is nan; give a finite number"),
-        (lambda: server_of(np.zeros(2)).push(0, np.zeros(3), 0), r"the shape \(3,\); expected"),
         (lambda: server_of(np.zeros(2)).push(0, np.zeros((1, 2)), 0), r"the shape \(1, 2\); ex"),
-        (lambda: server_of(np.zeros(2)).push(0, None, 0), r"gradient is None; expected an array"),
         (lambda: server_of(np.zeros(2)).push(0, {"w": 1}, 0), "gradient is a mapping; exp"),
-        (lambda: server_of({"w": np.zeros(2)}).push(0, np.zeros(2), 0), "gradient is a ndarray"),
-        (lambda: server_of({"w": np.zeros(2)}).push(0, {"v": 1}, 0), r"names \['v'\]; expected"),
-        (lambda: server_of({"w": np.zeros(2)}).push(0, {"w": 1.0}, 0), r"gradient\['w'\] has the"),
+        (lambda: server_of(NAMED).push(0, np.zeros(2), 0), "gradient is a ndarray"),
+        (lambda: server_of(NAMED).push(0, {"v": 1}, 0), r"names \['v'\]; expected"),
+        (
+            lambda: server_of(NAMED, update=lambda *_: {"w": 1.0}).push(0, NAMED, 0),
+            "the result of update.* has the shape",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(make: Callable[[], object], match: str) -> None:

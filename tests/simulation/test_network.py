@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from asynchooks.simulation import (
     Network,
     Partition,
     PerWorker,
-    Preemption,
     Uniform,
 )
 
-from .clusters import bare, check_mean, check_report, new_cluster, secs_per_update, speeds, spent
+from .clusters import bare, check_report, new_cluster, speeds, spent
 from .engines import BACKENDS
 
 MB = 1_000_000
@@ -46,122 +44,89 @@ def test_a_message_takes_its_bytes_and_then_the_latency(backend: Any) -> None:
     assert report.summary_row()["bytes_moved"] == report.bytes_moved
 
 
-def test_messages_are_as_large_as_the_parameters(backend: Any) -> None:
-    parameters = {"w": np.zeros((4, 8)), "b": np.zeros(8, np.float32)}  # 256 + 32 bytes
-    cluster = new_cluster(1, backend, compute=Constant(1.0), parameters=parameters,
-                          network=Network(bandwidth=288.0))  # fmt: skip
-    report = cluster.run(updates=3)
-    assert (report.secs, report.bytes_moved) == (9.0, 6 * 288)
+@pytest.mark.parametrize(
+    ("network", "options", "end", "secs", "num_bytes"),
+    [
+        (  # as large as the parameters
+            Network(bandwidth=288.0),
+            {"parameters": {"w": np.zeros((4, 8)), "b": np.zeros(8, np.float32)}},
+            {"updates": 3}, 9.0, 6 * 288,
+        ),
+        (  # pulls share the link of the server
+            Network(server_bandwidth=MB, parameter_bytes=MB, gradient_bytes=0),
+            {"num_workers": 4, "protocol": Synchronous()}, {"updates": 3}, 3 * (4 + 1), 12 * MB,
+        ),
+        (  # not with pushes: 0 pulls 0-1, computes 1-2, pushes 2-3, pulls 3-4; 1 pulls 0-2
+            Network(server_bandwidth=MB, parameter_bytes=MB),
+            {"num_workers": 2, "compute": speeds(1.0, 3.0)}, {"until": 4.0}, 4.0, 4 * MB,
+        ),
+        (  # the request arrives at 0.25, the reply at the end of the cut
+            Network(0.25, MB, parameter_bytes=MB), {"failures": [Partition(1.0, 2.0)]},
+            {"updates": 1}, 3.0 + 1.0 + 1.25, 2 * MB,
+        ),
+        (  # bytes that arrive after the last update do not count
+            Network(speeds(0.25, 10.0), parameter_bytes=100), {"num_workers": 2},
+            {"updates": 1}, 1.75, 200,
+        ),
+    ],
+    ids=["parameters", "server", "directions", "cut", "end"],
+)  # fmt: skip
+def test_links_take_their_time_for_each_byte(
+    network: Network, options: dict[str, Any], end: dict[str, Any], secs: float, num_bytes: int
+) -> None:
+    given: dict[str, Any] = {"num_workers": 1, "compute": Constant(1.0), **options}
+    report = new_cluster(network=network, **given).run(**end)
+    assert (report.secs, report.bytes_moved) == (secs, num_bytes)
 
 
-def test_pulls_share_the_link_of_the_server(backend: Any) -> None:
-    network = Network(server_bandwidth=MB, parameter_bytes=MB, gradient_bytes=0)
-    cluster = new_cluster(4, backend, compute=Constant(1.0), network=network,
-                          protocol=Synchronous())  # fmt: skip
-    assert cluster.run(updates=3).secs == 3 * (4 + 1)
-
-
-def test_a_message_takes_as_long_as_the_slower_of_its_two_links(backend: Any) -> None:
+def test_a_message_takes_as_long_as_the_slower_of_its_two_links() -> None:
     network = Network(0.0, [MB / 4, 4 * MB, 4 * MB], MB, parameter_bytes=3 * MB)
-    cluster = new_cluster(3, backend, compute=Constant(100.0), network=network)
-    report = cluster.run(until=50.0)
+    report = new_cluster(3, compute=Constant(100.0), network=network).run(until=50.0)
     # the server's link is free again after 3, 6 and 9 s
     assert [each.secs_pulled for each in report.workers] == [12.0, 6.0, 9.0]
 
 
-def test_both_directions_are_separate(backend: Any) -> None:
-    network = Network(server_bandwidth=MB, parameter_bytes=MB)
-    cluster = new_cluster(2, backend, compute=speeds(1.0, 3.0), network=network)
-    report = cluster.run(until=4.0)
-    # worker 0 pulls 0-1, computes 1-2, pushes 2-3, pulls 3-4; worker 1 pulls 0-2, computes 2-5
-    assert spent(report.workers[0]) == {"pulled": 2.0, "computed": 1.0, "pushed": 1.0}
-    assert spent(report.workers[1])["pulled"] == 2.0
-
-
-def test_a_message_under_way_takes_its_time_on_the_link_though_its_worker_crashes(
-    backend: Any,
-) -> None:
-    network = Network(server_bandwidth=MB, parameter_bytes=2 * MB)
-    failures = [Preemption(at=1.0, workers=[0])]
-    cluster = new_cluster(2, backend, compute=Constant(9.0), network=network, failures=failures)
-    report = cluster.run(until=5.0)
-    assert report.workers[1].secs_pulled == 2.0 + 2.0
-    assert report.bytes_moved == 2 * MB  # what arrived
-
-
-def test_a_cut_link_holds_messages_of_a_network_back(backend: Any) -> None:
-    network = Network(0.25, MB, parameter_bytes=MB)
-    cluster = new_cluster(1, backend, compute=Constant(1.0), network=network,
-                          failures=[Partition(1.0, 2.0)])  # fmt: skip
-    # the request arrives at 0.25, the reply at the end of the cut
-    assert cluster.run(updates=1).secs == 3.0 + 1.0 + 1.25
-
-
-def test_a_push_goes_to_all_servers_and_takes_the_slowest(backend: Any) -> None:
-    cluster = new_cluster(1, backend, compute=Constant(1.0), num_servers=3,
-                          service=speeds(0.5, 2.0, 0.25))  # fmt: skip
-    report = cluster.run(updates=4)
+def test_a_push_goes_to_all_servers_and_takes_the_slowest() -> None:
+    service = speeds(0.5, 2.0, 0.25)
+    report = new_cluster(1, compute=Constant(1.0), num_servers=3, service=service).run(updates=4)
     assert report.secs == 4 * 3.0
-    assert [each.busy_share for each in report.servers] == [2 / 12, 8 / 12, 1 / 12]
-    assert [each.requests for each in report.servers] == [4, 4, 4]
-    assert [each.server for each in report.servers] == [0, 1, 2]
-
-
-def test_servers_share_the_bytes_of_a_message(backend: Any) -> None:
-    def secs(num_servers: int) -> float:
-        network = Network(0.5, 4 * MB, MB, parameter_bytes=2 * MB)
-        cluster = new_cluster(2, backend, compute=Constant(1.0), network=network,
-                              num_servers=num_servers, protocol=Synchronous())  # fmt: skip
-        return cluster.run(updates=1).secs
-
-    # the second download, both uploads; from 4 servers on, the links of the workers decide
-    assert [secs(each) for each in (1, 2, 4, 8, 16)] == [
-        2.5 + 3 * 2.0, 2.5 + 3 * 1.0, 2.5 + 3 * 0.5, 2.5 + 2 * 0.5, 2.5 + 2 * 0.5
+    assert [(each.server, each.requests, each.busy_share) for each in report.servers] == [
+        (0, 4, 2 / 12), (1, 4, 8 / 12), (2, 4, 1 / 12),
     ]  # fmt: skip
 
 
-def test_the_latency_of_several_servers_is_their_largest() -> None:
-    cluster = new_cluster(
-        1, compute=Constant(0.0), network=Network(Exponential(1.0)), num_servers=4,
-        keep_timeline=True,
-    )  # fmt: skip
-    cluster.run(updates=4_000)
-    # H_4 for the request, for the reply, and for the push
-    check_mean(secs_per_update(cluster), 3 * (1 + 1 / 2 + 1 / 3 + 1 / 4))
+@pytest.mark.parametrize(
+    ("num_servers", "secs"),
+    # the second download, both uploads; from 4 servers on, the links of the workers decide
+    [(1, 2.5 + 3 * 2.0), (4, 2.5 + 3 * 0.5), (8, 2.5 + 2 * 0.5)],
+)
+def test_servers_share_the_bytes_of_a_message(num_servers: int, secs: float) -> None:
+    network = Network(0.5, 4 * MB, MB, parameter_bytes=2 * MB)
+    cluster = new_cluster(2, compute=Constant(1.0), network=network,
+                          num_servers=num_servers, protocol=Synchronous())  # fmt: skip
+    assert cluster.run(updates=1).secs == secs
 
 
-def test_the_queue_of_a_server_is_that_of_a_closed_network() -> None:
-    """Two workers, exponential compute and service of one mean: machine repair."""
-    cluster = new_cluster(2, compute=Exponential(1.0), service=Exponential(1.0))
-    report = cluster.run(updates=40_000)
-    (server,) = report.servers
-    # states 0, 1, 2 at the server: rates 2, 1 up and 1, 1 down: 1/5, 2/5, 2/5
-    assert server.busy_share == pytest.approx(4 / 5, rel=0.01)
-    assert server.mean_queue == pytest.approx(2 / 5, rel=0.02)
-    assert report.updates_per_second == pytest.approx(4 / 5, rel=0.01)
-
-
-def test_what_is_to_come_does_not_count_as_use(backend: Any) -> None:
-    cluster = new_cluster(3, backend, compute=Constant(1.0), service=Constant(4.0))
-    (server,) = cluster.run(until=3.0).servers
-    assert (server.secs_busy, server.secs_queued) == (2.0, 4.0)
-    assert (server.busy_share, server.mean_queue) == (2 / 3, 4 / 3)
-
-
-def test_what_arrives_after_the_last_update_is_no_use_of_the_server(backend: Any) -> None:
-    cluster = new_cluster(2, backend, compute=Constant(1.0), push=speeds(0.5, 10.0),
-                          service=Constant(1.0))  # fmt: skip
-    report = cluster.run(updates=1)
-    assert (report.secs, cluster.simulation.now) == (2.5, 11.0)
-    (server,) = report.servers
-    assert (server.requests, server.secs_busy, server.secs_queued) == (1, 1.0, 0.0)
-
-
-def test_bytes_that_arrive_after_the_last_update_do_not_count(backend: Any) -> None:
-    network = Network(speeds(0.25, 10.0), parameter_bytes=100)
-    cluster = new_cluster(2, backend, compute=Constant(1.0), network=network)
-    report = cluster.run(updates=1)
-    assert (report.secs, report.bytes_moved) == (1.75, 200)
+@pytest.mark.parametrize(
+    ("num_workers", "options", "end", "requests", "secs_busy", "secs_queued"),
+    [
+        (3, {"service": Constant(4.0)}, {"until": 3.0}, 3, 2.0, 4.0),
+        (  # the other arrives after the last update
+            2, {"service": Constant(1.0), "push": speeds(0.5, 10.0)}, {"updates": 1}, 1, 1.0, 0.0,
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_to_come_does_not_count_as_use_of_a_server(
+    num_workers: int,
+    options: dict[str, Any],
+    end: dict[str, Any],
+    requests: int,
+    secs_busy: float,
+    secs_queued: float,
+) -> None:
+    (server,) = new_cluster(num_workers, compute=Constant(1.0), **options).run(**end).servers
+    found = (server.requests, server.secs_busy, server.secs_queued)
+    assert found == (requests, secs_busy, secs_queued)
 
 
 def test_all_backends_agree_on_a_network_with_failures() -> None:
@@ -180,35 +145,14 @@ def test_all_backends_agree_on_a_network_with_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "message"),
     [
-        ({"latency": -1.0}, "latency is -1.0; give seconds, >= 0"),
-        ({"bandwidth": 0}, "bandwidth is 0; give bytes per second, > 0, or None"),
-        ({"bandwidth": [1.0, -1.0]}, r"bandwidth\[1\] is -1.0; give bytes per second"),
-        ({"server_bandwidth": math.inf}, "server_bandwidth is inf; give bytes per second"),
-        ({"parameter_bytes": -1}, "parameter_bytes is -1; give an integer >= 0"),
+        (lambda: Network(bandwidth=[1.0, -1.0]), r"bandwidth\[1\] is -1.0; give bytes per second"),
+        (lambda: Network(parameter_bytes=-1), "parameter_bytes is -1; give an integer >= 0"),
+        (lambda: new_cluster(3, network=Network(bandwidth=[1.0, 2.0])), "2 values for 3 workers"),
+        (lambda: new_cluster(3, network=Network(), push=Constant(1.0)), "got push=.* and a netw"),
     ],
 )
-def test_wrong_links_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Network(**options)
-
-
-def test_wrong_types_are_refused() -> None:
-    with pytest.raises(TypeError, match="latency is 'fast'; give a delay"):
-        Network(latency="fast")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="bandwidth is 'fast'; give bytes per second"):
-        Network(bandwidth="fast")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="gradient_bytes is 0.5; give an integer >= 0"):
-        Network(gradient_bytes=0.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"network is 1.0; give a network, as in network=Network"):
-        new_cluster(2, network=1.0)
-
-
-def test_a_network_that_does_not_fit_the_cluster_is_refused() -> None:
-    with pytest.raises(ValueError, match="bandwidth of the network has 2 values for 3 workers"):
-        new_cluster(3, network=Network(bandwidth=[1.0, 2.0]))
-    with pytest.raises(ValueError, match="there is no delay for worker 2"):
-        new_cluster(3, network=Network(speeds(1.0, 2.0)))
-    with pytest.raises(ValueError, match=r"got push=Constant\(secs=1.0\) and a network"):
-        new_cluster(3, network=Network(), push=Constant(1.0))
+def test_wrong_links_are_refused(make: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from asynchooks._engine.base import EngineTask, Slot
 from asynchooks.simulation import Simulation
 
-from .engines import BACKENDS, outcome_of
+from .engines import BACKENDS, outcome_of, run_together
 
 NUM_SCRIPTS, NUM_SLOTS = 5, 3
 _variable: ContextVar[int] = ContextVar("variable")
@@ -180,7 +181,7 @@ def run_on(
     return run, outcome_of(simulation, run.main)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS, st.booleans())
 def test_every_engine_does_the_same_and_loses_nothing(
     scripts: list[list[Op]], shuffle_ties: bool
@@ -202,34 +203,7 @@ def test_every_engine_does_the_same_and_loses_nothing(
         assert all(getattr(task, "is_done", False) for task in run.started)
 
 
-def test_no_wake_up_is_lost_that_a_shuffle_puts_before_its_waker(backend: Any) -> None:
-    simulation = Simulation(3, backend, shuffle_ties=True)
-    slots: dict[int, Slot] = {}
-    num_woken = 0
-
-    async def wait(number: int) -> None:
-        nonlocal num_woken
-        for _ in range(20):
-            slots[number] = Slot(simulation.kernel, f"a wake-up of {number}")
-            await simulation.kernel.park(slots[number])
-            num_woken += 1
-
-    async def wake(number: int) -> None:
-        for _ in range(20):
-            await simulation.sleep(1)
-            slots[number].wake()
-
-    async def main() -> None:
-        for number in range(10):
-            simulation.start(wait, number)
-            simulation.start(wake, number)
-        await simulation.sleep(30)
-
-    simulation.run(main)
-    assert num_woken == 200
-
-
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20), st.booleans())
 def test_sleeps_end_at_exactly_their_times_in_order(secs: list[float], shuffle_ties: bool) -> None:
     """Equal ones end in the order of asking, but where ties are shuffled."""
@@ -238,17 +212,12 @@ def test_sleeps_end_at_exactly_their_times_in_order(secs: list[float], shuffle_t
         ends: list[tuple[float, int]] = []
 
         async def sleeper(
-            number: int, secs: float, simulation: Simulation = simulation, ends: Any = ends
+            number: int, simulation: Simulation = simulation, ends: Any = ends
         ) -> None:
-            await simulation.sleep(secs)
+            await simulation.sleep(secs[number])
             ends.append((simulation.now, number))
 
-        async def main(simulation: Simulation = simulation, sleeper: Any = sleeper) -> None:
-            tasks = [simulation.start(sleeper, number, each) for number, each in enumerate(secs)]
-            for task in tasks:
-                await task.wait()
-
-        simulation.run(main)
-        expected = sorted((each, number) for number, each in enumerate(secs))
+        run_together(simulation, *(partial(sleeper, number) for number in range(len(secs))))
         assert [time for time, _ in ends] == sorted(secs)
+        expected = sorted((each, number) for number, each in enumerate(secs))
         assert (sorted(ends) if shuffle_ties else ends) == expected

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks import GlobalStep
-from asynchooks.simulation import LivelockError, Simulation
+from asynchooks.simulation import Simulation
 
 from .engines import BACKENDS
 
@@ -26,7 +26,7 @@ def run(program: Program, backend: Any, seed: int, shuffle_ties: bool = True) ->
     return simulation.run(program, simulation), simulation.trace.to_bytes()
 
 
-def orders(program: Program, backend: Any, num_seeds: int = 200) -> set[str]:
+def orders(program: Program, backend: Any, num_seeds: int = 150) -> set[str]:
     return {run(program, backend, seed)[0] for seed in range(num_seeds)}
 
 
@@ -46,19 +46,6 @@ async def tasks_at_an_event(simulation: Simulation) -> str:
     return order
 
 
-async def tasks_that_begin(simulation: Simulation) -> str:
-    order = ""
-
-    async def begin(name: str) -> None:
-        nonlocal order
-        order += name
-
-    async with anyio.create_task_group() as group:
-        for name in "abcd":
-            group.start_soon(begin, name)
-    return order
-
-
 async def tasks_at_a_step(simulation: Simulation) -> str:
     step, order = GlobalStep(), ""
 
@@ -75,26 +62,9 @@ async def tasks_at_a_step(simulation: Simulation) -> str:
     return order
 
 
-async def timers(simulation: Simulation) -> str:
-    order = ""
-
-    async def sleep(name: str) -> None:
-        nonlocal order
-        await (simulation.sleep(1) if name in "ab" else anyio.sleep(1))
-        order += name
-
-    async with anyio.create_task_group() as group:
-        for name in "abcd":
-            group.start_soon(sleep, name)
-    return order
-
-
 @pytest.mark.parametrize("backend", EVENT_LOOPS)
-@pytest.mark.parametrize("program", [tasks_at_an_event, tasks_that_begin])
-def test_tasks_that_an_event_loop_wakes_together_run_in_every_order(
-    backend: Any, program: Program
-) -> None:
-    assert orders(program, backend) == ALL_ORDERS
+def test_tasks_that_an_event_loop_wakes_together_run_in_every_order(backend: Any) -> None:
+    assert orders(tasks_at_an_event, backend) == ALL_ORDERS
 
 
 def test_tasks_that_wait_for_one_step_run_in_every_order_the_same_on_every_backend() -> None:
@@ -102,35 +72,6 @@ def test_tasks_that_wait_for_one_step_run_in_every_order_the_same_on_every_backe
     for seed in range(10):
         runs = [run(tasks_at_a_step, backend, seed) for backend in BACKENDS]
         assert all(each == runs[0] for each in runs)
-
-
-@pytest.mark.parametrize("backend", EVENT_LOOPS)
-def test_timers_of_anyio_and_sleeps_of_the_simulation_that_end_together_come_in_either_order(
-    backend: Any,
-) -> None:
-    assert {order[0] for order in orders(timers, backend)} == set("abcd")
-
-
-@pytest.mark.parametrize("backend", EVENT_LOOPS)
-def test_a_task_that_is_woken_later_may_run_before_one_that_is_ready(backend: Any) -> None:
-    async def program(simulation: Simulation) -> str:
-        first, second, order = anyio.Event(), anyio.Event(), ""
-
-        async def wait(event: anyio.Event, name: str) -> None:
-            nonlocal order
-            await event.wait()
-            order += name
-            second.set()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait, first, "a")
-            group.start_soon(wait, first, "b")
-            group.start_soon(wait, second, "c")
-            await anyio.sleep(1)
-            first.set()
-        return order
-
-    assert orders(program, backend, 50) == {"abc", "acb", "bac", "bca"}
 
 
 def test_without_it_tasks_run_in_the_order_in_which_they_were_woken() -> None:
@@ -177,59 +118,8 @@ async def what_waits_in_all_ways(simulation: Simulation) -> list[str]:
 def test_the_seed_alone_decides_whatever_tasks_wait_for(backend: Any) -> None:
     found = []
     for seed in range(10):
-        first, *others = [run(what_waits_in_all_ways, backend, seed) for _ in range(3)]
-        assert all(each == first for each in others)
+        first, other = [run(what_waits_in_all_ways, backend, seed) for _ in range(2)]
+        assert first == other
         found.append(first[0])
         assert len([each for each in first[0] if "is over at 5.25" in each]) == 4
     assert len({tuple(each) for each in found}) == 10
-
-
-@pytest.mark.parametrize("backend", EVENT_LOOPS)
-def test_tasks_that_yield_are_given_as_many_turns_as_without_it(backend: Any) -> None:
-    simulation = Simulation(1, backend, shuffle_ties=True, max_turns=100)
-
-    async def yields(num: float) -> None:
-        while num > 0:
-            await anyio.lowlevel.checkpoint()
-            num -= 1
-
-    async def main(num: float) -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(50):
-                group.start_soon(yields, num)
-
-    simulation.run(main, 50)
-    with pytest.raises(LivelockError):
-        Simulation(1, backend, shuffle_ties=True, max_turns=100).run(main, float("inf"))
-
-
-async def tasks_that_sleep(simulation: Simulation) -> str:
-    order = ""
-
-    async def sleep(name: str) -> None:
-        nonlocal order
-        order += name
-        await simulation.sleep(1.0)
-        order += name
-
-    tasks = [simulation.start(sleep, name) for name in "abcd"]
-    for task in tasks:
-        await task.wait()
-    return order
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_function_chooses_which_of_the_tasks_that_are_ready_goes_on(backend: Any) -> None:
-    """A search over schedules gives it to the kernel; no public name does yet."""
-    simulation = Simulation(backend=backend)
-    arguments = simulation._kernel_arguments[:2]
-    simulation._kernel_arguments = (*arguments, lambda ready: len(ready) - 1)
-    assert simulation.run(tasks_that_sleep, simulation) == "dcbaabcd", "the last that asked"
-    assert run(tasks_that_sleep, backend, 0, shuffle_ties=False)[0] == "abcdabcd"
-
-
-@pytest.mark.parametrize("backend", EVENT_LOOPS)
-def test_the_same_function_chooses_among_tasks_that_an_event_wakes(backend: str) -> None:
-    simulation = Simulation(backend=backend)  # type: ignore[arg-type]
-    simulation._kernel_arguments = (*simulation._kernel_arguments[:2], lambda ready: 0)
-    assert sorted(simulation.run(tasks_at_an_event, simulation)) == list("abcd")

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,77 +55,49 @@ RUNS = [
 STAGE = {"stage rollouts": {"fn": "fn", "concurrency": 2}}
 
 
-def trace(
-    about: dict[str, Any] | None = None, calls: Any = None, rows: Any = RUNS, more: bytes = b""
-) -> bytes:
-    """A whole one, of a learner with rollouts.
-
-    Args:
-        calls: what the spans of calls are, in place of what they are.
-        more: lines before the spans.
-    """
-    labels = LABELS if calls is None else {**LABELS, CALL: calls}
+def trace(about: dict[str, Any] | None = None, rows: Any = RUNS, more: bytes = b"") -> bytes:
+    """A whole one, of a learner with rollouts; with these lines before its spans."""
     spans = [
-        line("X", ts=begun, dur=ended - begun, **labels[label]) for label, begun, ended in rows
+        line("X", ts=begun, dur=ended - begun, **LABELS[label]) for label, begun, ended in rows
     ]
     return START + said(STAGE if about is None else about) + more + b"".join(spans)
 
 
-NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), 1e308, "1", None, True, [1], {"a": 1}]
+NO_NUMBERS = [float("nan"), -float("inf"), 1e308, "1", None, True, [1]]
 SPAN: dict[str, Any] = {"name": "fn", "cat": "call", "ts": 0, "dur": SECOND}
-NO_OBJECTS: list[Any] = [None, 1, "x", [], [{}]]
 NO_COUNTS = [*NO_NUMBERS, -1, 1.5, 10**400]
 
+NO_OBJECTS: list[Any] = [None, 1, "x", [], [{}]]
+FIELDS: dict[str, list[Any]] = {
+    "ts": NO_NUMBERS, "dur": NO_NUMBERS, "tid": [*NO_COUNTS, 1 << 16], "cat": [1, {"a": 1}, "x"],
+    "name": [None, 1, ["fn"], {"a": 1}, "\ud800"], "args": [1, "x", [1]],
+}  # fmt: skip
+ARGUMENTS: dict[str, list[Any]] = {
+    "ident": [*NO_COUNTS, 1 << 50], "worker": [*NO_COUNTS, 1 << 50],
+    "value": [-float("inf"), "1", None, True, [1]],
+}  # fmt: skip
+SAID: dict[str, list[Any]] = {"flushed": NO_NUMBERS[:4], "cpu": NO_NUMBERS[:4]}
+ABOUT: dict[str, list[Any]] = {"began": NO_NUMBERS, "ended": NO_NUMBERS, "settings": NO_OBJECTS}
+MADE: list[tuple[dict[str, list[Any]], Callable[[str, Any], bytes]]] = [
+    (FIELDS, lambda name, value: trace(more=line("X", **{**SPAN, name: value}))),
+    (ARGUMENTS, lambda name, value: trace(more=line("X", **SPAN, args={name: value}))),
+    (SAID, lambda name, value: trace(more=said({}, **{name: value}))),
+    (ABOUT, lambda name, value: trace({**STAGE, name: value})),
+]
 CRAFTED: dict[str, bytes] = {
     **{
-        f"{name} of a span {each!r}": trace(more=line("X", **{**SPAN, name: each}))
-        for name in ("ts", "dur")
-        for each in NO_NUMBERS
+        f"{name} is {value!r}": make(name, value)
+        for names, make in MADE
+        for name, values in names.items()
+        for value in values
     },
-    **{
-        f"{name} of a span {each!r}": trace(more=line("X", **SPAN, args={name: each}))
-        for name in ("ident", "worker")
-        for each in [*NO_COUNTS, 1 << 50]
-    },
-    **{
-        f"value of a span {each!r}": trace(more=line("X", **SPAN, args={"value": each}))
-        for each in NO_NUMBERS
-        if each != 1e308 and each == each
-    },
-    **{
-        f"track {each!r}": trace(more=line("X", **{**SPAN, "tid": each}))
-        for each in [*NO_COUNTS, 1 << 16]
-    },
-    **{
-        f"name of a span {each!r}": trace(more=line("X", **{**SPAN, "name": each}))
-        for each in [*NO_OBJECTS[:2], ["fn"], {"a": 1}, "\ud800"]
-    },
-    **{
-        f"kind of a span {each!r}": trace(more=line("X", **{**SPAN, "cat": each}))
-        for each in [1, {"a": 1}, "x"]
-    },
-    **{
-        f"arguments {each!r}": trace(more=line("X", **SPAN, args=each)) for each in (1, "x", [1])
-    },
-    **{
-        f"{name} {each!r}": trace(more=said({}, **{name: each}))
-        for name in ("flushed", "cpu")
-        for each in NO_NUMBERS
-        if each is not None
-    },
-    **{
-        f"{name} {each!r}": trace({**STAGE, name: each})
-        for name in ("began", "ended")
-        for each in NO_NUMBERS
-    },
-    **{f"settings {each!r}": trace({**STAGE, "settings": each}) for each in NO_OBJECTS},
     "deep": trace(more=raw(b"[" * 99_999 + b"]" * 99_999)),
     "no object": trace(more=raw(b"[]")),
     "a number of 5,000 digits": trace(more=raw(b'{"began": ' + b"9" * 5000 + b"}")),
     "no JSON": trace(more=b"what\n"),
     "no event": trace(more=b"[1]\n"),
     "no process": b"[\n" + line("X", **SPAN),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CRAFTED)
@@ -150,18 +123,16 @@ def test_a_trace_like_those_is_read(tmp_path: Path) -> None:
     assert Plan.read(path).traces[0].figures().num_updates == 1
 
 
-EXTREME_TIMES = {
-    "tiny calls, huge steps": [
-        (CALL, 0, 1), (CALL, 1, 2), (RUN, 0, 1e16), (STEP, 0, 1e16),
-        (RUN, 1e16, 9e16), (STEP, 1e16, 9e16), (SESSION, 0, 9e16),
-    ],
-    "huge calls, tiny steps": [
-        (CALL, 0, 1e16), (CALL, 1, 9e16), (RUN, 0, 1), (STEP, 0, 1), (RUN, 1, 2),
-        (STEP, 1, 2), (SESSION, 0, 9e16),
-    ],
-    "no time": [(label, 0, 0) for label in (CALL, RUN, STEP, RUN, STEP, SESSION)],
-    "backwards": [(CALL, 5, 0), (RUN, 0, 1)],
-}  # fmt: skip
+EXTREME_TIMES = [
+    # tiny calls, huge steps
+    [(CALL, 0, 1), (CALL, 1, 2), (RUN, 0, 1e16), (STEP, 0, 1e16), (RUN, 1e16, 9e16),
+     (STEP, 1e16, 9e16), (SESSION, 0, 9e16)],
+    # and the other way round
+    [(CALL, 0, 1e16), (CALL, 1, 9e16), (RUN, 0, 1), (STEP, 0, 1), (RUN, 1, 2), (STEP, 1, 2),
+     (SESSION, 0, 9e16)],
+    [(label, 0, 0) for label in (CALL, RUN, STEP, RUN, STEP, SESSION)],
+    [(CALL, 5, 0), (RUN, 0, 1)],
+]  # fmt: skip
 
 CHILD = """
 import resource, sys
@@ -184,15 +155,14 @@ for path in sys.argv[1:]:
 @pytest.mark.faults
 def test_reading_and_fitting_end_whatever_a_small_trace_says(tmp_path: Path) -> None:
     rng = random.Random(1)
+    extreme = [trace(rows=rows) for rows in EXTREME_TIMES]
     paths = []
-    for place, data in enumerate([*CRAFTED.values(),
-                                  *(trace(rows=rows) for rows in EXTREME_TIMES.values()),
+    for place, data in enumerate([*CRAFTED.values(), *extreme,
                                   *(damaged(trace(), rng) for _ in range(40))]):  # fmt: skip
         paths.append(tmp_path / f"{place}.pftrace")
         paths[-1].write_bytes(data)
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *map(str, paths)], capture_output=True, text=True, timeout=240
-    )
+    command = [sys.executable, "-c", CHILD, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("END OF TRACE") == len(paths)
     assert "Traceback" not in done.stderr

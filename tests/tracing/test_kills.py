@@ -13,7 +13,7 @@ from .programs import record
 from .reading import read
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
-NUM_KILLS = 15
+NUM_KILLS = 7
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
