@@ -80,21 +80,18 @@ def hooks_for(
 ) -> list[Any]:
     """One of each hook but for CheckpointSaverHook; they write seldom, if there is a directory."""
     every, every_summary = (2, 2) if directory is None else (1000, 100)
-
-    def within(name: str) -> str | None:
-        return None if directory is None else f"{directory}/{name}"
-
+    steps, logs, scores = (directory and f"{directory}/{name}" for name in "abc")
     return [
         PreemptionHook(),
         StopAtStepHook(last_step=last_step),
         GlobalStepWaiterHook(wait_until_step=0),
-        StepCounterHook(every_n_steps=every, output_dir=within("steps")),
+        StepCounterHook(every_n_steps=every, output_dir=steps),
         LoggingTensorHook({"loss": loss}, every_n_iter=every),
         NanTensorHook(loss),
-        SummarySaverHook(every_summary, output_dir=within("logs"), summary_op=summary),
+        SummarySaverHook(every_summary, output_dir=logs, summary_op=summary),
         FeedFnHook(lambda: feeds),
         FinalOpsHook(loss),
-        EvaluationHook(evaluate, every_n_steps=every, output_dir=within("eval")),
+        EvaluationHook(evaluate, every_n_steps=every, output_dir=scores),
         EarlyStoppingHook(loss, patience=FOREVER, mode="min"),
         TimeLimitHook(secs=FOREVER),
         StallHook(secs=FOREVER),
@@ -160,16 +157,20 @@ async def openings(num_openings: int, open_one: Callable[[], Awaitable[None]]) -
     return readings
 
 
+async def train(session: MonitoredSession, fetches: Any) -> None:
+    async with session:
+        while not session.should_stop():
+            await session.run(fetches)
+    assert session.global_step.value == OPENED_STEPS
+
+
 def open_function() -> Callable[[], Awaitable[None]]:
     """What opens a session on a step function with all hooks, and trains for a few steps."""
     model, feeds = Model(), {"rate": 0.001}
 
     async def open_one() -> None:
         hooks = hooks_for(OPENED_STEPS, feeds)
-        async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
-            while not session.should_stop():
-                await session.run("loss")
-        assert session.global_step.value == OPENED_STEPS
+        await train(MonitoredSession(hooks, FunctionSessionCreator(model.step)), "loss")
 
     return open_one
 
@@ -190,27 +191,26 @@ def open_tensorflow() -> Callable[[], Awaitable[None]]:
             weight = v1.get_variable("weight", (), initializer=v1.zeros_initializer())
             loss = tf.square(weight - 1.0) * 0.5
             with tf.control_dependencies([v1.assign_add(weight, rate)]):
-                train = v1.assign_add(step, 1)
+                train_op = v1.assign_add(step, 1)
             hooks = hooks_for(OPENED_STEPS, {rate: 0.1}, loss, v1.summary.scalar("loss", loss))
             session = MonitoredSession(hooks, asynchooks.ChiefSessionCreator())
-        async with session:
-            while not session.should_stop():
-                await session.run(train)
-        assert session.global_step.value == OPENED_STEPS
+        await train(session, train_op)
 
     return open_one
 
 
+SOAKS: dict[str, Callable[[], Awaitable[list[Reading]]]] = {
+    "steps": lambda: steps(1_000_000),
+    "items": lambda: items(10_000_000),
+    "openings": lambda: openings(10_000, open_function()),
+    "tensorflow": lambda: openings(200, open_tensorflow()),
+}
+
+
 async def main(names: list[str]) -> None:
     tracemalloc.start()
-    if not names or "steps" in names:
-        print(table("steps", await steps(1_000_000)), flush=True)
-    if not names or "items" in names:
-        print(table("items", await items(10_000_000)), flush=True)
-    if not names or "openings" in names:
-        print(table("openings", await openings(10_000, open_function())), flush=True)
-    if not names or "tensorflow" in names:
-        print(table("tensorflow", await openings(200, open_tensorflow())), flush=True)
+    for name in names or SOAKS:
+        print(table(name, await SOAKS[name]()), flush=True)
 
 
 if __name__ == "__main__":

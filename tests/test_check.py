@@ -1,116 +1,78 @@
-"""The checks of arguments: what they let through, and what their errors say."""
+"""The checks of arguments: what they let through, and what their errors say.
+
+They are private, and tested here once for all public functions, whose errors they word.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from asynchooks import _check
+from asynchooks._check import function, instance, integer, number, path, seconds
+
+PROBABILITY = partial(number, least=0, most=1, expected="a probability")
+Check = Callable[..., Any]
 
 
-@pytest.mark.parametrize("value", [0, 5, np.int64(5), 2**80])
-def test_an_integer_is_returned_as_an_int(value: object) -> None:
-    result = _check.integer("steps", value, least=0)
-    assert type(result) is int
-    assert result == value
+@pytest.mark.parametrize(
+    ("check", "value", "result"),
+    [
+        (integer, np.int64(5), 5),
+        (integer, 2**80, 2**80),
+        (partial(integer, least=0), 0, 0),
+        (number, 7, 7.0),
+        (partial(number, finite=False), 10**400, math.inf),
+        (PROBABILITY, 1, 1.0),
+        (partial(seconds, zero=True), 0, 0.0),
+        (path, Path("a") / "b", str(Path("a") / "b")),
+        (partial(instance, kind=(str, int), expected="a text"), "a", "a"),
+        (function, len, len),
+    ],
+)
+def test_what_is_right_is_returned_as_what_it_has_to_be(
+    check: Check, value: Any, result: Any
+) -> None:
+    found = check("x", value)
+    assert (type(found), found) == (type(result), result)
 
 
-@pytest.mark.parametrize("value", [True, 1.0, "1", None, np.float32(1), np.zeros(2)])
-def test_what_is_no_integer_is_a_type_error_that_names_the_argument(value: object) -> None:
-    with pytest.raises(TypeError, match=r"(?s)^steps is .*; give an integer >= 1$"):
-        _check.integer("steps", value, least=1)
+@pytest.mark.parametrize(
+    ("check", "values", "error", "give"),
+    [
+        (partial(integer, least=1), [True, 1.0, "1", np.float32(1)], TypeError, "an integer >= 1"),
+        (partial(integer, least=0, expected="steps"), [-1], ValueError, "steps"),
+        (number, [True, "1", None, 1j], TypeError, "a finite number"),
+        (number, [math.nan, math.inf, 10**400], ValueError, "a finite number"),
+        (partial(number, finite=False), [math.nan], ValueError, "a finite number"),
+        (partial(number, least=0, finite=False), [-(10**400)], ValueError, "a finite number"),
+        (partial(number, above=0), [0.0], ValueError, "a finite number"),
+        (PROBABILITY, [-0.1, 1.1], ValueError, "a probability"),
+        (seconds, [0, -1, math.inf, math.nan], ValueError, "finite seconds > 0"),
+        (partial(seconds, zero=True), [-1], ValueError, "finite seconds >= 0"),
+        (path, [b"a", 1, None], TypeError, "the path of a directory"),
+        (partial(instance, kind=str, expected="a text"), [1], TypeError, "a text"),
+        (function, [1], TypeError, "a function"),
+    ],
+)
+def test_an_error_names_the_argument_what_it_is_and_what_to_give(
+    check: Check, values: list[Any], error: type[Exception], give: str
+) -> None:
+    for value in values:
+        with pytest.raises(error, match=f"^x is .*; give {give}$"):
+            check("x", value)
 
 
-def test_an_integer_below_the_least_is_a_value_error_in_the_callers_words() -> None:
-    with pytest.raises(ValueError, match=r"^steps is -1; give a number of steps$"):
-        _check.integer("steps", -1, least=0, expected="a number of steps")
-    assert _check.integer("steps", -1) == -1
-
-
-@pytest.mark.parametrize("value", [0, 0.5, np.float32(0.5), 7])
-def test_a_number_is_returned_as_a_float(value: object) -> None:
-    result = _check.number("rate", value)
-    assert type(result) is float
-    assert result == value
-
-
-@pytest.mark.parametrize("value", [True, "1", None, 1j, [1.0]])
-def test_what_is_no_number_is_a_type_error(value: object) -> None:
-    with pytest.raises(TypeError, match="^rate is .*; give a finite number$"):
-        _check.number("rate", value)
-
-
-def test_an_integer_beyond_all_floats_is_infinite_with_its_sign() -> None:
-    assert _check.number("rate", 10**400, least=0, finite=False) == math.inf
-    with pytest.raises(ValueError, match="^rate is -1000.*; give a finite number$"):
-        _check.number("rate", -(10**400), least=0, finite=False)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
-def test_a_number_is_finite_unless_infinities_are_allowed(value: float) -> None:
-    with pytest.raises(ValueError, match="^rate is .*; give a finite number$"):
-        _check.number("rate", value)
-    if value == value:
-        assert math.isinf(_check.number("rate", value, finite=False))
-
-
-def test_nan_is_never_a_number() -> None:
-    with pytest.raises(ValueError, match="^rate is nan"):
-        _check.number("rate", math.nan, finite=False)
-
-
-def test_bounds_of_a_number() -> None:
-    assert _check.number("p", 1.0, least=0, most=1) == 1.0
-    assert _check.number("p", 0.0, least=0, most=1) == 0.0
-    for value in (-0.1, 1.1):
-        with pytest.raises(ValueError, match=f"^p is {value}; give a probability$"):
-            _check.number("p", value, least=0, most=1, expected="a probability")
-    with pytest.raises(ValueError, match="^p is 0.0"):
-        _check.number("p", 0.0, above=0)
-
-
-@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
-def test_seconds_are_finite_and_above_zero(value: float) -> None:
-    with pytest.raises(ValueError, match="^pause is .*; give finite seconds > 0$"):
-        _check.seconds("pause", value)
-
-
-def test_seconds_may_be_zero_where_that_is_allowed() -> None:
-    assert _check.seconds("pause", 0, zero=True) == 0.0
-    with pytest.raises(ValueError, match="^pause is -1; give finite seconds >= 0$"):
-        _check.seconds("pause", -1, zero=True)
-
-
-def test_a_path_is_returned_as_text() -> None:
-    assert _check.path("directory", Path("a") / "b") == str(Path("a") / "b")
-
-
-@pytest.mark.parametrize("value", [b"a", 1, None])
-def test_what_is_no_path_is_a_type_error(value: object) -> None:
-    with pytest.raises(TypeError, match="^directory is .*; give the path of a directory$"):
-        _check.path("directory", value)
-
-
-def test_instances_and_functions_are_returned_as_they_are() -> None:
-    assert _check.instance("mode", "a", (str, int), "a text") == "a"
-    assert _check.function("fn", len) is len
-    with pytest.raises(TypeError, match="^mode is 1; give a text$"):
-        _check.instance("mode", 1, str, "a text")
-    with pytest.raises(TypeError, match="^fn is 1; give a function$"):
-        _check.function("fn", 1)
-
-
-def test_a_long_value_is_cut_to_one_line() -> None:
+def test_a_value_of_one_line_is_quoted_as_it_is_and_a_long_one_cut_to_one_line() -> None:
+    with pytest.raises(TypeError, match=r"^steps is 'a  b'; give an integer$"):
+        integer("steps", "a  b")
     images = np.random.default_rng(0).normal(size=(64, 28))
-    with pytest.raises(TypeError, match=r"^path is array\(\[\[.*\.\.\.; give a path$") as raised:
-        _check.path("path", images, "a path")
+    with pytest.raises(TypeError, match=r"^x is array\(\[\[.*\.\.\.; give a path$") as raised:
+        path("x", images, "a path")
     assert len(str(raised.value)) < 300
     assert "\n" not in str(raised.value)
-
-
-def test_a_value_in_one_line_is_quoted_as_it_is() -> None:
-    with pytest.raises(TypeError, match=r"^steps is 'a  b'; give an integer$"):
-        _check.integer("steps", "a  b")

@@ -12,6 +12,7 @@ import re
 import shutil
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -55,18 +56,6 @@ def test_every_public_class_and_function_has_an_example(name: str) -> None:
     assert is_error or example_of(public)
 
 
-def described(public: type) -> str:
-    """A class's docstring and those that stand below its fields."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(public))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    texts = [public.__doc__ or ""]
-    for field, after in itertools.pairwise(body.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-            assert isinstance(field.target, ast.Name)
-            texts.append(field.target.id)
-    return "\n".join(texts)
-
-
 RECORDS = {
     name: public
     for name, public in PUBLIC.items()
@@ -75,21 +64,20 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_every_field_is_described(name: str) -> None:
+def test_every_field_is_described_by_the_class_or_below_it(name: str) -> None:
     public = RECORDS[name]
     names = getattr(public, "_fields", None) or [
         each.name for each in dataclasses.fields(public) if not each.name.startswith("_")
     ]
-    text = "\n".join(described(each) for each in public.__mro__ if each in RECORDS.values())
+    text = ""
+    for kind in (each for each in public.__mro__ if each in RECORDS.values()):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(body, ast.ClassDef)
+        text += kind.__doc__ or ""
+        for field, after in itertools.pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+                text += f" {ast.unparse(field.target)} "
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
-
-
-class Model:
-    def train(self, rate: float) -> float:
-        return rate
-
-    def accuracy(self) -> float:
-        return 0.9
 
 
 class Starts:
@@ -100,9 +88,7 @@ class Starts:
 
 
 class Echo(RawSession):
-    def run(
-        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
+    def run(self, fetches: Any, *_: Any, **options: Any) -> Any:
         return fetches
 
     def close(self) -> None:
@@ -115,25 +101,33 @@ OF_PLANS = [name for name in WITH_EXAMPLE if name in planning.__all__]
 IN_A_LOOP = [name for name in WITH_EXAMPLE if name not in {*IN_VIRTUAL_TIME, *OF_PLANS}]
 
 
+def step(images: object = None) -> dict[str, float]:
+    return {"loss": 0.5, "accuracy": 0.9}
+
+
+async def answer(prompt: object) -> object:
+    return prompt
+
+
+async def worker(index: int, creator: Any) -> None:
+    async with asynchooks.MonitoredSession([], creator) as session:
+        await session.run("loss")
+
+
 @pytest.mark.parametrize("name", IN_A_LOOP)
 async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    public = PUBLIC[name]
+    example = example_of(PUBLIC[name])
     monkeypatch.chdir(tmp_path)
     for package in ("jax", "obstore", "torch"):
-        if re.search(rf"(import|from) {package}\b", example_of(public)):
+        if re.search(rf"(import|from) {package}\b", example):
             pytest.importorskip(package)
+    stops: list[Any] = []
+    work = iter([None, True, True])
 
-    async def worker(index: int, creator: Any) -> None:
-        async with asynchooks.MonitoredSession([], creator) as session:
-            await session.run("loss")
-
-    def step(images: object = None) -> dict[str, float]:
-        return {"loss": 0.5, "accuracy": 0.9}
-
-    coordinators = iter([False, True, True])
-
-    async def answer(prompt: object) -> object:
-        return prompt
+    class StopsSoon(asynchooks.Coordinator):
+        def __init__(self) -> None:
+            super().__init__()
+            stops.append(self.request_stop)
 
     namespace: dict[str, Any] = {
         **NAMES,
@@ -142,44 +136,25 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         "math": math,
         "np": np,
         "weights": np.zeros(3),
+        "Coordinator": StopsSoon,
         "Echo": Echo,
         "creator": asynchooks.FunctionSessionCreator(step),
         "hooks": [],
-        "model": Model(),
+        "model": SimpleNamespace(train=lambda rate: rate, accuracy=lambda: 0.9),
         "prompts": range(20),
         "records": list(np.zeros((64, 3))),
         "saver": asynchooks.StateDictSaver(weights={"w": np.zeros(3)}),
         "session": Starts(),
         "sync_weights": None,
-        "step": step if public.__name__ != "SecondOrStepTimer" else 7,
+        "step": step if name != "SecondOrStepTimer" else 7,
         "threads": [],
         "train_op": "loss",
-        "work": lambda: next(coordinators) and namespace["stop"](),
-        "worker": worker if public.__name__ != "GlobalStepWaiterHook" else 3,
+        "work": lambda: next(work) and stops[0](),
+        "worker": worker if name != "GlobalStepWaiterHook" else 3,
     }
-
-    class StopsSoon(asynchooks.Coordinator):
-        def __init__(self) -> None:
-            super().__init__()
-            namespace["stop"] = self.request_stop
-
-    namespace["Coordinator"] = StopsSoon
-    body = textwrap.indent(example_of(public), "    ")
-    exec(f"async def example():\n{body}\n", namespace)
+    exec(f"async def example():\n{textwrap.indent(example, '    ')}\n", namespace)
     with anyio.fail_after(10):
         await namespace["example"]()
-
-
-@pytest.mark.parametrize("name", IN_VIRTUAL_TIME)
-def test_the_example_in_virtual_time_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    example = example_of(PUBLIC[name])
-    if "plot" in name:
-        pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    names = {"simulation": asynchooks.simulation.Simulation(backend="turbo")}
-    exec(example, {**NAMES, "math": math, "np": np, **names})
 
 
 @pytest.fixture(scope="module")
@@ -193,28 +168,21 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", OF_PLANS)
-def test_the_example_of_a_plan_runs(
-    name: str, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [*IN_VIRTUAL_TIME, *OF_PLANS])
+def test_the_example_in_virtual_time_or_of_a_plan_runs(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "plot" in name:
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    shutil.copy(recorded, "run.pftrace")
-
-    # what was measured beside other tests is not what this is about
-    predict = functools.partialmethod(planning.Plan.predict, allow_mismatch=True)
-    monkeypatch.setattr(planning.Plan, "predict", predict)
-    names = {
-        **NAMES, "anyio": anyio, "math": math, "np": np,
-        "plan": planning.Plan.read("run.pftrace"),
-        "main": program_of_sleeps.main, "client": None,
-    }  # fmt: skip
-    exec(example_of(PUBLIC[name]), names)
-
-
-def test_the_example_of_the_tensorflow_creator_is_there() -> None:
-    pytest.importorskip("tensorflow")
-    assert "MonitoredSession(hooks, ChiefSessionCreator" in example_of(
-        asynchooks.ChiefSessionCreator
-    )
+    namespace: dict[str, Any] = {**NAMES, "anyio": anyio, "math": math, "np": np}
+    if name in OF_PLANS:
+        shutil.copy(request.getfixturevalue("recorded"), "run.pftrace")
+        # what was measured beside other tests is not what this is about
+        predict = functools.partialmethod(planning.Plan.predict, allow_mismatch=True)
+        monkeypatch.setattr(planning.Plan, "predict", predict)
+        namespace["plan"] = planning.Plan.read("run.pftrace")
+        namespace |= {"main": program_of_sleeps.main, "client": None}
+    else:
+        namespace["simulation"] = simulation.Simulation(backend="turbo")
+    exec(example_of(PUBLIC[name]), namespace)

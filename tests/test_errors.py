@@ -8,63 +8,41 @@ from typing import Any
 import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook
+
+# private: the notes of many failures at once are the same whichever part of the package adds them
 from asynchooks._errors import add_note, note_once
 
 pytestmark = pytest.mark.anyio
 
-
-def noted(num: int, error: BaseException | None = None) -> BaseException:
-    error = error or ValueError("diverged")
-    for place in range(num):
-        add_note(error, f"note {place}")
-    return error
-
-
 FURTHER = "further notes are in the log"
 
 
-@pytest.mark.parametrize(("num", "last"), [(3, "note 2"), (4, FURTHER), (64, FURTHER)])
-def test_three_notes_stay_and_the_others_are_logged(
-    num: int, last: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    notes = noted(num).__notes__
-    assert notes[:3] == ["note 0", "note 1", "note 2"]
-    assert (notes[-1], len(notes)) == (last, min(num, 4))
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        f"A further note on ValueError('diverged'): note {place}" for place in range(3, num)
-    ]
-
-
-def test_notes_of_others_stay_and_do_not_count() -> None:
-    error = ValueError("diverged")
-    for place in range(5):
-        error.add_note(f"a user's {place}")
-    noted(4, error)
-    error.add_note("a user's last")
-    noted(2, error)
-    assert error.__notes__ == [
-        *(f"a user's {place}" for place in range(5)),
-        *("note 0", "note 1", "note 2", FURTHER, "a user's last"),
-    ]
-
-
-def test_a_note_that_is_there_is_not_added_once_more() -> None:
-    error = ValueError("diverged")
-    for _ in range(9):
-        note_once(error, "in the step")
-    assert error.__notes__ == ["in the step"]
-
-
-def test_a_note_that_was_only_logged_is_not_logged_once_more(
+def test_three_notes_stay_beside_those_of_others_and_the_rest_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    error = noted(3)
+    error, texts = ValueError("diverged"), [f"note {place}" for place in range(64)]
+    for place in range(5):
+        error.add_note(f"a user's {place}")
+    for text in texts[:3]:
+        add_note(error, text)
+    assert caplog.text == ""
+    for text in texts[3:]:
+        add_note(error, text)
+    error.add_note("a user's last")
+    assert error.__notes__[5:] == [*texts[:3], FURTHER, "a user's last"]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"A further note on ValueError('diverged'): {text}" for text in texts[3:]]
+
+
+def test_a_note_that_is_there_or_in_the_log_is_not_added_once_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = ValueError("diverged")
     for _ in range(2):
-        for _ in range(3):
-            note_once(error, "in the step")
+        for text in ("a", "b", "c", "d", "d"):
+            note_once(error, text)
         error = pickle.loads(pickle.dumps(error))
-    assert error.__notes__[3:] == [FURTHER]
+    assert error.__notes__ == ["a", "b", "c", FURTHER]
     assert len(caplog.records) == 1
 
 
@@ -80,8 +58,5 @@ async def test_of_many_hooks_that_fail_at_an_error_three_are_named() -> None:
     with pytest.raises(ValueError, match="diverged") as raised:
         async with MonitoredSession([Fails() for _ in range(7)], creator) as session:
             await session.run("loss")
-    assert raised.value.__notes__ == [
-        "in after_run of Fails",
-        *["then, in on_error of Fails: KeyError('mine')"] * 2,
-        FURTHER,
-    ]
+    then = "then, in on_error of Fails: KeyError('mine')"
+    assert raised.value.__notes__ == ["in after_run of Fails", then, then, FURTHER]

@@ -1,4 +1,4 @@
-"""The site's notebooks, executed in a kernel; an error in a cell is an error here."""
+"""Notebooks as they are stored, which test_site runs, and a kernel that is interrupted."""
 
 from __future__ import annotations
 
@@ -13,17 +13,6 @@ pytestmark = pytest.mark.faults
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-# in a process of its own: the kernel's client opens sockets and threads of its own
-EXECUTE = """
-import sys
-import nbclient
-import nbformat
-
-notebook = nbformat.read(sys.argv[1], as_version=4)
-nbformat.validate(notebook)
-nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-nbformat.write(notebook, sys.argv[2])
-"""
 
 
 def test_there_are_three_notebooks() -> None:
@@ -40,27 +29,6 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
     assert all(each["outputs"] == [] and each["execution_count"] is None for each in cells)
     lines = [line.rstrip("\n") for each in cells for line in each["source"]]
     assert max(map(len, lines)) <= 84
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_its_first_cell_to_its_last(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ipykernel")
-    pytest.importorskip("nbclient")
-    executed = tmp_path / "executed.ipynb"
-
-    run_with_kernels(EXECUTE, path, executed, home=tmp_path, monkeypatch=monkeypatch)
-
-    cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    assert outputs
-    # a warning or a traceback would stand on the site
-    kinds = {output.get("name") or output["output_type"] for output in outputs}
-    assert kinds <= {"stdout", "display_data", "execute_result"}, outputs
-    assert "stdout" in kinds
-    figures = [each for each in outputs if "Figure" in str(each.get("data", {}).get("text/plain"))]
-    assert all("image/png" in each["data"] for each in figures)
 
 
 INTERRUPT = """

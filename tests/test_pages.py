@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import io
 import json
 import logging
@@ -21,16 +20,16 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from asynchooks.cli import main
 
-ROOT = Path(__file__).parent.parent
+from .support.examples import ROOT, own_logging
+
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.M | re.S)
 COMMAND = re.compile(r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", re.M | re.S)
 SCRIPT = re.compile(r"# (\S+\.py)(?:, for (\d+) ps and (\d+) workers, (\d+) in each process)?\n")
@@ -48,14 +47,6 @@ PAGES = [
 ]
 
 
-class Block(NamedTuple):
-    """One block of Python on a page, and the text block straight after it, if any."""
-
-    line: int
-    code: str
-    output: str | None
-
-
 @cache
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
@@ -65,32 +56,22 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def find_blocks(text: str) -> list[Block]:
-    return [
-        Block(text.count("\n", 0, found.start(1)) + 1, found[1], found[2])
-        for found in BLOCK.finditer(text)
-    ]
-
-
 def options(text: str) -> dict[str, list[str]]:
     return {key: values.split(", ") for key, values in OPTION.findall(text)}
 
 
-def pages() -> Sequence[object]:
-    found = []
+def pages() -> Iterator[object]:
     for path in PAGES:
-        text = read(path)
-        if not find_blocks(text):
-            continue
-        marks = [getattr(pytest.mark, name) for name in options(text).get("tests", [])]
-        if "tensorflow" in "".join(block.code for block in find_blocks(text)):
+        code = "".join(found[1] for found in BLOCK.finditer(read(path)))
+        marks = [getattr(pytest.mark, name) for name in options(read(path)).get("tests", [])]
+        if "tensorflow" in code:
             marks.append(pytest.mark.tensorflow)
-        marks.append(pytest.mark.timeout(300))
-        found.append(pytest.param(path, id=name_of(path), marks=marks))
-    return found
+        if code:
+            marks.append(pytest.mark.timeout(300))
+            yield pytest.param(path, id=name_of(path), marks=marks)
 
 
-def commands() -> Sequence[object]:
+def commands() -> list[object]:
     return [
         pytest.param(*found, id=f"{name_of(path)}-{found[0].split()[1]}")
         for path in PAGES
@@ -137,23 +118,10 @@ def broken_links(path: Path) -> Iterator[str]:
             yield link
 
 
-@contextlib.contextmanager
-def own_logging() -> Iterator[None]:
-    """Forget the handlers that a page's code installs: they write to what a test captured."""
-    loggers = [logging.getLogger(), logging.getLogger("asynchooks")]
-    before = [(each, each.level, list(each.handlers)) for each in loggers]
-    try:
-        yield
-    finally:
-        for logger, level, handlers in before:
-            logger.setLevel(level)
-            logger.handlers[:] = handlers
-
-
-def check_script(block: Block, script: re.Match[str]) -> None:
+def run_script(code: str, output: str, script: re.Match[str]) -> None:
     """Run a block as a script, or as each task of a cluster; what the page shows is printed."""
     name, *sizes = script.groups()
-    Path(name).write_text(block.code)
+    Path(name).write_text(code)
     tasks = [{}] if sizes[0] is None else cluster_tasks(*map(int, sizes))
     processes = [
         subprocess.Popen(
@@ -171,9 +139,8 @@ def check_script(block: Block, script: re.Match[str]) -> None:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * len(tasks), outputs
-    assert block.output is not None
-    printed = {line for output, _ in outputs for line in output.splitlines()}
-    assert set(block.output.splitlines()) <= printed, outputs
+    printed = {line for each, _ in outputs for line in each.splitlines()}
+    assert set(output.splitlines()) <= printed, outputs
 
 
 def cluster_tasks(num_ps: int, num_workers: int, workers_per_process: int) -> list[dict[str, str]]:
@@ -190,14 +157,13 @@ def cluster_tasks(num_ps: int, num_workers: int, workers_per_process: int) -> li
     ]
 
 
-@pytest.mark.parametrize("path", pages())
+@pytest.mark.parametrize("path", [*pages()])
 def test_page_prints_what_it_shows(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = read(path)
     for package in options(text).get("needs", []):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     # workers share the loop by time: a collection of what other tests have left, which a reader's
@@ -211,17 +177,16 @@ def test_page_prints_what_it_shows(
         if "stderr" in options(text).get("shows", []):
             logging.getLogger().handlers.clear()  # a reader's process has none
             stack.enter_context(contextlib.redirect_stderr(printed))
-        for block in find_blocks(text):
-            script = SCRIPT.match(block.code)
-            if script is not None:
-                check_script(block, script)
+        for found in BLOCK.finditer(text):
+            code, output = found.groups()
+            if (script := SCRIPT.match(code)) is not None:
+                run_script(code, output, script)
                 continue
-            begin = printed.tell()
+            begin, num_before = printed.tell(), text.count("\n", 0, found.start(1))
             # empty lines in front: an error then names the page's own line
-            code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
-            exec(code, namespace)
-            if block.output is not None:
-                assert printed.getvalue()[begin:] == block.output, f"line {block.line}"
+            exec(compile("\n" * num_before + code, str(path), "exec"), namespace)
+            if output is not None:
+                assert printed.getvalue()[begin:] == output, f"line {num_before + 1}"
 
 
 @pytest.mark.parametrize(("command", "output"), commands())
@@ -244,8 +209,7 @@ def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_page_is_in_plain_words(path: Path) -> None:
-    lines = read(path).splitlines()
-    assert [line for line in lines if FORBIDDEN.search(line)] == []
+    assert FORBIDDEN.findall(read(path)) == []
 
 
 @pytest.mark.parametrize(

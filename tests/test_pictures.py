@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
+import runpy
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
-MOST_BYTES = 60_000
+NAMES = sorted(path.name for path in PICTURES.glob("*.svg"))
 
 matplotlib = pytest.importorskip("matplotlib")
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -21,22 +19,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pictures")
-    load_draw().draw(directory)
+    runpy.run_path(str(PICTURES / "draw.py"))["draw"](directory)
     return directory
-
-
-def load_draw() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_pictures", PICTURES / "draw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def names_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.glob("*.svg"))
 
 
 def is_of_another_matplotlib(svg: str) -> bool:
@@ -46,23 +30,21 @@ def is_of_another_matplotlib(svg: str) -> bool:
 
 
 def test_each_picture_is_drawn_and_no_other_is_there(drawn: Path) -> None:
-    assert names_in(drawn) == names_in(PICTURES)
+    assert sorted(path.name for path in drawn.glob("*.svg")) == NAMES
 
 
-@pytest.mark.parametrize("name", names_in(PICTURES))
-def test_a_picture_is_what_its_code_draws(drawn: Path, name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_is_what_its_code_draws_and_stands_on_a_page_with_words_for_it(
+    drawn: Path, name: str
+) -> None:
     committed = (PICTURES / name).read_bytes()
-    assert len(committed) <= MOST_BYTES
+    assert len(committed) <= 60_000
     root = ElementTree.fromstring((drawn / name).read_bytes())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     if not is_of_another_matplotlib(committed.decode()):
         assert (drawn / name).read_bytes() == committed, (
             "draw it anew, look at it, and commit it: python docs/pictures/draw.py"
         )
-
-
-@pytest.mark.parametrize("name", names_in(PICTURES))
-def test_a_picture_stands_on_a_page_with_words_for_it(name: str) -> None:
     pages = [path.read_text(encoding="utf-8") for path in PICTURES.parent.rglob("*.md")]
     shown = [found for page in pages for found in re.findall(rf"!\[(.*?)\]\(\S*{name}\)", page)]
     assert shown

@@ -11,11 +11,11 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from email import message_from_bytes
-from email.message import Message
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -26,7 +26,6 @@ from .python_versions import ROOT, VERSIONS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CITATION = (ROOT / "CITATION.cff").read_text()
 CONSUMER = Path(__file__).parent / "consumer" / "training.py"
 CACHES = re.compile(
     r"__pycache__|\.py[co]$|\.(mypy|pytest|ruff)_cache|\.hypothesis|\.ipynb_checkpoints|_build/"
@@ -34,26 +33,18 @@ CACHES = re.compile(
 )
 
 
-def cited(key: str) -> str | None:
-    """The text of a key at the top of CITATION.cff."""
-    found = re.search(rf"^{key}: (.*)$", CITATION, flags=re.MULTILINE)
-    return found and found[1]
-
-
-def test_the_version_is_the_same_everywhere() -> None:
+def test_version_licence_and_author_are_the_same_everywhere() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    cited = dict(re.findall(r"^([\w-]+): (.*)$", citation, flags=re.MULTILINE))
     heading = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert heading is not None
     newest = re.fullmatch(r"(\S+) \((unreleased|\d{4}-\d\d-\d\d)\)", heading[1])
     assert newest is not None, f"give {heading[1]!r} as in '0.1.0 (unreleased)', or with a date"
-    assert newest[1] == cited("version") == asynchooks.__version__
-    assert cited("date-released") == (None if newest[2] == "unreleased" else newest[2])
-    assert "version" in PROJECT["dynamic"]
-
-
-def test_the_licence_and_the_authors_are_the_same_everywhere() -> None:
+    assert newest[1] == cited["version"] == asynchooks.__version__
+    assert cited.get("date-released", "unreleased") == newest[2]
+    assert cited["license"] == PROJECT["license"]
     (author,) = PROJECT["authors"]
-    assert f"  - name: {author['name']}\n" in CITATION
-    assert cited("license") == PROJECT["license"]
+    assert f"  - name: {author['name']}\n" in citation
 
 
 def test_classifiers_name_the_versions_of_python_that_are_tested() -> None:
@@ -62,39 +53,12 @@ def test_classifiers_name_the_versions_of_python_that_are_tested() -> None:
     assert PROJECT["requires-python"] == f">={VERSIONS[0]}"
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_the_requirements_of_an_extra_can_be_read_and_name_extras_that_exist(extra: str) -> None:
-    found = [Requirement(each) for each in EXTRAS[extra]]
-    assert found
-    for each in found:
+def test_the_requirements_of_the_extras_can_be_read_and_name_extras_that_exist() -> None:
+    for each in (Requirement(text) for extra in EXTRAS.values() for text in extra):
         if each.name == PROJECT["name"]:
             assert each.extras <= EXTRAS.keys()
         else:
             assert each.specifier or each.name == "pytest-anyio", "a lower bound"
-
-
-def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program, without the paths and settings of this process's own Python."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MYPY"))}
-    return subprocess.run(
-        command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with sdist and wheel; the wheel is built from the sdist."""
-    for module in ("build", "hatchling"):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed; pip install 'asynchooks[test]'")
-    made = tmp_path_factory.mktemp("dist")
-    done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT)
-    assert done.returncode == 0, said(done)
-    return made
 
 
 def test_relative_links_of_the_readme_lead_to_the_address_of_the_project(
@@ -104,26 +68,26 @@ def test_relative_links_of_the_readme_lead_to_the_address_of_the_project(
     monkeypatch.syspath_prepend(str(ROOT / ".ci"))
     absolute = importlib.import_module("readme_links").absolute
     unchanged = "[e](https://f.example/g) [h](#i) `[j](k)`\n```python\na[0](b)\n```\n"
-    assert absolute(f"[a](docs/a.md#b) ![c](d.png) {unchanged}", "https://host.example/us") == (
-        "[a](https://host.example/us/blob/HEAD/docs/a.md#b) "
-        f"![c](https://host.example/us/raw/HEAD/d.png) {unchanged}"
-    )
-
-
-def test_definitions_titles_and_badges_are_links_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("hatchling")
-    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
-    absolute = importlib.import_module("readme_links").absolute
     text = (
-        '[a](a.md "A title") [![b](b.svg)](b.md) [c](./c.md) ![d][d] [![e][e]][f] [g]\n\n'
+        '[a](a.md "A title") [![b](b.svg)](b.md) [c](./c.md#d) ![d][d] [![e][e]][f] [g]\n\n'
         "[d]: d.png\n[e]: <e.svg>\n[f]: /f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n"
     )
     page, file = "https://host.example/us/blob/HEAD", "https://host.example/us/raw/HEAD"
-    assert absolute(text, "https://host.example/us") == (
-        f'[a]({page}/a.md "A title") [![b]({file}/b.svg)]({page}/b.md) [c]({page}/c.md) '
+    assert absolute(text + unchanged, "https://host.example/us") == (
+        f'[a]({page}/a.md "A title") [![b]({file}/b.svg)]({page}/b.md) [c]({page}/c.md#d) '
         f"![d][d] [![e][e]][f] [g]\n\n[d]: {file}/d.png\n[e]: <{file}/e.svg>\n"
-        f"[f]: {page}/f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n"
+        f"[f]: {page}/f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n{unchanged}"
     )
+
+
+def run(*command: str | Path, cwd: Path | None = None, code: int = 0) -> str:
+    """What a program says, without the paths and settings of this process's own Python."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MYPY"))}
+    done = subprocess.run(
+        command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.faults
@@ -142,9 +106,7 @@ def test_no_link_of_the_metadata_is_relative_once_the_project_has_an_address(
     settings = settings.replace(f'{unpublished}"..."', f'{published}"{address}"')
     (tmp_path / "pyproject.toml").write_text(settings)
     code = "from hatchling.build import *; prepare_metadata_for_build_wheel('.')"
-    done = run(sys.executable, "-c", code, cwd=tmp_path)
-    assert done.returncode == 0, said(done)
-
+    run(sys.executable, "-c", code, cwd=tmp_path)
     (path,) = tmp_path.glob("*.dist-info/METADATA")
     text = str(message_from_bytes(path.read_bytes()).get_payload())
     targets = re.findall(r'(?:href|src)="([^"]*)"', markdown.render(text))
@@ -155,67 +117,56 @@ def test_no_link_of_the_metadata_is_relative_once_the_project_has_an_address(
             assert (ROOT / each.removeprefix(f"{address}/blob/HEAD/").partition("#")[0]).exists()
 
 
-@pytest.fixture(scope="module")
-def sdist(dist: Path) -> Mapping[str, bytes]:
-    """The files of the sdist, by their paths below its one directory."""
-    (path,) = dist.glob("*.tar.gz")
-    folder = f"asynchooks-{asynchooks.__version__}/"
-    found = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            assert member.name.startswith(folder)
-            assert member.isfile(), f"{member.name} is no plain file"
-            opened = archive.extractfile(member)
-            assert opened is not None
-            found[member.name.removeprefix(folder)] = opened.read()
-    return found
+class Dist(NamedTuple):
+    """The distributions; the wheel is built from the sdist."""
+
+    sdist: Path
+    wheel: Path
 
 
 @pytest.fixture(scope="module")
-def wheel(dist: Path) -> Path:
-    (path,) = dist.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
-def about(wheel: Path) -> Message:
-    """The metadata of the wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
-        return message_from_bytes(archive.read(name))
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Dist:
+    for module in ("build", "hatchling"):
+        pytest.importorskip(module)
+    made = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT)
+    (sdist,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
+    return Dist(sdist, wheel)
 
 
 @pytest.mark.faults
-def test_the_sdist_has_what_is_needed_to_test_and_document_it(sdist: Mapping[str, bytes]) -> None:
-    assert {name.split("/")[0] for name in sdist} == {
+def test_the_sdist_has_what_is_needed_to_test_and_document_it(dist: Dist) -> None:
+    folder = f"asynchooks-{asynchooks.__version__}/"
+    with tarfile.open(dist.sdist) as archive:
+        assert [each.name for each in archive if not each.isfile()] == []
+        names = archive.getnames()
+    assert all(name.startswith(folder) for name in names)
+    found = {name.removeprefix(folder) for name in names}
+    assert {name.split("/")[0] for name in found} == {
         ".ci", ".gitignore", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE",
         "PKG-INFO", "README.md", "SECURITY.md", "asynchooks", "docs", "examples", "pyproject.toml",
         "tests",
     }  # fmt: skip
-    assert [name for name in sdist if CACHES.search(name)] == []
-    for folder in ("asynchooks", "tests", "examples"):
-        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
-        assert files <= sdist.keys()
+    assert [name for name in found if CACHES.search(name)] == []
+    for part in ("asynchooks", "tests", "examples"):
+        assert {each.relative_to(ROOT).as_posix() for each in (ROOT / part).rglob("*.py")} <= found
 
 
 @pytest.mark.faults
-def test_the_wheel_has_the_package_alone(wheel: Path) -> None:
+def test_the_wheel_has_the_package_alone_and_the_metadata_of_the_project(dist: Dist) -> None:
     information = f"asynchooks-{asynchooks.__version__}.dist-info"
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(dist.wheel) as archive:
         names = set(archive.namelist())
         entries = archive.read(f"{information}/entry_points.txt").decode()
+        about = message_from_bytes(archive.read(f"{information}/METADATA"))
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "asynchooks").rglob("*.py")}
-    assert {each for each in names if each.startswith("asynchooks/")} == {
-        *files, "asynchooks/py.typed",
-    }  # fmt: skip
+    ours = {each for each in names if each.startswith("asynchooks/")}
+    assert ours == {*files, "asynchooks/py.typed"}
     assert {each.split("/")[0] for each in names} == {"asynchooks", information}
     assert f"{information}/licenses/LICENSE" in names
     assert "asynchooks = asynchooks.cli:main" in entries
-    assert wheel.name.endswith("-py3-none-any.whl")
+    assert dist.wheel.name.endswith("-py3-none-any.whl")
 
-
-@pytest.mark.faults
-def test_the_metadata_are_those_of_the_project(about: Message) -> None:
     assert about["Version"] == asynchooks.__version__
     assert about["License-Expression"] == "Apache-2.0"
     assert about["Author"] == "The asynchooks developers"
@@ -227,100 +178,72 @@ def test_the_metadata_are_those_of_the_project(about: Message) -> None:
 
 
 @pytest.mark.faults
-def test_twine_finds_nothing_wrong(dist: Path) -> None:
+def test_twine_finds_nothing_wrong(dist: Dist) -> None:
     pytest.importorskip("twine")
-    done = run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir())
-    assert done.returncode == 0, said(done)
-    assert said(done).count("PASSED") == 2
+    assert run(sys.executable, "-m", "twine", "check", "--strict", *dist).count("PASSED") == 2
 
 
 def requirements(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
     """A distribution of this environment and all that it requires, without extras."""
-    if name in seen:
-        return
-    seen.add(name)
-    found = metadata.distribution(name)
-    yield found
-    for text in found.requires or ():
-        required = Requirement(text)
-        if required.marker is None or required.marker.evaluate({"extra": ""}):
-            yield from requirements(required.name, seen)
+    if name not in seen:
+        seen.add(name)
+        found = metadata.distribution(name)
+        yield found
+        for required in map(Requirement, found.requires or ()):
+            if required.marker is None or required.marker.evaluate({"extra": ""}):
+                yield from requirements(required.name, seen)
 
 
 @pytest.fixture(scope="module")
-def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the wheel, anyio and NumPy, and nothing else.
 
     anyio and NumPy are links to this environment's own, so that nothing is downloaded.
     """
     environment = tmp_path_factory.mktemp("environment")
-    done = run(sys.executable, "-m", "venv", "--without-pip", environment)
-    assert done.returncode == 0, said(done)
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
     (packages,) = environment.glob("lib/python*/site-packages")
     seen: set[str] = set()
-    for name in ("anyio", "numpy"):
-        for each in requirements(name, seen):
-            assert each.files is not None
-            for top in {file.parts[0] for file in each.files} - {"..", "__pycache__"}:
-                (packages / top).symlink_to(Path(str(each.locate_file(top))).resolve())
-    done = run(
+    for each in (*requirements("anyio", seen), *requirements("numpy", seen)):
+        assert each.files is not None
+        for top in {file.parts[0] for file in each.files} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(Path(str(each.locate_file(top))).resolve())
+    run(
         sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install",
-        "--no-index", "--disable-pip-version-check", wheel,
+        "--no-index", "--disable-pip-version-check", dist.wheel,
     )  # fmt: skip
-    assert done.returncode == 0, said(done)
     return environment / "bin"
 
 
 @pytest.mark.faults
-def test_the_wheel_is_imported_and_its_command_runs(programs: Path, tmp_path: Path) -> None:
-    code = "import asynchooks; print(asynchooks.__file__, asynchooks.__version__)"
-    done = run(programs / "python", "-c", code, cwd=tmp_path)
-    assert done.returncode == 0, said(done)
-    path, version = done.stdout.split()
-    assert Path(path).is_relative_to(programs.parent)
-    assert version == asynchooks.__version__
-    done = run(programs / "asynchooks", "--help", cwd=tmp_path)
-    assert done.returncode == 0, said(done)
-    assert done.stdout.startswith("usage: asynchooks ")
-    done = run(programs / "asynchooks", "simulate", "--updates", "9", "--json", cwd=tmp_path)
-    assert done.returncode == 0, said(done)
-    assert '"updates": 9' in done.stdout
-
-
-@pytest.mark.faults
-def test_a_program_trains_with_the_wheel_alone(programs: Path, tmp_path: Path) -> None:
+def test_a_program_trains_with_the_wheel_alone_and_its_command_runs(
+    programs: Path, tmp_path: Path
+) -> None:
     """No TensorFlow, trio, rich or Dask is there."""
-    done = run(programs / "python", CONSUMER, tmp_path / "checkpoints", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        f"asynchooks {asynchooks.__version__}", "trained: 20 True", "simulated: 100",
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """A copy outside of the checkout, whose settings and sources type checkers would find."""
-    copy = tmp_path / "training.py"
-    copy.write_text(CONSUMER.read_text())
-    return copy
+    code = "import asynchooks; print(asynchooks.__file__)"
+    where = run(programs / "python", "-c", code, cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(programs.parent)
+    assert run(programs / "python", CONSUMER, tmp_path / "checkpoints", cwd=tmp_path) == (
+        f"asynchooks {asynchooks.__version__}\ntrained: 20 True\nsimulated: 100\n"
+    )
+    command = (programs / "asynchooks", "simulate", "--updates", "9", "--json")
+    assert '"updates": 9' in run(*command, cwd=tmp_path)
 
 
 @pytest.mark.faults
-def test_mypy_accepts_a_program_that_uses_the_wheel(programs: Path, program: Path) -> None:
-    pytest.importorskip("mypy")
-    done = run(
-        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir=cache",
-        "--python-executable", programs / "python", program, cwd=program.parent,
-    )  # fmt: skip
-    assert done.returncode == 0, said(done)
-
-
-@pytest.mark.faults
-def test_pyright_accepts_a_program_that_uses_the_wheel(programs: Path, program: Path) -> None:
-    pytest.importorskip("pyright")
-    pyright = sys.executable, "-m", "pyright"
-    if run(*pyright, "--version").returncode != 0:
-        pytest.skip("pyright does not start: it needs Node.js, or a network to get it from")
-    (program.parent / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-    done = run(*pyright, "--pythonpath", programs / "python", program, cwd=program.parent)
-    assert done.returncode == 0, said(done)
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_a_type_checker_accepts_a_program_that_uses_the_wheel(
+    programs: Path, tmp_path: Path, checker: str
+) -> None:
+    """Outside of the checkout, whose settings and sources type checkers would find."""
+    pytest.importorskip(checker)
+    (tmp_path / "training.py").write_text(CONSUMER.read_text())
+    command = (sys.executable, "-m", checker)
+    if checker == "mypy":
+        options = "--strict --config-file= --cache-dir=cache --python-executable"
+    else:
+        if subprocess.run([*command, "--version"], capture_output=True).returncode != 0:
+            pytest.skip("pyright does not start: it needs Node.js, or a network to get it from")
+        (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+        options = "--pythonpath"
+    run(*command, *options.split(), programs / "python", "training.py", cwd=tmp_path)

@@ -10,45 +10,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks import SecondOrStepTimer
+
+# private: no public name sets the clock of a timer that no event loop runs
 from asynchooks._engine.current import use_engine
 
 from .support.virtual_kernel import Trampoline
 
 
-@given(every=st.integers(0, 20), steps=st.lists(st.integers(0, 100), max_size=40))
-def test_by_steps_it_is_due_at_last_plus_every_and_never_twice_at_one_step(
-    every: int, steps: list[int]
+@given(
+    every=st.integers(0, 20), is_by_secs=st.booleans(), start=st.floats(0, 1e6),
+    waits=st.lists(st.integers(0, 40), max_size=30), cut=st.integers(0, 20),
+)  # fmt: skip
+def test_it_is_due_at_last_plus_every_and_goes_on_from_its_state_in_another_process(
+    every: int, is_by_secs: bool, start: float, waits: list[int], cut: int
 ) -> None:
-    timer = SecondOrStepTimer(every_steps=every)
-    last: int | None = None
-    for step in steps:
-        is_due = timer.should_trigger_for_step(step)
-        assert is_due == (last is None or (step != last and step >= last + every))
-        if is_due:
-            seconds, elapsed = timer.update_last_triggered_step(step)
-            assert elapsed == (None if last is None else step - last)
-            assert (seconds is None) == (last is None)
-            assert not timer.should_trigger_for_step(step)
-            last = step
-        assert timer.last_triggered_step() == last
+    def make() -> SecondOrStepTimer:
+        return SecondOrStepTimer(every / 4) if is_by_secs else SecondOrStepTimer(None, every)
 
-
-@given(every=st.floats(0.1, 10), waits=st.lists(st.floats(0, 20), max_size=20))
-def test_by_seconds_it_is_due_when_they_have_passed(every: float, waits: list[float]) -> None:
-    kernel = Trampoline()
-    with use_engine(kernel):
-        timer = SecondOrStepTimer(every_secs=every)
-        assert timer.should_trigger_for_step(0)
-        assert timer.update_last_triggered_step(0) == (None, None)
-        last = 0.0
-        for step, wait in enumerate(waits, start=1):
-            kernel.time += wait
+    here, there = Trampoline(), Trampoline()
+    there.time = float(round(start))  # another process's clock
+    timer, other = make(), make()
+    now, last = 0, None  # in quarters of a second, or in steps
+    for place, wait in enumerate(waits):
+        now += wait
+        here.time, there.time = now / 4, there.time + wait / 4
+        step = place if is_by_secs else now
+        with use_engine(here):
+            before = timer.last_triggered_step()
             is_due = timer.should_trigger_for_step(step)
-            assert is_due == (kernel.time >= last + every)
-            assert not timer.should_trigger_for_step(timer.last_triggered_step() or 0)
+            assert is_due == (last is None or (step != before and now >= last + every))
+            if place == cut:
+                state = json.loads(json.dumps(timer.state_dict()))
+            elapsed = timer.update_last_triggered_step(step) if is_due else None
             if is_due:
-                assert timer.update_last_triggered_step(step)[0] == kernel.time - last
-                last = kernel.time
+                secs = None if last is None else (now - last) / 4
+                assert elapsed == (secs, None if before is None else step - before)
+                assert not timer.should_trigger_for_step(step)
+                last = now
+        with use_engine(there):
+            if place == cut:
+                other.load_state_dict(state)
+            if place >= cut:
+                assert other.should_trigger_for_step(step) == is_due
+                if is_due:
+                    assert other.update_last_triggered_step(step) == elapsed
+                assert other.last_triggered_step() == timer.last_triggered_step()
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
@@ -76,10 +82,9 @@ def test_outside_of_every_event_loop_it_uses_the_system_s_seconds() -> None:
         ({"every_steps": -1}, ValueError, "every_steps is -1"),
         ({"every_steps": 2.5}, ValueError, "every_steps is 2.5; give a whole number >= 0"),
         ({"every_secs": float("nan")}, ValueError, "every_secs is nan"),
-        *(({"every_steps": each}, TypeError, "every_steps is .*; give a number >= 0")
-          for each in ("5", True, [1])),
+        ({"every_steps": True}, TypeError, "every_steps is True; give a number >= 0"),
     ],
-)  # fmt: skip
+)
 def test_bad_intervals_are_refused(
     arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -87,61 +92,14 @@ def test_bad_intervals_are_refused(
         SecondOrStepTimer(**arguments)
 
 
-@given(
-    every=st.integers(0, 10), is_by_secs=st.booleans(), start=st.floats(0, 1e6),
-    waits=st.lists(st.integers(0, 40), max_size=20), cut=st.integers(0, 20),
-)  # fmt: skip
-def test_a_timer_that_took_up_the_state_goes_on_as_the_one_that_gave_it(
-    every: int, is_by_secs: bool, start: float, waits: list[int], cut: int
-) -> None:
-    def make() -> SecondOrStepTimer:
-        return SecondOrStepTimer(every / 4) if is_by_secs else SecondOrStepTimer(None, every)
-
-    here, there = Trampoline(), Trampoline()
-    there.time = float(round(start))  # another process's clock
-    timer, other = make(), make()
-    for step, wait in enumerate(waits):
-        here.time += wait / 4
-        there.time += wait / 4
-        with use_engine(here):
-            is_due = timer.should_trigger_for_step(step)
-            if step == cut:
-                state = json.loads(json.dumps(timer.state_dict()))
-            elapsed = timer.update_last_triggered_step(step) if is_due else None
-        with use_engine(there):
-            if step == cut:
-                other.load_state_dict(state)
-            if step >= cut:
-                assert other.should_trigger_for_step(step) == is_due
-                if is_due:
-                    assert other.update_last_triggered_step(step) == elapsed
-                assert other.last_triggered_step() == timer.last_triggered_step()
-
-
-def test_the_state_of_a_timer_is_its_last_step_and_the_seconds_since() -> None:
-    kernel = Trampoline()
-    with use_engine(kernel):
-        timer = SecondOrStepTimer(every_secs=10)
-        assert timer.state_dict() == {"last_step": None, "secs_since_last": None}
-        timer.update_last_triggered_step(7)
-        kernel.time = 2.5
-        assert timer.state_dict() == {"last_step": 7, "secs_since_last": 2.5}
-
-
 @pytest.mark.parametrize(
-    "state",
-    [
-        {"last_step": 3, "secs_since_last": None},
-        {"last_step": None, "secs_since_last": 1.0},
-        {"last_step": "3", "secs_since_last": 1.0},
-        {"last_step": 3, "secs_since_last": -1.0},
-        {"last_step": 3, "secs_since_last": float("nan")},
-        {"last_step": 3},
-    ],
+    ("last_step", "secs_since_last"),
+    [(3, None), (None, 1.0), ("3", 1.0), (3, -1.0), (3, float("nan"))],
 )
-def test_what_is_no_state_of_a_timer_is_refused(state: dict[str, object]) -> None:
+def test_what_is_no_state_of_a_timer_is_refused(last_step: Any, secs_since_last: Any) -> None:
     timer = SecondOrStepTimer(every_steps=10)
     timer.update_last_triggered_step(1)
-    with pytest.raises(ValueError, match="a timer's state is .*; give what state_dict"):
-        timer.load_state_dict(state)
+    for state in ({"last_step": last_step, "secs_since_last": secs_since_last}, {"last_step": 3}):
+        with pytest.raises(ValueError, match="a timer's state is .*; give what state_dict"):
+            timer.load_state_dict(state)
     assert timer.last_triggered_step() == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,14 @@ X = torch.linspace(-1.0, 1.0, NUM_ROWS).reshape(-1, 1)
 Y = 3.0 * X + 1.0
 
 
-def new_module() -> torch.nn.Linear:
-    torch.manual_seed(0)
-    return torch.nn.Linear(1, 1)
-
-
 class Notes(SessionRunHook):
-    """Notes each moment, the step and the loss; its sum of losses is a state."""
+    """Notes each moment, the step and the loss; its sum of losses is a state, until its end."""
 
     def __init__(self, fetch: str = "loss") -> None:
         self.log: list[str] = []
         self.steps: list[int] = []
         self.losses: list[float] = []
-        self.total = 0.0
+        self.total = self.total_at_end = 0.0
         self.errors: list[BaseException] = []
         self._fetch = fetch
 
@@ -39,10 +35,12 @@ class Notes(SessionRunHook):
         self.log.append(f"after_create_session {session.global_step.value}")
 
     async def before_run(self, run_context: Any) -> SessionRunArgs:
+        assert not run_context.step_is_made
         self.log.append("before_run")
         return SessionRunArgs(self._fetch)
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
+        assert run_context.step_is_made
         self.log.append("after_run")
         self.steps.append(run_context.global_step.value)
         self.losses.append(float(run_values.results))
@@ -50,6 +48,7 @@ class Notes(SessionRunHook):
 
     async def end(self, session: Any) -> None:
         self.log.append("end")
+        self.total_at_end, self.total = self.total, -1.0  # which is no part of training
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         self.errors.append(exception)
@@ -74,35 +73,58 @@ class BrokenError(Exception):
     pass
 
 
-class InLightning:
-    """One `Trainer.fit`; `module` is what it trains."""
+class Training:
+    """`module` is what it trains; the library's own place for what it saves is `path`."""
 
     fetch = "loss"
     more_callbacks: Sequence[Any] = ()
-    reuses_adapter = False
-    adapter: Any
+    kind: str
+    adapter: Any = None
+    steps: int
 
     def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
-        self._path, self._accumulate, self._portal = path, accumulate, portal
-        self.module = new_module()
+        self.path, self._accumulate, self._portal = path, accumulate, portal
+        torch.manual_seed(0)
+        self.module = torch.nn.Linear(1, 1)
 
-    def fit(self, hooks: Iterable[SessionRunHook], epochs: int = 2, resume: bool = False) -> None:
+    def fit(
+        self, hooks: Iterable[SessionRunHook] = (), epochs: int = 2, resume: bool = False
+    ) -> None:
+        """Without hooks, with the adapter of the fit before it."""
+        if hooks:
+            adapter = getattr(import_module("asynchooks.adapters"), self.kind)
+            self.adapter = adapter(hooks, portal=self._portal)
+        self.train(epochs, resume)
+
+    def train(self, epochs: int, resume: bool) -> None:
+        raise NotImplementedError
+
+    def states(self) -> str:
+        """The states of hooks as the library saves them."""
+        text: str = self.adapter.state_dict()["hooks"]
+        return text
+
+
+def loss_of(module: Any, x: Any, y: Any) -> Any:
+    return torch.nn.functional.mse_loss(module(x), y)
+
+
+class InLightning(Training):
+    kind = "LightningHooks"
+
+    def train(self, epochs: int, resume: bool) -> None:
         import pytorch_lightning as lightning
 
-        from asynchooks.adapters import LightningHooks
-
         logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-        inner = self.module
+        inner, base = self.module, lightning.LightningModule
 
-        base: Any = lightning.LightningModule
-
-        class Module(base):  # type: ignore[misc]
+        class Module(base):  # type: ignore[misc, valid-type]
             def __init__(self) -> None:
                 super().__init__()
                 self.inner = inner
 
             def training_step(self, batch: Any, batch_idx: int) -> Any:
-                return torch.nn.functional.mse_loss(self.inner(batch[0]), batch[1])
+                return loss_of(self.inner, *batch)
 
             def predict_step(self, batch: Any, batch_idx: int) -> Any:
                 return self.inner(batch[0])
@@ -110,57 +132,55 @@ class InLightning:
             def configure_optimizers(self) -> Any:
                 return torch.optim.Adam(self.parameters(), lr=0.05)
 
-        if not self.reuses_adapter:
-            self.adapter = LightningHooks(hooks, portal=self._portal)
-        saver = lightning.callbacks.ModelCheckpoint(self._path, save_last=True, every_n_epochs=1)
-        self.trainer = trainer = lightning.Trainer(
+        saver = lightning.callbacks.ModelCheckpoint(self.path, save_last=True, every_n_epochs=1)
+        self.trainer = lightning.Trainer(
             max_epochs=epochs, callbacks=[self.adapter, saver, *self.more_callbacks],
             accelerator="cpu", logger=False, enable_progress_bar=False,
             enable_model_summary=False, accumulate_grad_batches=self._accumulate,
         )  # fmt: skip
-        rows = torch.utils.data.TensorDataset(X, Y)
-        self.loader = loader = torch.utils.data.DataLoader(rows, BATCH)
-        place = self._path / "last.ckpt" if resume else None
-        trainer.fit(Module(), loader, ckpt_path=place, weights_only=False)
-        self.steps = trainer.global_step
+        self.loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), BATCH)
+        place = self.path / "last.ckpt" if resume else None
+        self.trainer.fit(Module(), self.loader, ckpt_path=place, weights_only=False)
+        self.steps = self.trainer.global_step
+
+    def callback(self, step: int, error: BaseException | None) -> Any:
+        """What stops training as users of the library do, or raises, after a step."""
+        import pytorch_lightning
+
+        class Callback(pytorch_lightning.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                if trainer.global_step == step:
+                    if error is not None:
+                        raise error
+                    trainer.should_stop = True
+
+        return Callback()
 
 
-class InTransformers:
-    fetch = "loss"
-    more_callbacks: Sequence[Any] = ()
-    reuses_adapter = False
-    adapter: Any
+class InTransformers(Training):
+    kind = "TrainerHooks"
+    logging_steps = 1
 
-    def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
-        self._path, self._accumulate, self._portal = path, accumulate, portal
-        self.module = new_module()
-
-    def fit(self, hooks: Iterable[SessionRunHook], epochs: int = 2, resume: bool = False) -> None:
+    def train(self, epochs: int, resume: bool) -> None:
         import transformers
 
-        from asynchooks.adapters import TrainerHooks
+        inner, base = self.module, torch.nn.Module
 
-        inner = self.module
-
-        base: Any = torch.nn.Module
-
-        class Module(base):  # type: ignore[misc]
+        class Module(base):  # type: ignore[misc, valid-type]
             def __init__(self) -> None:
                 super().__init__()
                 self.inner = inner
 
             def forward(self, x: Any, y: Any) -> Any:
-                return {"loss": torch.nn.functional.mse_loss(self.inner(x), y)}
+                return {"loss": loss_of(self.inner, x, y)}
 
         arguments = transformers.TrainingArguments(
-            output_dir=str(self._path), per_device_train_batch_size=BATCH, use_cpu=True,
-            num_train_epochs=epochs, logging_steps=1, save_strategy="epoch", report_to="none",
-            disable_tqdm=True, gradient_accumulation_steps=self._accumulate, learning_rate=0.05,
-            lr_scheduler_type="constant", seed=1,
+            output_dir=str(self.path), per_device_train_batch_size=BATCH, use_cpu=True,
+            num_train_epochs=epochs, logging_steps=self.logging_steps, save_strategy="epoch",
+            report_to="none", disable_tqdm=True, gradient_accumulation_steps=self._accumulate,
+            learning_rate=0.05, lr_scheduler_type="constant", seed=1,
         )  # fmt: skip
         rows = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
-        if not self.reuses_adapter:
-            self.adapter = TrainerHooks(hooks, portal=self._portal)
         with self.adapter as callback:
             self.trainer = trainer = transformers.Trainer(
                 Module(), arguments, train_dataset=rows,
@@ -169,45 +189,53 @@ class InTransformers:
             trainer.train(resume_from_checkpoint=resume)
         self.steps = trainer.state.global_step
 
+    def states(self) -> str:
+        text: str = self.adapter.state()["attributes"]["hooks"]
+        return text
 
-class InIgnite:
+    def callback(self, step: int, error: BaseException | None) -> Any:
+        """What stops training as users of the library do, or raises, after a step."""
+        import transformers
+
+        class Callback(transformers.TrainerCallback):  # type: ignore[misc]
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if state.global_step == step:
+                    if error is not None:
+                        raise error
+                    control.should_training_stop = True
+
+        return Callback()
+
+
+class InIgnite(Training):
     fetch = "output"
-    reuses_adapter = False
-    adapter: Any
+    kind = "IgniteHooks"
 
-    def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
-        self._path, self._portal = path, portal
-        self.module = new_module()
-
-    def fit(self, hooks: Iterable[SessionRunHook], epochs: int = 2, resume: bool = False) -> None:
+    def train(self, epochs: int, resume: bool) -> None:
         from ignite.engine import Engine, Events
         from ignite.handlers import Checkpoint, DiskSaver
-
-        from asynchooks.adapters import IgniteHooks
 
         optimizer = torch.optim.Adam(self.module.parameters(), lr=0.05)
 
         def update(engine: Any, batch: Any) -> float:
             optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(self.module(batch[0]), batch[1])
+            loss = loss_of(self.module, *batch)
             loss.backward()
             optimizer.step()
             return float(loss)
 
         engine = Engine(update)
-        rows = torch.utils.data.TensorDataset(X, Y)
-        if not self.reuses_adapter:
-            self.adapter = IgniteHooks(hooks, portal=self._portal)
         with self.adapter as attached:
             attached.attach(engine)
             parts = {
                 "module": self.module, "optimizer": optimizer, "engine": engine, "hooks": attached
             }  # fmt: skip
             saver = Checkpoint(
-                parts, DiskSaver(str(self._path), require_empty=False), filename_pattern="last.pt"
+                parts, DiskSaver(str(self.path), require_empty=False), filename_pattern="last.pt"
             )
             engine.add_event_handler(Events.EPOCH_COMPLETED, saver)
             if resume:
-                Checkpoint.load_objects(parts, torch.load(self._path / "last.pt"))
+                Checkpoint.load_objects(parts, torch.load(self.path / "last.pt"))
+            rows = torch.utils.data.TensorDataset(X, Y)
             engine.run(torch.utils.data.DataLoader(rows, BATCH), max_epochs=epochs)
         self.steps = engine.state.iteration

@@ -3,41 +3,27 @@
     python -m tests.benchmarks                         # all groups, some six minutes
     python -m tests.benchmarks "function steps" saving  # these alone
 
-It does not measure what waiting.py and workers.py print on their own, and it judges nothing.
+It does not measure what the other programs here print on their own, and it judges nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
+import sys
+from functools import partial
 
 from . import footprint, function, graph, keras_fit, many_workers, saving, threads
-from ._report import Row, print_rows, progress
+from ._report import parts_of, print_rows, rows_of
 
-GROUPS = {
-    "graph steps": graph.rows,
-    "function steps": function.rows,
-    "Keras": keras_fit.rows,
-    "threads": threads.rows,
-    "many workers": many_workers.rows,
-    "saving": saving.rows,
-    "imports and memory": footprint.rows,
+MODULES = {
+    "graph steps": graph,
+    "function steps": function,
+    "Keras": keras_fit,
+    "threads": threads,
+    "many workers": many_workers,
+    "saving": saving,
+    "imports and memory": footprint,
 }
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
-    parser.add_argument("group", nargs="*", help=f"what to measure: {', '.join(GROUPS)}")
-    chosen = parser.parse_args().group or list(GROUPS)
-    if unknown := set(chosen) - set(GROUPS):
-        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
-    begun = time.perf_counter()
-    rows: list[Row] = []
-    for name in chosen:
-        rows += GROUPS[name]()
-        progress(name, begun)
-    print_rows(rows)
-
-
 if __name__ == "__main__":
-    main()
+    groups = {name: partial(rows_of, each.figures) for name, each in MODULES.items()}
+    print_rows([row for rows in parts_of(groups, sys.argv[1:]).values() for row in rows])

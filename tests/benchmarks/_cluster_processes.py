@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 TRIES, UP_SECS = 5, 60.0
@@ -50,11 +48,6 @@ class ClusterProcess:
             EOFError: it has ended; stderr says why.
         """
         return self._pipe.recv()
-
-    def cpu_secs(self) -> float:
-        """What its threads have computed so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         self._process.kill()

@@ -6,27 +6,24 @@
 from __future__ import annotations
 
 import os
-import socket
-import stat
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import anyio
-import anyio.to_thread
 import tensorflow as tf
 
 from asynchooks import ClusterTask, MonitoredSession
+
+# private: what it costs to notify others is a part of each run, which no public name has alone
 from asynchooks.tf.cluster._table import Place, StepTable
 
-from ._cluster_model import creator, model, until_asked
-from ._cluster_training import final_step, train
+from ._cluster_training import creator, final_step, model, train, until_asked
 from ._report import run_on
 
 v1 = tf.compat.v1
@@ -36,13 +33,10 @@ PAUSE_SECS = 0.03
 WARM_UP = 10
 
 
-# Waiting, and what lets the waiters go on.
-
-
 async def publishing(
     pipe: Connection, task: ClusterTask, name: str, num_rounds: int
 ) -> list[float]:
-    graph, _, train_op = model(task, name, is_dense=False)
+    graph, _, train_op = model(task, name)
     with graph.as_default():
         session = MonitoredSession([], creator(task))
     begun: list[float] = []
@@ -62,104 +56,39 @@ def publish(pipe: Connection, task: ClusterTask, name: str, loop: str, num_round
 
 
 async def waiting(
-    pipe: Connection,
-    task: ClusterTask,
-    name: str,
-    num_waiters: int,
-    num_rounds: int,
-    idle: tuple[float, float],
-) -> dict[str, Any]:
-    idle_secs, heartbeat_secs = idle
-    graph, _, _ = model(task, name, is_dense=False)
+    pipe: Connection, task: ClusterTask, name: str, num_waiters: int, num_rounds: int
+) -> list[list[float]]:
+    graph, _, _ = model(task, name)
     with graph.as_default():
-        session = MonitoredSession([], creator(task, heartbeat_secs=heartbeat_secs))
+        session = MonitoredSession([], creator(task, heartbeat_secs=1000.0))
     resumed: list[list[float]] = [[] for _ in range(num_rounds)]
-    sent = (0, 0)
-
     async with session:
-        step = session.global_step
 
         async def wait_for(number: int) -> None:
-            await step.wait_for(number)
+            await session.global_step.wait_for(number)
             resumed[number - 1].append(time.monotonic())
 
         for number in range(1, num_rounds + 1):
             async with anyio.create_task_group() as group:
                 for _ in range(num_waiters):
                     group.start_soon(wait_for, number)
-                if number == num_rounds:
-                    await anyio.sleep(0.5)  # whatever asking has left to do
-                    before = bytes_to(task)
-                    await anyio.sleep(idle_secs)
-                    after = bytes_to(task)
-                    sent = after[0] - before[0], after[1] - before[1]
                 await anyio.sleep(PAUSE_SECS)  # until the ps knows which processes to notify
                 pipe.send("waiting")
-    return {"resumed": resumed, "sent": sent}
+    return resumed
 
 
 def wait(
-    pipe: Connection,
-    task: ClusterTask,
-    name: str,
-    loop: str,
-    num_waiters: int,
-    num_rounds: int,
-    idle_secs: float,
-    heartbeat_secs: float,
+    pipe: Connection, task: ClusterTask, name: str, loop: str, num_waiters: int, num_rounds: int
 ) -> None:
-    """Answer "waiting" before each step, then when each waiter resumed, and what idle ones sent."""
-    idle = idle_secs, heartbeat_secs
-    pipe.send(run_on(loop, waiting, pipe, task, name, num_waiters, num_rounds, idle))
-
-
-def bytes_to(task: ClusterTask) -> tuple[int, int]:
-    """(Bytes, segments with data) sent so far to the ps, on connections that are open now.
-
-    Source: the kernel's `struct tcp_info`, of each socket of this process.
-    """
-    ports = {int(each.rsplit(":", 1)[1]) for each in task.cluster.job_tasks("ps")}
-    num_bytes = num_segments = 0
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # one that was closed meanwhile, or is not connected
-            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as end:
-                if end.family != socket.AF_UNIX and end.getpeername()[1] in ports:
-                    info = end.getsockopt(socket.IPPROTO_TCP, 11, 232)  # TCP_INFO
-                    num_bytes += int.from_bytes(info[120:128], "little")
-                    num_segments += int.from_bytes(info[156:160], "little")
-    return num_bytes, num_segments
-
-
-# The cost of notifications in a run.
+    """Answer "waiting" before each step, then when each waiter resumed, by step."""
+    pipe.send(run_on(loop, waiting, pipe, task, name, num_waiters, num_rounds))
 
 
 def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_runs: int) -> None:
     """Answer the median ms of a run by the tasks it may notify: none or some, due or not."""
     found: dict[str, list[float]] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    arm: list[Callable[[int], Any]] = []
     with ExitStack() as stack:
-        for size in [0, *sizes]:
-            graph, step, train_op = model(task, f"notifications{size}", is_dense=False)
-            table = StepTable(graph, Place.of(step), size)
-            news = table.news_after(train_op)
-            with graph.as_default():
-                request = v1.placeholder(tf.int64, (None,))
-                init = v1.global_variables_initializer()
-                begin = table.begin_epoch(tf.constant(0, tf.int64))
-            exchange = table.exchange(request) if size else None
-            session = v1.Session(task.target, graph=graph, config=task.config)
-            stack.enter_context(session)
-            session.run(init)
-            session.run(begin)
-            if size:
-                runs[f"{size} tasks"] = session.make_callable(news)
-                arm.append(partial(_arm, session, exchange, request))
-            else:
-                runs["a bare step"] = session.make_callable(train_op)
-                runs["a step, and its value"] = session.make_callable([train_op, step])
 
         def measure(suffix: str) -> None:
             for turn in range(num_runs + WARM_UP):  # in turns, so that all meet the same machine
@@ -169,16 +98,30 @@ def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_run
                     if turn >= WARM_UP:
                         found.setdefault(name + suffix, []).append(time.perf_counter() - begun)
 
+        arm = []
+        for size in [0, *sizes]:
+            graph, step, train_op = model(task, f"notifications{size}")
+            table = StepTable(graph, Place.of(step), size)
+            news = table.news_after(train_op)
+            with graph.as_default():
+                init = v1.global_variables_initializer()
+                begin = table.begin_epoch(tf.constant(0, tf.int64))
+                # the first task waits for a step that has come
+                request = tf.constant([0, -1, 1, 0, 0, 0, 1, 0], tf.int64)
+            exchange = table.exchange(request) if size else None
+            session = stack.enter_context(v1.Session(task.target, graph=graph, config=task.config))
+            session.run(init)
+            session.run(begin)
+            if size:
+                runs[f"{size} tasks"] = session.make_callable(news)
+                arm.append(session.make_callable(exchange))
+            else:
+                runs["a bare step"] = session.make_callable(train_op)
         measure("")
         for each in arm:
-            each(0)
+            each()
         measure(", one due")
     pipe.send({name: statistics.median(each) * 1e3 for name, each in found.items()})
-
-
-def _arm(session: Any, exchange: Any, request: Any, threshold: int) -> None:
-    """Have the first task wait for a step."""
-    session.run(exchange, {request: [0, -1, 1, 0, threshold, 0, 1, 0]})
 
 
 ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notifications)}

@@ -5,23 +5,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from asynchooks import (
-    FunctionSessionCreator,
-    MonitoredSession,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
-
-from ._report import typical
+from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook
 
 Block = Callable[[int], Coroutine[Any, Any, float | None]]
 """Runs so many steps, with a session that is open already; seconds if not all that it takes count,
 otherwise None."""
 
+FAR_AWAY = 1_000_000_000
 OUTPUTS = {"loss": 0.0}
 
 
@@ -32,10 +25,10 @@ def do_nothing() -> dict[str, float]:
 class DoNothing(SessionRunHook):
     """A hook of a user that is called before and after each run."""
 
-    async def before_run(self, run_context: SessionRunContext) -> None:
+    async def before_run(self, run_context: Any) -> None:
         return None
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
         return None
 
 
@@ -66,11 +59,6 @@ async def secs_per_step(
     return secs
 
 
-def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """The median of the ratios of neighbouring blocks, for the table."""
-    return typical([mine / other for mine, other in zip(ours, theirs, strict=True)], decimals=2)
-
-
 def above(secs: Sequence[float], floor: Sequence[float]) -> list[float]:
     """What each block takes more than its neighbour that does without."""
     return [each - least for each, least in zip(secs, floor, strict=True)]
@@ -95,11 +83,25 @@ def run_by(session: MonitoredSession, fetches: Any, feed_dict: Any = None) -> Bl
     return block
 
 
+async def compare(
+    contenders: Mapping[str, Block | AbstractAsyncContextManager[Block]],
+    num_steps: int,
+    num_rounds: int,
+) -> dict[str, list[float]]:
+    """As `secs_per_step`, of sessions that are opened for it, and bare blocks."""
+    blocks: dict[str, Block] = {}
+    async with AsyncExitStack() as stack:
+        for name, each in contenders.items():
+            is_session = isinstance(each, AbstractAsyncContextManager)
+            blocks[name] = await stack.enter_async_context(each) if is_session else each
+        return await secs_per_step(blocks, num_steps, num_rounds)
+
+
 @asynccontextmanager
 async def function_session(
-    step: Callable[[], Any], num_hooks: int = 0, **options: Any
+    step: Callable[..., Any], num_hooks: int = 0, hooks: Sequence[Any] = (), **options: Any
 ) -> AsyncIterator[Block]:
-    """Our session on a step function, with so many hooks that do nothing."""
-    hooks = [DoNothing() for _ in range(num_hooks)]
+    """Our session on a step function, with hooks, and so many that do nothing."""
+    hooks = [*hooks, *(DoNothing() for _ in range(num_hooks))]
     async with MonitoredSession(hooks, FunctionSessionCreator(step), **options) as session:
         yield run_by(session, "loss")

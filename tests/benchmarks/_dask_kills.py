@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from io import FileIO
@@ -25,15 +26,14 @@ from asynchooks.distributed import DaskCluster
 
 from ..distributed.processes import Scheduler, a_pool, a_scheduler, elsewhere, gathered
 
-NUM_SESSIONS = 4
-LAST_STEP = 400
+NUM_SESSIONS, LAST_STEP = 4, 400
 
 
 class Round(NamedTuple):
     """What one kill came to; all counts in runs."""
 
-    is_exact: bool
-    """Whether the scheduler's step and that of each process ended at the last step."""
+    is_inexact: bool
+    """Whether the scheduler's step or that of a process did not end at the last step."""
     num_lost: int
     """Counted steps without a run, or runs of the processes that live that were not counted."""
     num_under_way: int
@@ -44,18 +44,19 @@ class Round(NamedTuple):
     """From the kill to the end of training."""
 
 
-def bytes_of(path: str) -> FileIO:
-    return FileIO(path, "ab")
-
-
 def sizes_of(paths: list[str]) -> list[int]:
     return [os.path.getsize(path) for path in paths]
 
 
-async def training(address: str, name: str, path: str) -> list[int]:
-    """Train up to the last step; returns the step after each run of this process."""
-    steps: list[int] = []
-    with bytes_of(path) as made:
+async def until_waiting(cluster: DaskCluster, num_processes: int) -> None:
+    while (await cluster.statistics())["num_waiting"] < num_processes:  # noqa: ASYNC110
+        await anyio.sleep(0.002)  # the scheduler alone knows
+
+
+async def training(address: str, name: str, path: str) -> int:
+    """Train up to the last step; returns the number of runs of this process."""
+    num_runs = 0
+    with FileIO(path, "ab") as made:
 
         async def step() -> dict[str, float]:
             await anyio.sleep(0.002)
@@ -66,17 +67,18 @@ async def training(address: str, name: str, path: str) -> list[int]:
             await cluster.global_step.wait_for(1)  # when all are here
 
             async def work() -> None:
+                nonlocal num_runs
                 hooks = [StopAtStepHook(last_step=LAST_STEP)]
                 async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
                     while not session.should_stop():
                         await session.run("loss")
-                        steps.append(session.global_step.value)
+                        num_runs += 1
 
             async with anyio.create_task_group() as group:
                 for _ in range(NUM_SESSIONS):
                     group.start_soon(work)
             assert cluster.global_step.value == LAST_STEP, cluster
-    return steps
+    return num_runs
 
 
 def train_until_killed(address: str, name: str, path: str) -> None:
@@ -90,19 +92,18 @@ async def one_round(
     args = scheduler.address, name
     context = multiprocessing.get_context("spawn")
     victim = context.Process(target=train_until_killed, args=(*args, paths[2]), daemon=True)
-    killed_at = 0.0
-    found: list[list[int]] = []
+    num_runs, killed_at = 0, 0.0
 
     async def survive() -> None:
+        nonlocal num_runs
         calls = [elsewhere(pool, "asyncio", training, *args, path) for path in paths[:2]]
-        found.extend(await gathered(*calls))
+        num_runs = sum(await gathered(*calls))
 
     async with DaskCluster(scheduler.address, name) as cluster:
         victim.start()
         async with anyio.create_task_group() as group:
             group.start_soon(survive)
-            while (await cluster.statistics())["num_waiting"] < 3:  # noqa: ASYNC110
-                await anyio.sleep(0.005)
+            await until_waiting(cluster, 3)
             await cluster.advance()
             await cluster.global_step.wait_for(kill_at)
             assert victim.pid is not None
@@ -113,12 +114,11 @@ async def one_round(
         step = await cluster.advance(0)
         statistics = await cluster.statistics()
         await cluster.forget()
-    num_made = sizes_of(paths)
-    num_runs = sum(map(len, found))
-    of_victim = LAST_STEP - 1 - num_runs  # what was counted of its runs
-    lost = sum(num_made[:2]) - num_runs + max(0, of_victim - num_made[2])
-    left = (statistics["num_processes"] - 1, statistics["num_held"], statistics["num_waiting"])
-    return Round(step == LAST_STEP, lost, max(0, num_made[2] - of_victim), sum(left), secs)
+    *of_others, of_victim = sizes_of(paths)
+    counted = LAST_STEP - 1 - num_runs  # of the victim's runs
+    lost = sum(of_others) - num_runs + max(0, counted - of_victim)
+    left = statistics["num_processes"] - 1 + statistics["num_held"] + statistics["num_waiting"]
+    return Round(step != LAST_STEP, lost, max(0, of_victim - counted), left, secs)
 
 
 def num_children() -> int:
@@ -127,31 +127,22 @@ def num_children() -> int:
     return sum("resource_tracker" not in " ".join(each.cmdline()) for each in children)
 
 
-async def kill_many(num_kills: int, directory: Path) -> list[Round]:
+async def kill_rows(num_kills: int) -> list[list[str]]:
     """One round after the other, at a random step each; the seed is fixed."""
-    chance = random.Random(0)
-    with a_scheduler() as scheduler, a_pool(2) as pool:
-        rounds = []
+    chance, rounds = random.Random(0), list[Round]()
+    with tempfile.TemporaryDirectory() as folder, a_scheduler() as scheduler, a_pool(2) as pool:
         for number in range(num_kills):
             kill_at = chance.randrange(2, LAST_STEP - 50)
-            rounds.append(await one_round(scheduler, pool, f"kill {number}", directory, kill_at))
-    return rounds
-
-
-def rows_of(rounds: list[Round]) -> list[list[str]]:
-    """For the table: what was measured, the bar, and the figure."""
-    most_under_way = max(each.num_under_way for each in rounds)
-    found: list[tuple[str, str, float]] = [
-        ("kills", "-", len(rounds)),
-        (
-            "rounds that did not end at the last step",
-            "0",
-            sum(not each.is_exact for each in rounds),
-        ),
-        ("runs lost, or counted twice", "0", sum(each.num_lost for each in rounds)),
-        ("runs under way when killed, most", f"<= {NUM_SESSIONS}", most_under_way),
-        ("processes, credits and waits kept", "0", sum(each.num_orphans for each in rounds)),
-        ("processes left on this machine", "0", num_children()),
-        ("from the kill to the end of training, most: s", "-", max(each.secs for each in rounds)),
-    ]
-    return [[what, bar, f"{value:.3g}"] for what, bar, value in found]
+            name = f"kill {number}"
+            rounds.append(await one_round(scheduler, pool, name, Path(folder), kill_at))
+    inexact, lost, under_way, orphans, secs = zip(*rounds, strict=True)
+    found: dict[str, float] = {
+        "kills": num_kills,
+        "rounds that did not end at the last step": sum(inexact),
+        "runs lost, or counted twice": sum(lost),
+        "runs under way when killed, most": max(under_way),
+        "processes, credits and waits kept": sum(orphans),
+        "processes left on this machine": num_children(),
+        "from the kill to the end of training, most: s": max(secs),
+    }
+    return [[what, f"{value:.3g}"] for what, value in found.items()]

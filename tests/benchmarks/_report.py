@@ -7,44 +7,42 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import multiprocessing
 import os
 import platform
+import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 
-from ._fresh_process import in_fresh_process
-
 T = TypeVar("T")
 
 LOOPS = ("asyncio", "uvloop", "trio")
-BUSY_SECS = 33e-6
-"""What a small TensorFlow graph takes for one step."""
 PACKAGES = (
     "tensorflow", "keras", "pytorch-ignite", "torch", "torchdata", "aiostream", "anyio", "trio",
     "uvloop", "numpy", "simpy", "spdl-core",
 )  # fmt: skip
+PEERS = (
+    "aiostream", "ignite", "keras", "simpy", "spdl", "tensorflow", "torch", "torchdata", "trio",
+    "uvloop",
+)  # fmt: skip
+"""Modules that are measured beside ours where they are installed."""
 WIDE = 0.25
-PEERS = {
-    "aiostream": "aiostream",
-    "spdl": "SPDL",
-    "torch": "PyTorch",
-    "ignite": "PyTorch Ignite",
-    "keras": "Keras",
-    "simpy": "SimPy",
-    "tensorflow": "TensorFlow",
-    "torchdata": "torchdata",
-    "trio": "trio",
-    "uvloop": "uvloop",
-}
-"""What the extra `bench` installs: module → name."""
+BEGUN = time.perf_counter()
+
+
+Figures = Callable[[str], Awaitable[Mapping[str, str]]]
+"""A function of a module (it is pickled): figures on an event loop, by what is measured."""
+Rows = list[list[str]]
+"""What is measured, and its figures, one for each of `LOOPS`."""
 
 
 def run_on(loop: str, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -54,20 +52,30 @@ def run_on(loop: str, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     return anyio.run(fn, *args, backend=backend, backend_options=options)
 
 
+def run_afresh(loop: str, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """In a process of its own, so that memory which others freed is not taken for not needed."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(run_on, loop, fn, *args).result()
+
+
 class BusyModel:
-    """A step function that computes for `BUSY_SECS`, and the moment at which each step was done.
+    """A step function that computes for a while, and the moment at which each step was done.
 
     `done_at[n]` is when step n was about to be published, in seconds of `time.perf_counter`; it
     holds for inline steps only.
+
+    Args:
+        secs: of a step; by default what a small TensorFlow graph takes for one.
     """
 
-    def __init__(self) -> None:
-        self.runs_started = 0
+    def __init__(self, secs: float = 33e-6) -> None:
+        self.secs, self.runs_started = secs, 0
         self.done_at = [time.perf_counter()]
 
     def step(self) -> dict[str, float]:
         self.runs_started += 1
-        until = time.perf_counter() + BUSY_SECS
+        until = time.perf_counter() + self.secs
         while time.perf_counter() < until:
             pass
         self.done_at.append(time.perf_counter())
@@ -80,10 +88,38 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, place)]
 
 
-def typical(values: Sequence[float], decimals: int) -> str:
+def p50_and_p99(secs: Sequence[float]) -> str:
+    """In milliseconds."""
+    return " / ".join(f"{percentile(secs, percent) * 1e3:.2f}" for percent in (50, 99))
+
+
+def echo_ms() -> str:
+    """For a byte to another process and back, which shows how busy the machine is."""
+    program, found = "import sys\nfor line in sys.stdin: print(flush=True)", []
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(80):
+            time.sleep(0.005)
+            begun = time.monotonic()
+            print(file=process.stdin, flush=True)
+            process.stdout.readline()
+            found.append(time.monotonic() - begun)
+        process.kill()
+    return p50_and_p99(found)
+
+
+def typical(values: Sequence[float], decimals: int = 2) -> str:
     """The median, with a "?" if the quartiles are further apart than `WIDE` of it."""
     low, median, high = statistics.quantiles(values, n=4)
     return f"{median:.{decimals}f}" + ("?" if high - low > WIDE * abs(median) else "")
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """The median of the ratios of neighbouring blocks, for the table."""
+    return typical([mine / other for mine, other in zip(ours, theirs, strict=True)])
 
 
 def is_installed(module: str) -> bool:
@@ -91,60 +127,43 @@ def is_installed(module: str) -> bool:
     return find_spec(module) is not None and (module != "ignite" or is_installed("torch"))
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One row of the suite's table: what is measured, its bar, and the peer that it needs."""
-
-    name: str
-    bar: str = "-"
-    peer: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A measure and its figures, one for each of `LOOPS`."""
-
-    measure: Measure
-    figures: Sequence[str]
+def rows_of(figures: Figures) -> Rows:
+    """Measured in a fresh process for each event loop; what only some have is "-" for others."""
+    loops = [loop for loop in LOOPS if loop == "asyncio" or is_installed(loop)]
+    by_loop = {loop: run_afresh(loop, figures, loop) for loop in loops}
+    names = dict.fromkeys(name for found in by_loop.values() for name in found)
+    return [[name, *(by_loop.get(loop, {}).get(name, "-") for loop in LOOPS)] for name in names]
 
 
-def rows_of(measures: Sequence[Measure], figures: Callable[[str], Mapping[str, str]]) -> list[Row]:
-    """The rows of what `figures(loop)` measures, in a fresh process for each event loop.
-
-    Args:
-        measures: the rows in their order; nothing is run if the peers of all are missing.
-        figures: a function of a module (it is pickled) that returns figures by name of measure.
-    """
-    is_measured = [not measure.peer or is_installed(measure.peer) for measure in measures]
-    by_loop: dict[str, Mapping[str, str]] = {}
-    for loop in LOOPS:
-        if any(is_measured) and (loop == "asyncio" or is_installed(loop)):
-            by_loop[loop] = in_fresh_process(figures, loop)
-    return [
-        Row(measure, [by_loop[loop][measure.name] if loop in by_loop else "-" for loop in LOOPS])
-        if is_there
-        else Row(measure, ["-"] * len(LOOPS))
-        for measure, is_there in zip(measures, is_measured, strict=True)
-    ]
-
-
-def print_rows(rows: Sequence[Row]) -> None:
+def print_rows(rows: Rows) -> None:
     """Print the suite's table, and below it what was not measured."""
-    lines = [[row.measure.name, row.measure.bar, *row.figures] for row in rows]
-    print_table("asynchooks beside its peers", ["measure", "bar", *LOOPS], lines)
-    needed = {row.measure.peer for row in rows} | {"trio", "uvloop"}
+    print_table("asynchooks beside its peers", ["measure", *LOOPS], rows)
     print()
-    if any(figure.endswith("?") for row in rows for figure in row.figures):
+    if any(cell.endswith("?") for row in rows for cell in row):
         print(f"?: quartiles further apart than {WIDE:.0%} of the median; measure again when idle")
-    for module in sorted(needed & PEERS.keys()):
-        if not is_installed(module):
-            name = PEERS[module]
-            print(f"not measured: {name} is not installed; pip install -e '.[bench]'")
+    if missing := [each for each in PEERS if not is_installed(each)]:
+        print(f"not installed: {', '.join(missing)}; pip install -e '.[bench]'")
 
 
-def progress(what: str, begun: float) -> None:
-    """Say on stderr what is done, and how many seconds after `begun` (of `time.perf_counter`)."""
-    print(f"{time.perf_counter() - begun:5.0f} s  {what}", file=sys.stderr, flush=True)
+def measure(figures: Figures) -> None:
+    """One group alone."""
+    print_rows(rows_of(figures))
+
+
+def parts_of(parts: Mapping[str, Callable[[], T]], names: Sequence[str]) -> dict[str, T]:
+    """What the named parts of a benchmark come to, or all of them; an unknown name ends it."""
+    if unknown := set(names) - parts.keys():
+        sys.exit(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    found = {}
+    for name in names or parts:
+        found[name] = parts[name]()
+        progress(name)
+    return found
+
+
+def progress(what: str) -> None:
+    """Say on stderr what is done, and how many seconds after the start."""
+    print(f"{time.perf_counter() - BEGUN:5.0f} s  {what}", file=sys.stderr, flush=True)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -152,11 +171,9 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
     print(f"\n{title}\n{_facts()}\n")
     for line in (header, ["-" * width for width in widths], *rows):
-        cells = [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+        first, *cells = zip(line, widths, strict=True)
+        texts = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in cells)]
+        print("  ".join(texts).rstrip())
 
 
 def _facts() -> str:
@@ -164,12 +181,7 @@ def _facts() -> str:
     installed = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
     versions = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    cores = f"{os.cpu_count()} cores, {platform.system()}"
-    return ", ".join([python, *versions, _cpu_model(), cores])
-
-
-def _cpu_model() -> str:
     cpus = Path("/proc/cpuinfo")  # platform.processor() is empty on most Linux systems
-    lines = cpus.read_text().splitlines() if cpus.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    model = re.search(r"model name\s*: (.*)", cpus.read_text() if cpus.exists() else "")
+    machine = model[1] if model else platform.machine()
+    return ", ".join([python, *versions, machine, f"{os.cpu_count()} cores"])

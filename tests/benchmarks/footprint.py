@@ -27,18 +27,12 @@ from asynchooks import (
 )
 
 from ._contenders import do_nothing
-from ._report import LOOPS, Measure, Row, print_rows, rows_of, run_on, typical
+from ._report import measure, typical
 
 Wait = Callable[[], Coroutine[Any, Any, None]]
 
 NUM_IMPORTS, NUM_TASKS = 9, 1000
 HEAVY = ("tensorflow", "trio", "numpy")
-
-IMPORT = Measure("import asynchooks in a fresh process, ms (of no event loop)", "<= 100")
-ANYIO = Measure("import anyio, which it needs, ms")
-LOADED = Measure(f"which of {', '.join(HEAVY)} it loads", "none")
-SESSION = Measure("1,000 waiting function sessions with a waiter hook: KB each", "<= 8")
-BARE = Measure("1,000 bare tasks waiting for an anyio.Event: KB each")
 
 
 def python(program: str) -> str:
@@ -60,74 +54,54 @@ def import_ms(module: str) -> str:
     return typical([(full - empty) * 1e3 for empty, full in pairs], decimals=0)
 
 
-def loaded() -> str:
-    program = f"import asynchooks, sys; print(*({set(HEAVY)!r} & sys.modules.keys()))"
-    return python(program) or "none"
+async def traced(wait: Wait, num_waiting: Callable[[], int], num_tasks: int) -> int:
+    """Bytes that so many tasks hold while they wait; 0 if nothing is traced."""
+    async with anyio.create_task_group() as group:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(num_tasks):
+            group.start_soon(wait)
+        while num_waiting() < num_tasks:
+            await anyio.lowlevel.checkpoint()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        group.cancel_scope.cancel()
+    return after - before
 
 
-class Waiting:
-    """Tasks that wait, and how many do."""
+async def kilobytes(wait: Wait, num_waiting: Callable[[], int]) -> str:
+    await traced(wait, num_waiting, 1)  # what the first of its kind loads and caches
+    tracemalloc.start()
+    try:
+        return f"{await traced(wait, num_waiting, NUM_TASKS) / NUM_TASKS / 1e3:.1f}"
+    finally:
+        tracemalloc.stop()
 
-    def __init__(self) -> None:
-        self._creator = SharedSessionCreator(FunctionSessionCreator(do_nothing))
-        self._event = anyio.Event()
 
-    async def bytes_by_task(self) -> tuple[float, float]:
-        """Of a task with a waiting session, and of a bare one, by tracemalloc."""
+async def figures(loop: str) -> dict[str, str]:
+    found, event = {}, anyio.Event()
+    if loop == "asyncio":
+        program = f"import asynchooks, sys; print(*({set(HEAVY)!r} & sys.modules.keys()))"
+        for module in ("asynchooks", "anyio"):
+            found[f"import {module} in a fresh process, ms (of no event loop)"] = import_ms(module)
+        found[f"which of {', '.join(HEAVY)} it loads"] = python(program) or "none"
+    creator = SharedSessionCreator(FunctionSessionCreator(do_nothing))
 
-        def num_bare() -> int:
-            return self._event.statistics().tasks_waiting
-
-        async with MonitoredSession([], self._creator) as keeper:  # pays for what all share
-            await keeper.run("loss")
-            step = keeper.global_step
-
-            def num_sessions() -> int:
-                return step.statistics().tasks_waiting_for_step
-
-            of_session = await self._bytes(self._session, num_sessions)
-        return of_session, await self._bytes(self._event.wait, num_bare)
-
-    async def _session(self) -> None:
-        async with MonitoredSession([GlobalStepWaiterHook(10)], self._creator) as session:
+    async def in_session() -> None:
+        async with MonitoredSession([GlobalStepWaiterHook(10)], creator) as session:
             await session.run("loss")
 
-    async def _bytes(self, wait: Wait, num_waiting: Callable[[], int]) -> float:
-        await self._traced(wait, num_waiting, 1)  # what the first of its kind loads and caches
-        tracemalloc.start()
-        try:
-            return await self._traced(wait, num_waiting, NUM_TASKS) / NUM_TASKS
-        finally:
-            tracemalloc.stop()
-
-    async def _traced(self, wait: Wait, num_waiting: Callable[[], int], num_tasks: int) -> int:
-        """Bytes that so many tasks hold while they wait; 0 if nothing is traced."""
-        async with anyio.create_task_group() as group:
-            gc.collect()
-            before, _ = tracemalloc.get_traced_memory()
-            for _ in range(num_tasks):
-                group.start_soon(wait)
-            while num_waiting() < num_tasks:
-                await anyio.lowlevel.checkpoint()
-            gc.collect()
-            after, _ = tracemalloc.get_traced_memory()
-            group.cancel_scope.cancel()
-        return after - before
-
-
-def memory(loop: str) -> dict[str, str]:
-    of_session, of_bare = run_on(loop, lambda: Waiting().bytes_by_task())
-    return {SESSION.name: f"{of_session / 1e3:.1f}", BARE.name: f"{of_bare / 1e3:.1f}"}
-
-
-def rows() -> list[Row]:
-    imports = {IMPORT: import_ms("asynchooks"), ANYIO: import_ms("anyio"), LOADED: loaded()}
-    others = ["-"] * (len(LOOPS) - 1)
-    return [
-        *(Row(measure, [figure, *others]) for measure, figure in imports.items()),
-        *rows_of([SESSION, BARE], memory),
-    ]
+    async with MonitoredSession([], creator) as keeper:  # pays for what all share
+        await keeper.run("loss")
+        step = keeper.global_step
+        found["1,000 waiting function sessions with a waiter hook: KB each"] = await kilobytes(
+            in_session, lambda: step.statistics().tasks_waiting_for_step
+        )
+    found["1,000 bare tasks waiting for an anyio.Event: KB each"] = await kilobytes(
+        event.wait, lambda: event.statistics().tasks_waiting
+    )
+    return found
 
 
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

@@ -7,47 +7,20 @@ It does not measure steps that block, threads or many workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
-from ._contenders import (
-    Block,
-    above,
-    called,
-    do_nothing,
-    function_session,
-    median_ratio,
-    secs_per_step,
-)
-from ._report import BusyModel, Measure, Row, is_installed, print_rows, rows_of, run_on
+from ._contenders import Block, above, called, compare, do_nothing, function_session
+from ._report import BusyModel, is_installed, measure, median_ratio
 
 NUM_ROUNDS = 25
 BLOCK_STEPS, BUSY_BLOCK_STEPS = 2000, 500
-NUM_HOOKS, NUM_BUSY_HOOKS = (0, 1, 4, 8), (0, 4)
 
 
-def beside_ignite(num_hooks: int) -> str:
-    hooks = "1 hook" if num_hooks == 1 else f"{num_hooks} hooks"
-    return f"function step, {hooks}: overhead / PyTorch Ignite's, as many handler pairs"
-
-
-def busy(num_hooks: int) -> str:
-    return f"function step of 33 us, {num_hooks} hooks / bare loop"
-
-
-BARS = {0: "<= 0.65", 4: "<= 0.60"}
-MEASURES = [
-    *(Measure(beside_ignite(num), BARS.get(num, "-"), "ignite") for num in NUM_HOOKS),
-    *(Measure(busy(num)) for num in NUM_BUSY_HOOKS),
-]
-
-
-def by_ignite(step: Callable[[], Any], num_pairs: int) -> Block:
+def by_ignite(num_pairs: int) -> Block:
     """Ignite's engine over a range, with handlers that do nothing around each step."""
     from ignite.engine import Engine, Events
 
-    engine = Engine(lambda engine, batch: step())
+    engine = Engine(lambda engine, batch: do_nothing())
 
     def handler(engine: Any) -> None:
         return None
@@ -64,39 +37,29 @@ def by_ignite(step: Callable[[], Any], num_pairs: int) -> Block:
 
 
 async def ignite_ratio(num_hooks: int) -> str:
-    async with function_session(do_nothing, num_hooks) as ours:
-        theirs = by_ignite(do_nothing, num_hooks)
-        blocks = {"ours": ours, "bare": called(do_nothing), "theirs": theirs}
-        secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
-    ours_above, theirs_above = (above(secs[name], secs["bare"]) for name in ("ours", "theirs"))
-    return median_ratio(ours_above, theirs_above)
+    contenders = {
+        "ours": function_session(do_nothing, num_hooks),
+        "bare": called(do_nothing),
+        "theirs": by_ignite(num_hooks),
+    }
+    secs = await compare(contenders, BLOCK_STEPS, NUM_ROUNDS)
+    return median_ratio(*(above(secs[name], secs["bare"]) for name in ("ours", "theirs")))
 
 
-async def busy_ratios() -> dict[str, str]:
-    blocks = {"bare": called(BusyModel().step)}
-    async with AsyncExitStack() as stack:
-        for num_hooks in NUM_BUSY_HOOKS:
-            session = function_session(BusyModel().step, num_hooks)
-            blocks[busy(num_hooks)] = await stack.enter_async_context(session)
-        secs = await secs_per_step(blocks, BUSY_BLOCK_STEPS, NUM_ROUNDS)
+async def figures(loop: str) -> dict[str, str]:
+    busy = {
+        f"function step of 33 us, hooks: {num} / bare loop": function_session(BusyModel().step, num)
+        for num in (0, 4)
+    }
+    contenders = {"bare": called(BusyModel().step), **busy}
+    secs = await compare(contenders, BUSY_BLOCK_STEPS, NUM_ROUNDS)
     bare = secs.pop("bare")
-    return {name: median_ratio(each, bare) for name, each in secs.items()}
-
-
-async def ratios() -> dict[str, str]:
-    found = await busy_ratios()
-    if is_installed("ignite"):
-        found |= {beside_ignite(num): await ignite_ratio(num) for num in NUM_HOOKS}
+    found = {name: median_ratio(each, bare) for name, each in secs.items()}
+    beside = "overhead / PyTorch Ignite's, as many handler pairs"
+    for num in (0, 1, 4, 8) if is_installed("ignite") else ():
+        found[f"function step, hooks: {num}: {beside}"] = await ignite_ratio(num)
     return found
 
 
-def figures(loop: str) -> dict[str, str]:
-    return run_on(loop, ratios)
-
-
-def rows() -> list[Row]:
-    return rows_of(MEASURES, figures)
-
-
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

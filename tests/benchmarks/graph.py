@@ -11,62 +11,30 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from asynchooks import (
-    LoggingTensorHook,
-    MonitoredSession,
-    NanTensorHook,
-    StepCounterHook,
-    StopAtStepHook,
-)
+import asynchooks
+from asynchooks import MonitoredSession
 
-from ._contenders import Block, called, median_ratio, run_by, secs_per_step
+from ._contenders import FAR_AWAY, Block, called, compare, run_by
 from ._linear_model import BATCH, LinearModel, linear_model
-from ._report import Measure, Row, print_rows, rows_of, run_on
+from ._report import is_installed, measure, median_ratio
 
 NUM_ROUNDS, BLOCK_STEPS = 31, 200
-FAR_AWAY = 1_000_000_000
 
-THEIRS = "TensorFlow's MonitoredSession"
-FOUR = "StopAtStep, StepCounter, NanTensor, LoggingTensor"
-FED = f"graph step fed a batch, 4 hooks / {THEIRS}, same"
-CALLABLE = "graph step, 4 hooks / bare make_callable([train_op, loss])"
-BARE = "graph step, 0 hooks / bare Session.run"
-BY_HOOKS = {
-    4: f"graph step, 4 hooks ({FOUR}) / {THEIRS}, same",
-    0: f"graph step, 0 hooks / {THEIRS}, same",
-    1: f"graph step, 1 hook (StopAtStep) / {THEIRS}, same",
-    8: f"graph step, 8 hooks (the four twice) / {THEIRS}, same",
-}
-MEASURES = [
-    Measure(BY_HOOKS[4], "<= 0.45", "tensorflow"),
-    Measure(FED, "<= 0.30", "tensorflow"),
-    Measure(CALLABLE, "<= 1.30", "tensorflow"),
-    *(Measure(BY_HOOKS[num_hooks], peer="tensorflow") for num_hooks in (0, 1, 8)),
-    Measure(BARE, peer="tensorflow"),
-]
+THEIRS = "TensorFlow's MonitoredSession, same"
 
 
 def hooks_of(train: Any, loss: Any, num_hooks: int) -> list[Any]:
     """0, 1, 4 or 8 hooks of `train`: our package, or TensorFlow's module."""
-    four = [
-        [
+    return [
+        hook
+        for _ in range(2)
+        for hook in (
             train.StopAtStepHook(last_step=FAR_AWAY),
             train.StepCounterHook(every_n_steps=100),
             train.NanTensorHook(loss),
             train.LoggingTensorHook({"loss": loss}, every_n_iter=100),
-        ]
-        for _ in range(2)
-    ]
-    return [*four[0], *four[1]][:num_hooks]
-
-
-class OurHooks:
-    """Our hooks by the names of TensorFlow's."""
-
-    StopAtStepHook = StopAtStepHook
-    StepCounterHook = StepCounterHook
-    NanTensorHook = NanTensorHook
-    LoggingTensorHook = LoggingTensorHook
+        )
+    ][:num_hooks]
 
 
 def feeds(model: LinearModel) -> Any:
@@ -79,12 +47,10 @@ def feeds(model: LinearModel) -> Any:
 
 @asynccontextmanager
 async def our_session(num_hooks: int, *, is_fed: bool = False) -> AsyncIterator[Block]:
-    from asynchooks import ChiefSessionCreator
-
     model = linear_model(is_fed=is_fed)
     with model.graph.as_default():
-        hooks = hooks_of(OurHooks, model.loss, num_hooks)
-        session = MonitoredSession(hooks, ChiefSessionCreator())
+        hooks = hooks_of(asynchooks, model.loss, num_hooks)
+        session = MonitoredSession(hooks, asynchooks.ChiefSessionCreator())
     async with session:
         yield run_by(session, model.train_op, feeds(model))
 
@@ -98,14 +64,8 @@ async def their_session(num_hooks: int, *, is_fed: bool = False) -> AsyncIterato
     with model.graph.as_default():
         hooks = hooks_of(train, model.loss, num_hooks)
         session = train.MonitoredSession(train.ChiefSessionCreator(), hooks)
-    feed_dict = feeds(model)
-
-    async def block(num_steps: int) -> None:
-        run, fetches = session.run, model.train_op
-        for _ in range(num_steps):
-            run(fetches, feed_dict)
-
-    yield block
+    feed_dict, fetches = feeds(model), model.train_op
+    yield called(lambda: session.run(fetches, feed_dict))
     session.close()
 
 
@@ -127,34 +87,32 @@ async def bare_session(*, is_compiled: bool) -> AsyncIterator[Block]:
 async def ratio(
     ours: AbstractAsyncContextManager[Block], theirs: AbstractAsyncContextManager[Block]
 ) -> str:
-    async with ours as our_block, theirs as their_block:
-        blocks = {"ours": our_block, "theirs": their_block}
-        secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
+    secs = await compare({"ours": ours, "theirs": theirs}, BLOCK_STEPS, NUM_ROUNDS)
     return median_ratio(secs["ours"], secs["theirs"])
 
 
-async def ratios() -> dict[str, str]:
-    by_hooks = {
-        name: await ratio(our_session(num_hooks), their_session(num_hooks))
-        for num_hooks, name in BY_HOOKS.items()
-    }
-    return by_hooks | {
-        FED: await ratio(our_session(4, is_fed=True), their_session(4, is_fed=True)),
-        CALLABLE: await ratio(our_session(4), bare_session(is_compiled=True)),
-        BARE: await ratio(our_session(0), bare_session(is_compiled=False)),
-    }
-
-
-def figures(loop: str) -> dict[str, str]:
+async def figures(loop: str) -> dict[str, str]:
+    if not is_installed("tensorflow"):
+        return {}
     import tensorflow as tf
 
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-    return run_on(loop, ratios)
-
-
-def rows() -> list[Row]:
-    return rows_of(MEASURES, figures)
+    found = {
+        f"graph step, hooks: {num} / {THEIRS}": await ratio(our_session(num), their_session(num))
+        for num in (4, 0, 1, 8)
+    }
+    return found | {
+        f"graph step fed a batch, hooks: 4 / {THEIRS}": await ratio(
+            our_session(4, is_fed=True), their_session(4, is_fed=True)
+        ),
+        "graph step, hooks: 4 / bare make_callable([train_op, loss])": await ratio(
+            our_session(4), bare_session(is_compiled=True)
+        ),
+        "graph step, hooks: 0 / bare Session.run": await ratio(
+            our_session(0), bare_session(is_compiled=False)
+        ),
+    }
 
 
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -24,16 +24,11 @@ import anyio.to_thread
 
 from asynchooks.data import batch, map_concurrent
 
-from ._report import Measure, Row, is_installed, print_rows, rows_of, run_on
+from ._report import is_installed, measure
 
 NUM_BLOCKS = 5
 FETCH_SECS = 0.005
-PEERS = {
-    "SPDL": "spdl",
-    "torchdata": "torchdata",
-    "aiostream": "aiostream",
-    "DataLoader": "torch",
-}
+PEERS = {"SPDL": "spdl", "torchdata": "torchdata", "aiostream": "aiostream", "DataLoader": "torch"}
 ASYNC = "async no-op, 8 at a time"
 THREAD = "no-op in 8 threads"
 ZLIB = "zlib in 2 threads"
@@ -43,6 +38,17 @@ NUM_ITEMS = {ASYNC: 4_000, THREAD: 4_000, ZLIB: 640, THREE: 640}
 BLOB = bytes(range(256)) * 8 + os.urandom(1 << 15)
 Run = Callable[[], Awaitable[int]]
 """One whole pass; returns how many items came out."""
+
+
+def is_there(row: str, peer: str, loop: str) -> bool:
+    if not is_installed(PEERS[peer]) or (peer == "aiostream" and loop == "trio"):
+        return False
+    return row != ASYNC or peer in ("SPDL", "aiostream")
+
+
+async def items(num: int) -> AsyncIterator[int]:
+    for item in range(num):
+        yield item
 
 
 async def same(item: Any, *_: object) -> Any:
@@ -72,103 +78,67 @@ def fetch_now(item: int) -> int:
     return item
 
 
-async def items(num: int) -> AsyncIterator[int]:
-    for item in range(num):
-        yield item
-
-
-async def ours(stage: Any) -> int:
-    async with stage as opened:
+async def num_of_async(manager: Any) -> int:
+    async with manager as opened:
         return sum([1 async for _ in opened])
 
 
-def thread_of(fn: Callable[[int], Any]) -> Callable[..., Awaitable[Any]]:
-    """The function, called in a thread."""
-
-    async def call(item: int, *_: object) -> Any:
-        return await anyio.to_thread.run_sync(fn, item)
-
-    return call
-
-
-def our_runs(row: str, num: int) -> Run:
-    stages: dict[str, Callable[[], Any]] = {
-        ASYNC: lambda: map_concurrent(same, items(num), 8),
-        THREAD: lambda: map_concurrent(same_now, range(num), 8),
-        ZLIB: lambda: map_concurrent(compress, range(num), 2),
-        THREE: lambda: batch(
-            map_concurrent(compress, map_concurrent(fetch, range(num), 32), 2), 32
-        ),
-    }
-    return lambda: ours(stages[row]())
-
-
-async def of_thread(iterate: Callable[[], int]) -> int:
+async def num_of(new: Callable[[], Any]) -> int:
     """A peer that is not async: in this thread, as its users run it."""
-    return iterate()
+    return sum(1 for _ in new())
 
 
-def spdl_runs(row: str, num: int) -> Run:
+def our_stages(row: str, num: int) -> Any:
+    if row == ASYNC:
+        return map_concurrent(same, items(num), 8)
+    if row == THREAD:
+        return map_concurrent(same_now, range(num), 8)
+    if row == ZLIB:
+        return map_concurrent(compress, range(num), 2)
+    return batch(map_concurrent(compress, map_concurrent(fetch, range(num), 32), 2), 32)
+
+
+async def spdl_pass(row: str, num: int) -> int:
     pipeline: Any = importlib.import_module("spdl.pipeline")
-
-    def build() -> Any:
-        builder = pipeline.PipelineBuilder().add_source(range(num))
-        if row == ASYNC:
-            return builder.pipe(same, concurrency=8).add_sink(8).build(num_threads=1)
-        if row == THREAD:
-            return builder.pipe(same_now, concurrency=8).add_sink(8).build(num_threads=8)
+    builder, threads = pipeline.PipelineBuilder().add_source(range(num)), 2
+    if row in (ASYNC, THREAD):
+        builder.pipe(same if row == ASYNC else same_now, concurrency=8)
+        threads = 1 if row == ASYNC else 8
+    else:
         if row == THREE:
             builder.pipe(fetch_on_asyncio, concurrency=32)
         builder.pipe(compress, concurrency=2)
         if row == THREE:
             builder.aggregate(32)
-        return builder.add_sink(8).build(num_threads=2)
-
-    def iterate() -> int:
-        made = build()
-        with made.auto_stop():
-            return sum(1 for _ in made)
-
-    return partial(of_thread, iterate)
+    made = builder.add_sink(8).build(num_threads=threads)
+    with made.auto_stop():
+        return sum(1 for _ in made)
 
 
-def torchdata_runs(row: str, num: int) -> Run | None:
+def torchdata_nodes(row: str, num: int) -> Any:
     tn: Any = importlib.import_module("torchdata.nodes")  # it has no types
-    if row == ASYNC:
-        return None
-
-    def iterate() -> int:
-        node = tn.IterableWrapper(range(num))
-        if row == THREE:
-            node = tn.ParallelMapper(node, fetch_now, num_workers=32, method="thread")
-        fn, threads = (same_now, 8) if row == THREAD else (compress, 2)
-        node = tn.ParallelMapper(node, fn, num_workers=threads, method="thread")
-        if row == THREE:
-            node = tn.Batcher(node, 32, drop_last=False)
-        return sum(1 for _ in tn.Loader(node))
-
-    return partial(of_thread, iterate)
+    node = tn.IterableWrapper(range(num))
+    if row == THREE:
+        node = tn.ParallelMapper(node, fetch_now, num_workers=32, method="thread")
+    fn, threads = (same_now, 8) if row == THREAD else (compress, 2)
+    node = tn.ParallelMapper(node, fn, num_workers=threads, method="thread")
+    return tn.Loader(tn.Batcher(node, 32, drop_last=False) if row == THREE else node)
 
 
-def aiostream_runs(row: str, num: int) -> Run:
+def aiostream_stages(row: str, num: int) -> Any:
     stream: Any = importlib.import_module("aiostream.stream")
 
-    def build() -> Any:
-        if row == ASYNC:
-            return stream.map(items(num), same, ordered=True, task_limit=8)
-        if row == THREAD:
-            return stream.map(items(num), thread_of(same_now), ordered=True, task_limit=8)
-        source = items(num)
-        if row == THREE:
-            source = stream.map(source, fetch, ordered=True, task_limit=32)
-        made = stream.map(source, thread_of(compress), ordered=True, task_limit=2)
-        return stream.chunks(made, 32) if row == THREE else made
+    def mapped(source: Any, fn: Callable[..., Any], num: int) -> Any:
+        return stream.map(source, fn, ordered=True, task_limit=num)
 
-    async def iterate() -> int:
-        async with build().stream() as streamer:
-            return sum([1 async for _ in streamer])
+    async def in_thread(item: int, *_: object) -> Any:
+        return await anyio.to_thread.run_sync(same_now if row == THREAD else compress, item)
 
-    return iterate
+    if row in (ASYNC, THREAD):
+        return mapped(items(num), same if row == ASYNC else in_thread, 8)
+    if row == ZLIB:
+        return mapped(items(num), in_thread, 2)
+    return stream.chunks(mapped(mapped(items(num), fetch, 32), in_thread, 2), 32)
 
 
 class Files:
@@ -186,34 +156,22 @@ class Files:
         return compress(fetch_now(item) if self.row == THREE else item)
 
 
-def dataloader_runs(row: str, num: int) -> Run | None:
+def dataloader(row: str, num: int) -> Any:
     torch_data: Any = importlib.import_module("torch.utils.data")
-    if row == ASYNC:
-        return None
-
-    def iterate() -> int:
-        size = 32 if row == THREE else None
-        loader: Iterable[Any] = torch_data.DataLoader(
-            Files(num, row), batch_size=size, num_workers=2, collate_fn=list if size else same_now
-        )
-        return sum(1 for _ in loader)
-
-    return partial(of_thread, iterate)
+    size = 32 if row == THREE else None
+    collate = list if size else same_now
+    return torch_data.DataLoader(
+        Files(num, row), batch_size=size, num_workers=2, collate_fn=collate
+    )
 
 
-MAKERS: dict[str, Callable[[str, int], Run | None]] = {
-    "SPDL": spdl_runs,
-    "torchdata": torchdata_runs,
-    "aiostream": aiostream_runs,
-    "DataLoader": dataloader_runs,
+RUNS: dict[str, Callable[[str, int], Awaitable[int]]] = {
+    "ours": lambda *args: num_of_async(our_stages(*args)),
+    "SPDL": spdl_pass,
+    "torchdata": lambda *args: num_of(partial(torchdata_nodes, *args)),
+    "aiostream": lambda *args: num_of_async(aiostream_stages(*args).stream()),
+    "DataLoader": lambda *args: num_of(partial(dataloader, *args)),
 }
-HAS_NONE = {(ASYNC, "torchdata"), (ASYNC, "DataLoader")}
-MEASURES = [
-    Measure(f"{row}: ours / {peer}, wall and processor time", bar="<= 1", peer=PEERS[peer])
-    for row in NUM_ITEMS
-    for peer in PEERS
-    if (row, peer) not in HAS_NONE
-]
 
 
 async def timed(run: Run, expected: int) -> tuple[float, float]:
@@ -221,43 +179,29 @@ async def timed(run: Run, expected: int) -> tuple[float, float]:
     wall, before = time.perf_counter(), os.times()
     found = await run()
     wall, after = time.perf_counter() - wall, os.times()
-    if found != expected:
-        raise AssertionError(f"{found} items came out, and not {expected}")
+    assert found == expected, f"{found} items came out, and not {expected}"
     return wall, sum(after[:4]) - sum(before[:4])
 
 
-async def measured(loop: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+async def figures(loop: str) -> dict[str, str]:
+    found = {}
     for row, num in NUM_ITEMS.items():
-        runs: dict[str, Run] = {"ours": our_runs(row, num)}
-        for peer, module in PEERS.items():
-            is_of_asyncio = peer == "aiostream"
-            if is_installed(module) and not (is_of_asyncio and loop == "trio"):
-                run = MAKERS[peer](row, num)
-                if run is not None:
-                    runs[peer] = run
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+        peers = [peer for peer in PEERS if is_there(row, peer, loop)]
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ("ours", *peers)}
         for block in range(NUM_BLOCKS + 1):
-            for name, run in runs.items():
-                times = await timed(run, -(-num // 32) if row == THREE else num)
+            for name, times in taken.items():
+                run = partial(RUNS[name], row, num)
+                secs = await timed(run, -(-num // 32) if row == THREE else num)
                 if block:  # the first one starts what a process has once
-                    taken[name].append(times)
-        for peer in PEERS:
-            if peer in taken:
-                pairs = list(zip(taken["ours"], taken[peer], strict=True))
-                ratios = [statistics.median([a[i] / b[i] for a, b in pairs]) for i in (0, 1)]
-                name = f"{row}: ours / {peer}, wall and processor time"
-                found[name] = " / ".join(f"{each:.2f}" for each in ratios)
-    return {measure.name: found.get(measure.name, "-") for measure in MEASURES}
-
-
-def figures(loop: str) -> dict[str, str]:
-    return run_on(loop, measured, loop)
-
-
-def rows() -> list[Row]:
-    return rows_of(MEASURES, figures)
+                    times.append(secs)
+        for peer in peers:
+            pairs = list(zip(taken["ours"], taken[peer], strict=True))
+            ratios = [statistics.median([a[i] / b[i] for a, b in pairs]) for i in (0, 1)]
+            found[f"{row}: ours / {peer}, wall and processor time"] = " / ".join(
+                f"{each:.2f}" for each in ratios
+            )
+    return found
 
 
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

@@ -8,54 +8,21 @@ It does not measure several processes, nor whether workers stop exactly (workers
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import anyio
+import anyio.lowlevel
 
-from asynchooks import (
-    FunctionSessionCreator,
-    MonitoredSession,
-    SharedSessionCreator,
-)
+from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
 
-from ._contenders import Block, median_ratio, run_by, secs_per_step
+from ._contenders import Block, run_by, secs_per_step
 from ._linear_model import linear_model
-from ._report import BusyModel, Measure, Row, print_rows, rows_of, run_on, typical
-from ._watch import TIMER_SECS, Watch
+from ._report import BusyModel, is_installed, measure, median_ratio, typical
 
 NUM_ROUNDS, BLOCK_STEPS, NUM_WORKERS = 9, 50 * 64, 64
-NUM_RUNS, RUN_SECS = 3, 1.5
-
-INLINE = "64 workers, one TensorFlow session, inline: steps/s / of one worker, inline"
-THREAD = "64 workers, one TensorFlow session, thread: steps/s / of one worker, thread"
-MIXED = "64 workers, one TensorFlow session, thread: steps/s / of one worker, inline"
-THROUGHPUT = [
-    Measure(INLINE, ">= 0.95", "tensorflow"),
-    Measure(THREAD, ">= 1.20", "tensorflow"),
-    Measure(MIXED, peer="tensorflow"),
-]
-CROWDS = {1: "-", 64: "<= 25", 1000: "<= 150"}
-
-
-def crowd(num_workers: int) -> str:
-    workers = "worker" if num_workers == 1 else "workers"
-    return f"{num_workers:,} busy inline {workers}"
-
-
-def late(num_workers: int) -> str:
-    timer = f"{TIMER_SECS * 1e3:.0f} ms timer"
-    return f"{timer} beside {crowd(num_workers)}: largest lateness, ms"
-
-
-def stall(num_workers: int) -> str:
-    return f"longest stall of the loop with {crowd(num_workers)}, ms"
-
-
-LATENESS = [
-    *(Measure(late(num), bar) for num, bar in CROWDS.items()),
-    *(Measure(stall(num)) for num in CROWDS),
-]
+NUM_RUNS, RUN_SECS, TIMER_SECS = 3, 1.5, 0.01
 
 
 def together(blocks: list[Block]) -> Block:
@@ -85,32 +52,52 @@ async def throughputs() -> dict[str, str]:
             blocks[f"64 {runner}"] = together(each)
             blocks[f"1 {runner}"] = together(each[:1])
         secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
-    pairs = {
-        INLINE: ("inline", "inline"),
-        THREAD: ("thread", "thread"),
-        MIXED: ("inline", "thread"),
-    }
     return {
-        name: median_ratio(secs[f"1 {one}"], secs[f"64 {many}"])
-        for name, (one, many) in pairs.items()
+        f"64 workers, one TensorFlow session, {many}: steps/s / of one worker, {one}": median_ratio(
+            secs[f"1 {one}"], secs[f"64 {many}"]
+        )
+        for many, one in (("inline", "inline"), ("thread", "thread"), ("thread", "inline"))
     }
 
 
-async def worst_secs(num_workers: int, watched: Callable[[Watch], Awaitable[None]]) -> float:
+class Watch:
+    """The worst that a task beside the workers saw; one for the timer, another for the turns.
+
+    A task that asks for every turn never lets the event loop sleep: beside busy workers it does
+    not sleep anyway, but a timer measured at the same time would be served sooner.
+    """
+
+    def __init__(self) -> None:
+        self.worst_secs = 0.0
+
+    async def timer(self) -> None:
+        """For ever: how long after its time a timer of `TIMER_SECS` lets its task go on."""
+        while True:
+            due = time.perf_counter() + TIMER_SECS
+            await anyio.sleep(TIMER_SECS)
+            self.worst_secs = max(self.worst_secs, time.perf_counter() - due)
+
+    async def turns(self) -> None:
+        """For ever: how long the loop takes to come back to a task that only yields."""
+        last = time.perf_counter()
+        while True:
+            await anyio.lowlevel.checkpoint()
+            now = time.perf_counter()
+            self.worst_secs, last = max(self.worst_secs, now - last), now
+
+
+async def worst_ms(num_workers: int, watched: Callable[[Watch], Awaitable[None]]) -> float:
     """The worst of a run of `RUN_SECS`, after all workers have opened."""
     creator = SharedSessionCreator(FunctionSessionCreator(BusyModel().step))
-    is_over = anyio.Event()
+    is_over, watch = anyio.Event(), Watch()
 
     async def work(session: MonitoredSession) -> None:
         while not is_over.is_set():
             await session.run("loss")
 
-    watch = Watch()
     async with AsyncExitStack() as stack:
         sessions = [
-            await stack.enter_async_context(
-                MonitoredSession([], creator, step_runner="inline"),
-            )
+            await stack.enter_async_context(MonitoredSession([], creator, step_runner="inline"))
             for _ in range(num_workers)
         ]
         gc.collect()
@@ -120,30 +107,20 @@ async def worst_secs(num_workers: int, watched: Callable[[Watch], Awaitable[None
             with anyio.move_on_after(RUN_SECS):
                 await watched(watch)
             is_over.set()
-    return watch.worst_secs
+    return watch.worst_secs * 1e3
 
 
-async def typical_worst_ms(num_workers: int, watched: Callable[[Watch], Awaitable[None]]) -> str:
-    worst = [await worst_secs(num_workers, watched) for _ in range(NUM_RUNS)]
-    return typical([secs * 1e3 for secs in worst], decimals=1)
-
-
-async def worsts() -> dict[str, str]:
-    found = {late(num): await typical_worst_ms(num, Watch.timer) for num in CROWDS}
-    return found | {stall(num): await typical_worst_ms(num, Watch.turns) for num in CROWDS}
-
-
-def throughput(loop: str) -> dict[str, str]:
-    return run_on(loop, throughputs)
-
-
-def lateness(loop: str) -> dict[str, str]:
-    return run_on(loop, worsts)
-
-
-def rows() -> list[Row]:
-    return [*rows_of(THROUGHPUT, throughput), *rows_of(LATENESS, lateness)]
+async def figures(loop: str) -> dict[str, str]:
+    found = {}
+    for name, watched in (
+        ("largest lateness of a 10 ms timer", Watch.timer),
+        ("longest stall of the loop", Watch.turns),
+    ):
+        for num in (1, 64, 1000):
+            worst = [await worst_ms(num, watched) for _ in range(NUM_RUNS)]
+            found[f"{name} beside busy inline workers, {num:,}, ms"] = typical(worst, decimals=1)
+    return found | (await throughputs() if is_installed("tensorflow") else {})
 
 
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

@@ -8,68 +8,48 @@ does not measure how long an upload takes, which is the line's matter, nor sever
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asynchooks import CheckpointSaverHook, FunctionSessionCreator, MonitoredSession, StateDictSaver
+from asynchooks import CheckpointSaverHook, FunctionSessionCreator, MonitoredSession
 
 from ..support.object_stores import moto, slow_line
-from ._report import Measure, Row, is_installed, print_rows, rows_of, run_on
-from .saving import NUM_ARRAYS, SIZE, Listener, Times
+from ._report import is_installed, measure
+from .saving import NUM_ARRAYS, SIZE, SLOWER, Times, digest, saver_of
 
 BYTES_PER_SEC = 10e6
 NUM_STEPS, SAVE_STEPS = 18_000, 8_000
 """Of some 5 ms: an upload takes 25 s."""
 NUM_PAUSES = 7
 
-SLOWER = "steps beside an upload of 200 MB at 10 MB/s take longer by"
-PAUSE = "pause for a snapshot of 200 MB: DistributedCheckpointSaver / dcp.async_save"
-MEASURES = [Measure(SLOWER, "<= 4 %"), Measure(PAUSE, "<= 1.0", peer="torch")]
 
-
-async def train(session: MonitoredSession, times: Times) -> None:
-    async with session:
-        for _ in range(NUM_STEPS):
-            await session.run("digest")
-            times.steps.append(time.perf_counter())
-
-
-def longer_by(loop: str) -> str:
+async def longer_by() -> str:
     import numpy as np
 
-    rng = np.random.default_rng(0)
-    arrays = {f"a{i}": rng.random(SIZE, np.float32) for i in range(NUM_ARRAYS)}
-    block, times = bytes(8_000_000), Times()
-
-    def step() -> dict[str, Any]:  # without Python's lock, as a step on a device
-        return {"digest": hashlib.sha256(block).digest()}
-
+    rng, times = np.random.default_rng(0), Times()
     with (
         tempfile.TemporaryDirectory() as directory,
         moto(Path(directory)) as server,
         slow_line(server.port, BYTES_PER_SEC) as port,
     ):
         os.environ.update(server.environment(port))
+        saver = saver_of(lambda size: rng.random(size, np.float32))
         hook = CheckpointSaverHook(
-            f"{server.url}/run", save_steps=SAVE_STEPS, saver=StateDictSaver(arrays=arrays),
-            listeners=[Listener(times)], background=True,
+            f"{server.url}/run", save_steps=SAVE_STEPS, saver=saver, listeners=[times],
+            background=True,
         )  # fmt: skip
-        session = MonitoredSession([hook], FunctionSessionCreator(step), step_runner="thread")
-        run_on(loop, train, session, times)
-    gaps = [(b - a, a) for a, b in itertools.pairwise(times.steps)]
-    saves = [each for each in times.saves if len(each) == 2]
+        creator = FunctionSessionCreator(digest)
+        async with MonitoredSession([hook], creator, step_runner="thread") as session:
+            for _ in range(NUM_STEPS):
+                await session.run("digest")
+                times.note_step()
     # without the pause for the copy, which is not the upload's
-    beside = [gap for gap, at in gaps if any(a + 0.5 < at < b - 0.5 for a, b in saves)]
-    alone = [gap for gap, at in gaps if not any(a - 0.5 < at < b + 0.5 for a, b in times.saves)]
-    return f"{100 * (statistics.fmean(beside) / statistics.fmean(alone) - 1.0):.1f} %"
+    return times.figures("")[SLOWER]
 
 
 def ratio_of_pauses() -> str:
@@ -81,33 +61,30 @@ def ratio_of_pauses() -> str:
     warnings.simplefilter("ignore")
     module = torch.nn.ParameterList([torch.ones(SIZE) for _ in range(NUM_ARRAYS)])
     saver = DistributedCheckpointSaver(module=module)
-    pauses: dict[str, list[float]] = {"ours": [], "theirs": []}
+    moments: list[tuple[float, ...]] = []
     with tempfile.TemporaryDirectory() as directory:
         for number in range(NUM_PAUSES):
             begun = time.perf_counter()
             write = saver.snapshot()
-            pauses["ours"].append(time.perf_counter() - begun)
+            ours = time.perf_counter() - begun
             write(f"{directory}/ours-{number}")
             begun = time.perf_counter()
             future: Any = dcp.async_save(
                 module.state_dict(), checkpoint_id=f"{directory}/theirs-{number}", no_dist=True
             )
-            pauses["theirs"].append(time.perf_counter() - begun)
+            moments.append((ours, time.perf_counter() - begun))
             future.result()
-    ours, theirs = (statistics.median(pauses[each][1:]) for each in ("ours", "theirs"))
-    return f"{ours / theirs:.2f}"
+    mine, theirs = (statistics.median(each) for each in zip(*moments[1:], strict=True))
+    return f"{mine / theirs:.2f}"
 
 
-def figures(loop: str) -> Mapping[str, str]:
-    found = {SLOWER: longer_by(loop)}
+async def figures(loop: str) -> dict[str, str]:
+    found = {"steps beside an upload of 200 MB at 10 MB/s take longer by": await longer_by()}
     if is_installed("torch"):
-        found[PAUSE] = ratio_of_pauses()
+        name = "pause for a snapshot of 200 MB: DistributedCheckpointSaver / dcp.async_save"
+        found[name] = ratio_of_pauses()
     return found
 
 
-def rows() -> list[Row]:
-    return rows_of(MEASURES, figures)
-
-
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

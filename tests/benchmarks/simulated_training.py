@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -25,34 +25,20 @@ from asynchooks.simulation import Exponential, Simulation
 
 from ._report import is_installed, print_table
 
-NUM_ROUNDS = 3
-K = 10
-PARAMETERS = np.linspace(0.0, 1.0, 100)
-TARGET = np.ones(100)
-RATE = 0.1
-
-Contender = Callable[[int, int], Any]
-"""Trains so many workers until so many updates have been made."""
+NUM_ROUNDS, K, RATE = 3, 10, 0.1
+PARAMETERS, TARGET = np.linspace(0.0, 1.0, 100), np.ones(100)
 
 
-def in_cluster(num_workers: int, updates: int) -> None:
-    simulation = Simulation(seed=1, backend="turbo")
-    cluster = simulation.cluster(num_workers, protocol=KAsync(K), compute=Exponential(1.0))
-    report = cluster.run(updates=updates)
-    assert report.applied == K * updates
-
-
-def in_cluster_with_gradients(num_workers: int, updates: int) -> None:
-    simulation = Simulation(seed=1, backend="turbo")
-    cluster = simulation.cluster(
-        num_workers,
-        parameters=PARAMETERS,
-        protocol=KAsync(K),
-        compute=Exponential(1.0),
-        learning_rate=RATE,
+def in_cluster(num_workers: int, updates: int, *, has_parameters: bool) -> int:
+    """Trains so many workers until so many updates have been made."""
+    options, training = dict[str, Any](), dict[str, Any]()
+    if has_parameters:
+        options = {"parameters": PARAMETERS, "learning_rate": RATE}
+        training = {"gradient": lambda parameters, worker: parameters - TARGET}
+    cluster = Simulation(seed=1, backend="turbo").cluster(
+        num_workers, protocol=KAsync(K), compute=Exponential(1.0), **options
     )
-    report = cluster.run(gradient=lambda parameters, worker: parameters - TARGET, updates=updates)
-    assert report.applied == K * updates
+    return cluster.run(updates=updates, **training).applied // K
 
 
 class Model:
@@ -63,9 +49,8 @@ class Model:
 
         self.environment = simpy.Environment()
         self.parameters = parameters
-        self.version = 0
-        self.updates = updates
-        self.staleness: dict[int, int] = {}
+        self.version, self.updates = 0, updates
+        self.staleness = Counter[int]()
         self.collected: list[tuple[int, Any]] = []
         self.next_update = self.environment.event()
         self.is_over = self.environment.event()
@@ -91,8 +76,7 @@ class Model:
 
     def update(self) -> None:
         for version, _ in self.collected:
-            staleness = self.version - version
-            self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+            self.staleness[self.version - version] += 1
         if self.parameters is not None:
             total = self.collected[0][1]
             for _, gradient in self.collected[1:]:
@@ -106,41 +90,32 @@ class Model:
             self.is_over.succeed()
 
 
-def in_simpy(num_workers: int, updates: int) -> None:
-    assert Model(num_workers, updates, None).version == updates
+def in_simpy(num_workers: int, updates: int, *, has_parameters: bool) -> int:
+    return Model(num_workers, updates, PARAMETERS if has_parameters else None).version
 
 
-def in_simpy_with_gradients(num_workers: int, updates: int) -> None:
-    assert Model(num_workers, updates, PARAMETERS).version == updates
-
-
-def cpu_secs(run: Contender, num_workers: int, updates: int) -> float:
-    begun = time.process_time()
-    run(num_workers, updates)
-    return time.process_time() - begun
-
-
-def ratio(ours: Contender, peer: Contender, num_workers: int, updates: int) -> float:
+def ratio(num_workers: int, *, has_parameters: bool) -> str:
     """The peer's CPU seconds over ours."""
-    secs: list[tuple[float, float]] = []
+    updates = max(5000, num_workers)
+    secs: dict[Any, list[float]] = {in_cluster: [], in_simpy: []}
     for _ in range(NUM_ROUNDS):
-        secs.append((cpu_secs(ours, num_workers, updates), cpu_secs(peer, num_workers, updates)))
-    mine = statistics.median(each for each, _ in secs)
-    return statistics.median(each for _, each in secs) / mine
+        for run, times in secs.items():
+            begun = time.process_time()
+            assert run(num_workers, updates, has_parameters=has_parameters) == updates
+            times.append(time.process_time() - begun)
+    ours, theirs = map(statistics.median, secs.values())
+    return f"{theirs / ours:.2f}"
 
 
 def main() -> None:
     if not is_installed("simpy"):
         sys.exit("SimPy is not installed; install the extra bench")
-    rows = []
-    for num_workers in [int(each) for each in sys.argv[1:]] or [100, 10_000]:
-        updates = max(5000, num_workers)
-        plain = ratio(in_cluster, in_simpy, num_workers, updates)
-        real = ratio(in_cluster_with_gradients, in_simpy_with_gradients, num_workers, updates)
-        rows.append([f"{num_workers:,}", f"{plain:.2f}", f"{real:.2f}"])
-    print_table(
-        "CPU seconds, SimPy / asynchooks", ["workers", "without parameters", "with gradients"], rows
-    )
+    rows = [
+        [f"{num:,}", ratio(num, has_parameters=False), ratio(num, has_parameters=True)]
+        for num in [int(each) for each in sys.argv[1:]] or [100, 1_000]
+    ]
+    header = ["workers", "without parameters", "with gradients"]
+    print_table("CPU seconds, SimPy / asynchooks", header, rows)
 
 
 if __name__ == "__main__":

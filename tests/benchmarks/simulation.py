@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -25,17 +25,12 @@ import numpy as np
 import trio
 import trio.testing
 
-from asynchooks import (
-    FunctionSessionCreator,
-    MonitoredSession,
-    SessionRunHook,
-    SharedSessionCreator,
-)
+from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
 from asynchooks.protocols import Asynchronous, StaleSynchronous, staleness_aware
 from asynchooks.simulation import Simulation, Worker
-from asynchooks.simulation._simulation import Backend
 
-from ._report import is_installed, print_table
+from ._contenders import DoNothing
+from ._report import is_installed, print_table, progress
 
 NUM_ROUNDS = 5
 NUM_EVENTS = 60_000
@@ -43,59 +38,50 @@ DELAYS: list[float] = np.random.default_rng(0).exponential(1.0, 10_007).tolist()
 
 Contender = Callable[[int, int], None]
 """Runs so many workers until so many events have happened."""
+Sleep = Callable[[float], Awaitable[Any]]
 
 
-class Looking(SessionRunHook):
-    """A hook with both of its coroutines."""
+def counting(sleep: Sleep, num_events: int) -> Callable[[int], Awaitable[None]]:
+    """A worker, from a place in the delays."""
+    count = 0
 
-    async def before_run(self, run_context: Any) -> None:
-        """Ask for nothing."""
+    async def worker(place: int) -> None:
+        nonlocal count
+        while count < num_events:
+            await sleep(DELAYS[place % 10_007])
+            place += 7
+            count += 1
 
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Look at nothing."""
+    return worker
 
 
-def bare(backend: Backend) -> Contender:
-    def run(num_workers: int, num_events: int) -> None:
-        simulation, count = Simulation(backend=backend), 0
+def in_sessions(sleep: Sleep, num_events: int) -> Callable[[int], Awaitable[None]]:
+    """A worker whose events are runs of a session with two hooks."""
+    count = 0
 
-        async def worker(place: int) -> None:
-            nonlocal count
-            sleep = simulation.kernel.sleep
+    def step() -> dict[str, int]:
+        nonlocal count
+        count += 1
+        return {"count": count}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+
+    async def worker(place: int) -> None:
+        async with MonitoredSession([DoNothing(), DoNothing()], creator) as session:
             while count < num_events:
                 await sleep(DELAYS[place % 10_007])
                 place += 7
-                count += 1
+                await session.run("count")
 
-        async def main() -> None:
-            for task in [simulation.start(worker, place) for place in range(num_workers)]:
-                await task.wait()
-
-        simulation.run(main)
-
-    return run
+    return worker
 
 
-def in_sessions(backend: Backend) -> Contender:
+def simulated(backend: Any, workers: Callable[..., Any] = counting) -> Contender:
     def run(num_workers: int, num_events: int) -> None:
-        simulation, count = Simulation(backend=backend), 0
-
-        def step() -> dict[str, int]:
-            nonlocal count
-            count += 1
-            return {"count": count}
-
-        creator = SharedSessionCreator(FunctionSessionCreator(step))
-
-        async def worker(place: int) -> None:
-            sleep = simulation.kernel.sleep
-            async with MonitoredSession([Looking(), Looking()], creator) as session:
-                while count < num_events:
-                    await sleep(DELAYS[place % 10_007])
-                    place += 7
-                    await session.run("count")
+        simulation = Simulation(backend=backend)
 
         async def main() -> None:
+            worker = workers(simulation.kernel.sleep, num_events)
             for task in [simulation.start(worker, place) for place in range(num_workers)]:
                 await task.wait()
 
@@ -148,15 +134,7 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
 
 
 async def count_with_anyio(num_workers: int, num_events: int) -> None:
-    count = 0
-
-    async def worker(place: int) -> None:
-        nonlocal count
-        while count < num_events:
-            await anyio.sleep(DELAYS[place % 10_007])
-            place += 7
-            count += 1
-
+    worker = counting(anyio.sleep, num_events)
     async with anyio.create_task_group() as group:
         for place in range(num_workers):
             group.start_soon(worker, place)
@@ -172,6 +150,24 @@ def mock_clock(num_workers: int, num_events: int) -> None:
     trio.run(count_with_anyio, num_workers, num_events, clock=clock)
 
 
+CONTENDERS: dict[str, Contender] = {
+    "turbo": simulated("turbo"),
+    "turbo, session.run with two hooks": simulated("turbo", in_sessions),
+    "asyncio": simulated("asyncio"),
+    "trio": simulated("trio"),
+    "exact virtual asyncio loop": jumping_loop,
+    "MockClock": mock_clock,
+    "SimPy": simpy_processes,
+}
+RATIOS = {
+    "turbo": "SimPy",
+    "turbo, session.run with two hooks": "SimPy",
+    "asyncio": "exact virtual asyncio loop",
+    "trio": "MockClock",
+}
+"""Ours and the peer."""
+
+
 def secs_of(contender: Contender, num_workers: int) -> float:
     """CPU seconds of an event, without those of opening."""
     num_events = max(NUM_EVENTS, 30 * num_workers)
@@ -183,43 +179,21 @@ def secs_of(contender: Contender, num_workers: int) -> float:
     return (times[1] - times[0]) / num_events
 
 
-def ratios(num_workers: int) -> dict[str, str]:
-    contenders: dict[str, Contender] = {
-        "turbo": bare("turbo"),
-        "sessions": in_sessions("turbo"),
-        "asyncio": bare("asyncio"),
-        "trio": bare("trio"),
-        "jumping": jumping_loop,
-        "mock": mock_clock,
-    }
-    if is_installed("simpy"):
-        contenders["simpy"] = simpy_processes
-    secs: dict[str, list[float]] = {name: [] for name in contenders}
+def ratios(num_workers: int) -> list[str]:
+    secs: dict[str, list[float]] = {}
     for _ in range(NUM_ROUNDS):
-        for name, contender in contenders.items():
-            secs[name].append(secs_of(contender, num_workers))
+        for name, contender in CONTENDERS.items():
+            if name != "SimPy" or is_installed("simpy"):
+                secs.setdefault(name, []).append(secs_of(contender, num_workers))
+    progress(f"{num_workers} workers measured")
     typical = {name: statistics.median(values) for name, values in secs.items()}
-
-    def ratio(ours: str, theirs: str) -> str:
-        return f"{typical[theirs] / typical[ours]:.2f}" if theirs in typical else "-"
-
-    return {
-        "turbo / SimPy": ratio("turbo", "simpy"),
-        "turbo, session.run with two hooks / SimPy": ratio("sessions", "simpy"),
-        "asyncio / exact virtual asyncio loop": ratio("asyncio", "jumping"),
-        "trio / MockClock": ratio("trio", "mock"),
-    }
+    return [
+        f"{typical[peer] / typical[ours]:.2f}" if peer in typical else "-"
+        for ours, peer in RATIOS.items()
+    ]
 
 
-BARS = {
-    "turbo / SimPy": ">= 1.4",
-    "turbo, session.run with two hooks / SimPy": ">= 0.3",
-    "asyncio / exact virtual asyncio loop": ">= 1.3",
-    "trio / MockClock": ">= 3",
-}
-
-
-def megabytes(contender: str, backend: Backend, num_workers: int) -> float:
+def megabytes(kind: str, backend: Any, num_workers: int) -> str:
     """What all workers hold while they wait, by tracemalloc."""
     simulation, found = Simulation(backend=backend), 0.0
 
@@ -234,7 +208,7 @@ def megabytes(contender: str, backend: Backend, num_workers: int) -> float:
             await simulation.sleep(1.0)
 
     async def in_session() -> None:
-        async with MonitoredSession([Looking(), Looking()], creator) as session:
+        async with MonitoredSession([DoNothing(), DoNothing()], creator) as session:
             while True:
                 await session.run("count")
 
@@ -242,14 +216,14 @@ def megabytes(contender: str, backend: Backend, num_workers: int) -> float:
         nonlocal found
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(num_workers):
-            simulation.start(sleeper if contender == "bare" else in_session)
+            simulation.start(sleeper if kind == "bare" else in_session)
         await simulation.sleep(2.5)
         found = (tracemalloc.get_traced_memory()[0] - before) / 1e6
 
     tracemalloc.start()
     simulation.run(main)
     tracemalloc.stop()
-    return found
+    return f"{found:.1f}"
 
 
 def train(num_workers: int) -> None:
@@ -266,46 +240,39 @@ def train(num_workers: int) -> None:
     num_updates = 100 * num_workers
     for protocol in (Asynchronous(), StaleSynchronous(3)):
         cluster = Simulation(seed=1, backend="turbo").cluster(
-            num_workers,
-            parameters=np.zeros(16),
-            protocol=protocol,
+            num_workers, parameters=np.zeros(16), protocol=protocol,
             learning_rate=staleness_aware(0.05),
-        )
+        )  # fmt: skip
         begun = time.process_time()
         report = cluster.run(
-            gradient=gradient,
-            updates=num_updates,
+            gradient=gradient, updates=num_updates, loss_every=num_updates // 20,
             loss=lambda weights: float(np.mean((rows @ weights - labels) ** 2)),
-            loss_every=num_updates // 20,
-        )
+        )  # fmt: skip
         secs = time.process_time() - begun
         first, last = report.losses[0][2], report.losses[-1][2]
         print(f"{protocol}: {secs:.1f} s, {secs / num_updates * 1e6:.1f} us an update, "
               f"loss {first:.3g} -> {last:.3g}", flush=True)  # fmt: skip
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["gradients"]:
-        train(int(sys.argv[2]) if len(sys.argv) > 2 else 10_000)
+def main(args: list[str]) -> None:
+    most = int(args[-1]) if args and args[-1].isdigit() else 10_000
+    if "gradients" in args:
+        train(most)
         return
-    most = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     sizes = [size for size in (10, 100, 1000, 10_000) if size <= most]
-    columns = []
-    for size in sizes:
-        columns.append(ratios(size))
-        print(f"{size} workers measured", file=sys.stderr, flush=True)
-    rows = [[name, bar, *(column[name] for column in columns)] for name, bar in BARS.items()]
-    print_table("events per second", ["workers", "bar", *(f"{size:,}" for size in sizes)], rows)
-    backends: tuple[Backend, ...] = ("asyncio", "trio", "turbo")
+    cells = zip(RATIOS.items(), zip(*map(ratios, sizes), strict=True), strict=True)
+    rows = [[" / ".join(pair), *row] for pair, row in cells]
+    print_table("events per second", ["workers", *(f"{size:,}" for size in sizes)], rows)
+    backends = ("asyncio", "trio", "turbo")
     for warm_up in backends:
         megabytes("session", warm_up, 10)
     held = [
-        [name, bar, *(f"{megabytes(name, backend, most):.1f}" for backend in backends)]
-        for name, bar in (("bare", "<= 60, 60, 15"), ("session", "<= 100, 100, 60"))
+        [kind, *(megabytes(kind, backend, most) for backend in backends)]
+        for kind in ("bare", "session")
     ]
     title = f"MB that {most:,} waiting workers hold"
-    print_table(title, ["worker", "bar", *backends], held)
+    print_table(title, ["worker", *backends], held)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -14,20 +14,15 @@ import anyio.to_thread
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
 
-from ._contenders import OUTPUTS, above, do_nothing, function_session, median_ratio, secs_per_step
-from ._report import Measure, Row, print_rows, rows_of, run_on
-
-NUM_ROUNDS, BLOCK_STEPS = 31, 200
-NUM_OVERLAP_ROUNDS, NUM_SLEEPS = 3, 50
-SLEEP_SECS = 0.02
+from ._contenders import OUTPUTS, above, compare, do_nothing, function_session
+from ._report import measure, median_ratio
 
 HAND_OVER = "threaded step: hand-over (thread - inline) / anyio.to_thread.run_sync, nothing done"
-OVERLAP = f"two workers, thread-safe step sleeps {SLEEP_SECS * 1e3:.0f} ms, auto: wall / of one"
-MEASURES = [Measure(HAND_OVER, "<= 0.60"), Measure(OVERLAP, "<= 1.15")]
+OVERLAP = "two workers, thread-safe step sleeps 20 ms, auto: wall / of one"
 
 
 def sleep() -> dict[str, float]:
-    time.sleep(SLEEP_SECS)  # releases the GIL, as large steps do
+    time.sleep(0.02)  # releases the GIL, as large steps do
     return OUTPUTS
 
 
@@ -36,22 +31,12 @@ async def by_anyio(num_steps: int) -> None:
         await anyio.to_thread.run_sync(do_nothing)
 
 
-async def hand_over() -> str:
-    async with (
-        function_session(do_nothing, step_runner="thread") as thread,
-        function_session(do_nothing, step_runner="inline") as inline,
-    ):
-        blocks = {"thread": thread, "inline": inline, "anyio": by_anyio}
-        secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
-    return median_ratio(above(secs["thread"], secs["inline"]), secs["anyio"])
-
-
 async def wall(num_workers: int, num_steps: int) -> None:
     """As many steps of each worker, from before its session opens until it has closed."""
     creator = SharedSessionCreator(FunctionSessionCreator(sleep, thread_safe=True))
 
     async def work() -> None:
-        async with MonitoredSession([], creator, step_runner="auto") as session:
+        async with MonitoredSession([], creator) as session:
             for _ in range(num_steps):
                 await session.run("loss")
 
@@ -60,23 +45,16 @@ async def wall(num_workers: int, num_steps: int) -> None:
             workers.start_soon(work)
 
 
-async def overlap() -> str:
-    blocks = {"two": lambda steps: wall(2, steps), "one": lambda steps: wall(1, steps)}
-    secs = await secs_per_step(blocks, NUM_SLEEPS, NUM_OVERLAP_ROUNDS)
-    return median_ratio(secs["two"], secs["one"])
-
-
-async def ratios() -> dict[str, str]:
-    return {HAND_OVER: await hand_over(), OVERLAP: await overlap()}
-
-
-def figures(loop: str) -> dict[str, str]:
-    return run_on(loop, ratios)
-
-
-def rows() -> list[Row]:
-    return rows_of(MEASURES, figures)
+async def figures(loop: str) -> dict[str, str]:
+    ours = {each: function_session(do_nothing, step_runner=each) for each in ("thread", "inline")}
+    secs = await compare({**ours, "anyio": by_anyio}, 200, 31)
+    walls = {"two": lambda steps: wall(2, steps), "one": lambda steps: wall(1, steps)}
+    overlap = await compare(walls, 50, 3)
+    return {
+        HAND_OVER: median_ratio(above(secs["thread"], secs["inline"]), secs["anyio"]),
+        OVERLAP: median_ratio(overlap["two"], overlap["one"]),
+    }
 
 
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

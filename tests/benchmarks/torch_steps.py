@@ -8,45 +8,29 @@ It does not measure GPUs, nor what a DataLoader costs by itself.
 from __future__ import annotations
 
 import importlib
+import itertools
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import anyio
 import anyio.lowlevel
 
 from asynchooks import (
     FeedHook,
-    FunctionSessionCreator,
     LoggingTensorHook,
-    MonitoredSession,
     NanTensorHook,
     StepCounterHook,
     StopAtStepHook,
 )
 from asynchooks.data import repeat
 
-from ._contenders import Block, called, median_ratio, run_by, secs_per_step
-from ._report import Measure, Row, print_rows, rows_of, run_on
+from ._contenders import FAR_AWAY, called, compare, function_session
+from ._report import is_installed, measure, median_ratio
 
 STEP_SECS, NUM_ROUNDS, BLOCK_STEPS = 0.005, 15, 40
-BATCH_SIZE, NUM_FEATURES, NUM_WORKERS = 64, 256, 2
-
-AUTO = "4 hooks on a 5 ms torch step, auto / bare loop"
-INLINE = "4 hooks on a 5 ms torch step, inline / bare loop"
-SLEPT = "5 ms torch step after anyio.sleep(0) / bare loop"
-THREAD = "4 hooks on a 5 ms torch step, thread / bare loop"
-LOADED = "DataLoader under FeedHook, 5 ms step / torch's loop over it"
-BY_WORKERS = f"DataLoader with {NUM_WORKERS} workers under FeedHook / torch's loop over it"
-MEASURES = [
-    Measure(AUTO, "<= 1.02", peer="torch"),
-    Measure(INLINE, peer="torch"),
-    Measure(THREAD, peer="torch"),
-    Measure(SLEPT, peer="torch"),
-    Measure(LOADED, "<= 1.1", peer="torch"),
-    Measure(BY_WORKERS, "<= 1.1", peer="torch"),
-]
+BATCH_SIZE, NUM_FEATURES = 64, 256
 
 
 class Training:
@@ -57,27 +41,23 @@ class Training:
         self.torch.manual_seed(0)
         self.x = self.torch.randn(BATCH_SIZE, NUM_FEATURES)
         self.y = self.torch.randn(BATCH_SIZE, 1)
-        width = 128
-        self._make(width)
-        while self._secs() < STEP_SECS:
-            width = int(width * 1.15)
-            self._make(width)
+        width, secs = 128.0, 0.0
+        while secs < STEP_SECS:
+            secs = self._secs_of(int(width))
+            width *= 1.15
 
-    def _make(self, width: int) -> None:
+    def _secs_of(self, width: int) -> float:
         nn = self.torch.nn
         self.module = nn.Sequential(
             nn.Linear(NUM_FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
             nn.Linear(width, 1),
         )  # fmt: skip
         self.optimizer = self.torch.optim.AdamW(self.module.parameters())
-
-    def _secs(self) -> float:
-        secs = []
+        moments = [time.perf_counter()]
         for _ in range(9):
-            begun = time.perf_counter()
             self.step()
-            secs.append(time.perf_counter() - begun)
-        return sorted(secs)[4]
+            moments.append(time.perf_counter())
+        return statistics.median(b - a for a, b in itertools.pairwise(moments))
 
     def step(self) -> dict[str, float]:
         return self.update(self.x, self.y)
@@ -90,41 +70,31 @@ class Training:
         return {"loss": loss.item()}
 
 
-def four_hooks() -> list[Any]:
-    stop, nan = StopAtStepHook(last_step=10**9), NanTensorHook("loss")
-    logging = LoggingTensorHook(["loss"], every_n_iter=10**6)
-    return [stop, nan, logging, StepCounterHook(every_n_steps=10**6)]
-
-
-def slept(step: Callable[[], Any]) -> Block:
-    """The bare loop, where the event loop gets its turn before each step: what is paid for that."""
-
-    async def block(num_steps: int) -> None:
+async def beside_bare_loop(training: Training) -> dict[str, str]:
+    async def slept(num_steps: int) -> None:  # what is paid for the event loop's turn
         for _ in range(num_steps):
             await anyio.lowlevel.checkpoint()
-            step()
+            training.step()
 
-    return block
+    def ours(runner: str) -> Any:
+        hooks = [
+            StopAtStepHook(last_step=FAR_AWAY), NanTensorHook("loss"),
+            LoggingTensorHook(["loss"], every_n_iter=10**6),
+            StepCounterHook(every_n_steps=10**6),
+        ]  # fmt: skip
+        return function_session(training.step, hooks=hooks, step_runner=runner)
 
-
-async def beside_bare_loop(training: Training) -> dict[str, str]:
-    creator = FunctionSessionCreator(training.step)
-    names: dict[Any, str] = {"auto": AUTO, "inline": INLINE, "thread": THREAD, "slept": SLEPT}
-    async with (
-        MonitoredSession(four_hooks(), creator, step_runner="auto") as auto,
-        MonitoredSession(four_hooks(), creator, step_runner="inline") as inline,
-        MonitoredSession(four_hooks(), creator, step_runner="thread") as thread,
-    ):
-        blocks: dict[str, Block] = {"bare": called(training.step), "slept": slept(training.step)}
-        for name, session in (("auto", auto), ("inline", inline), ("thread", thread)):
-            blocks[name] = run_by(session, "loss")
-        secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
-    return {row: median_ratio(secs[name], secs["bare"]) for name, row in names.items()}
+    contenders: dict[str, Any] = {"bare": called(training.step)}
+    for runner in ("auto", "inline", "thread"):
+        contenders[f"4 hooks on a 5 ms torch step, {runner} / bare loop"] = ours(runner)
+    contenders["5 ms torch step after anyio.sleep(0) / bare loop"] = slept
+    secs = await compare(contenders, BLOCK_STEPS, NUM_ROUNDS)
+    bare = secs.pop("bare")
+    return {name: median_ratio(each, bare) for name, each in secs.items()}
 
 
 @contextmanager
-def loader(training: Training, num_workers: int) -> Iterator[Any]:
-    torch = training.torch
+def loader(torch: Any, num_workers: int) -> Iterator[Any]:
     utils: Any = importlib.import_module("torch.utils.data")
     rows = BATCH_SIZE * BLOCK_STEPS  # a pass is a block
     data = utils.TensorDataset(torch.randn(rows, NUM_FEATURES), torch.randn(rows, 1))
@@ -139,36 +109,28 @@ def loader(training: Training, num_workers: int) -> Iterator[Any]:
 
 
 async def beside_torch_loop(training: Training, num_workers: int) -> str:
-    creator = FunctionSessionCreator(training.update)
-    with loader(training, num_workers) as fed, loader(training, num_workers) as bare:
+    with loader(training.torch, num_workers) as fed, loader(training.torch, num_workers) as bare:
 
         async def loop(num_steps: int) -> None:
             for x, y in bare:
                 training.update(x, y)
 
         hooks = [FeedHook(repeat(fed), ["x", "y"])]
-        async with MonitoredSession(hooks, creator) as session:
-            blocks = {"loop": loop, "session": run_by(session, "loss")}
-            secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
+        session = function_session(training.update, hooks=hooks)
+        secs = await compare({"loop": loop, "session": session}, BLOCK_STEPS, NUM_ROUNDS)
     return median_ratio(secs["session"], secs["loop"])
 
 
-async def ratios() -> dict[str, str]:
+async def figures(loop: str) -> dict[str, str]:
+    if not is_installed("torch"):
+        return {}
     training = Training()
-    return {
-        **await beside_bare_loop(training),
-        LOADED: await beside_torch_loop(training, 0),
-        BY_WORKERS: await beside_torch_loop(training, NUM_WORKERS),
-    }
-
-
-def figures(loop: str) -> dict[str, str]:
-    return run_on(loop, ratios)
-
-
-def rows() -> list[Row]:
-    return rows_of(MEASURES, figures)
+    found = await beside_bare_loop(training)
+    for num in (0, 2):
+        name = f"DataLoader, workers: {num}, under FeedHook, 5 ms step / torch's loop over it"
+        found[name] = await beside_torch_loop(training, num)
+    return found
 
 
 if __name__ == "__main__":
-    print_rows(rows())
+    measure(figures)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import itertools
 import random
 import re
@@ -14,22 +13,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ..support.code_lines import num_code_lines
+from ..support.examples import EXAMPLES, ended, found, load, number, start_example
 
 pytestmark = pytest.mark.faults
 
 torch = pytest.importorskip("torch")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "async_grpo_by_hand.py"
+NAME = "async_grpo_by_hand"
+LEARNT = r"^held-out accuracy ([\d.]+) on 500 prompts$"
+BEGUN = r"^training begins at step (\d+)$"
 
 AUDITED = """
-import asyncio, argparse, importlib.util, sys
+import asyncio, argparse, sys
+directory, last_step = sys.argv[1], int(sys.argv[2])
 sys.path.insert(0, {folder!r})
 import async_grpo_by_hand as by_hand
 
@@ -37,50 +40,28 @@ by_hand.SAVE_STEPS = 7
 
 class Audited(by_hand.Learner):
     async def run_step(self, batch):
-        with open({log!r}, "a") as log:  # one write a line: a kill does not tear it
+        with open(directory + ".log", "a") as log:  # one write a line: a kill does not tear it
             log.write(f"{{self.step}}: {{[rollout.place for rollout in batch]}}\\n")
         await super().run_step(batch)
 
 by_hand.Learner = Audited
-arguments = argparse.Namespace(directory={directory!r}, calls=1e9, last_step={last_step})
+arguments = argparse.Namespace(directory=directory, calls=1e9, last_step=last_step)
 asyncio.run(by_hand.main(arguments))
 """
 
 
 @pytest.fixture
 def by_hand() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("async_grpo_by_hand", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
     num_threads = torch.get_num_threads()
     try:
-        spec.loader.exec_module(module)
-        yield module
+        yield load(NAME)
     finally:
-        del sys.modules[spec.name]
+        del sys.modules[NAME]
         torch.set_num_threads(num_threads)
 
 
-def command(*args: object) -> list[str]:
-    return [sys.executable, str(EXAMPLE), *map(str, args)]
-
-
-def ended(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*args), capture_output=True, text=True, check=False)
-
-
-def is_learned(done: subprocess.CompletedProcess[str]) -> bool:
-    accuracy = re.search(r"held-out accuracy ([\d.]+) on 500 prompts", done.stdout)
-    assert accuracy is not None, done.stdout + done.stderr
-    return float(accuracy[1]) >= 0.95
-
-
-def first_step(printed: str) -> int:
-    found = re.match(r"training begins at step (\d+)\n", printed)
-    assert found is not None, printed
-    return int(found[1])
+def run(*args: object) -> str:
+    return ended(start_example(f"{NAME}.py", *args))
 
 
 def newest_step(directory: Path) -> int:
@@ -89,9 +70,7 @@ def newest_step(directory: Path) -> int:
 
 def started_until(logged: str, directory: Path) -> subprocess.Popen[str]:
     """A process that trains, and has logged a line that begins so."""
-    process = subprocess.Popen(
-        command(directory), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = start_example(f"{NAME}.py", directory)
     assert process.stderr is not None
     lines = [process.stderr.readline()]
     while not lines[-1].startswith(logged):
@@ -101,63 +80,41 @@ def started_until(logged: str, directory: Path) -> subprocess.Popen[str]:
 
 
 def test_it_learns_from_rewards_with_no_group_older_than_two_steps(tmp_path: Path) -> None:
-    done = ended(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert first_step(done.stdout) == 0
-    assert is_learned(done)
-    assert set(re.findall(r"of age (\d+)", done.stdout)) == {"0", "1", "2"}
-    assert re.search(r"step 300: accuracy = [\d.]+", done.stderr)
-    again = ended(tmp_path)
-    assert first_step(again.stdout) == 400
-    assert is_learned(again)
+    printed = run(tmp_path)
+    assert number(BEGUN, printed) == 0
+    assert number(LEARNT, printed) >= 0.95
+    assert set(re.findall(r"of age (\d+)", printed)) == {"0", "1", "2"}
+    again = run(tmp_path)
+    assert number(BEGUN, again) == 400
+    assert number(LEARNT, again) >= 0.95
 
 
-def test_it_goes_on_after_a_kill(tmp_path: Path) -> None:
-    process = started_until("step 200: reward", tmp_path)  # a save waits for the one before it
-    process.kill()
-    process.communicate()
-    step = newest_step(tmp_path)
-    done = ended(tmp_path)
-    assert first_step(done.stdout) == step
-    assert 100 <= step < 400
-    assert is_learned(done)
-
-
-def test_each_prompt_is_used_or_refused_once_in_an_epoch_after_four_kills(
-    tmp_path: Path, by_hand: ModuleType
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_signal_saves_the_step_and_leaves(
+    sent: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    log, rng, last_step = tmp_path / "log", random.Random(5), 100
-    program = AUDITED.format(
-        folder=str(EXAMPLE.parent), log=str(log), directory=str(tmp_path / "run"),
-        last_step=last_step,
-    )  # fmt: skip
-    for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        begun = process.stdout.readline()
-        assert begun.startswith(b"training begins at step"), begun
-        time.sleep(rng.uniform(0.2, 2.0))
-        process.kill()
-        process.communicate()
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    process = started_until("step 100: accuracy", tmp_path)  # steps have gone on meanwhile
+    process.send_signal(sent)
+    process.send_signal(sent)  # one that comes with it is the same
+    assert "held-out" not in ended(process, code)
+    step = newest_step(tmp_path)
+    assert step > 50
+    assert step % 50
+    assert number(BEGUN, run(tmp_path, "--last-step", step + 1)) == step
 
-    places_of_step: dict[int, list[int]] = {}
-    for line in log.read_text().splitlines():  # a later life repeats what was not saved
-        step, places = line.split(": ", 1)
-        places_of_step[int(step)] = [int(place) for place in re.findall(r"\d+", places)]
-    assert sorted(places_of_step) == list(range(last_step))
-    trained = Counter(place for places in places_of_step.values() for place in places)
-    assert set(trained.values()) == {1}
-    state = state_of(by_hand, tmp_path / "run")
-    frontier, beyond = state["prompts"]["frontier"], state["prompts"]["beyond"]
-    refused = {*range(frontier), *beyond} - set(trained)
-    assert set(trained) <= {*range(frontier), *beyond}
-    assert len(refused) == state["num_refused"]
-    prompts = by_hand.Prompts()
-    for _ in range(2):
-        epoch = [prompts.take()[1] for _ in by_hand.TRAINING]
-        assert sorted(epoch) == sorted(by_hand.TRAINING)
-        assert epoch != by_hand.TRAINING
+
+def test_a_failing_environment_ends_training_by_its_error_and_it_goes_on_later(
+    tmp_path: Path,
+) -> None:
+    process = start_example(f"{NAME}.py", tmp_path, "--crash", stderr=subprocess.STDOUT)
+    printed = ended(process, code=1)
+    found(r"^ConnectionError: the environment is gone\nin the rollout at place \d+: ", printed)
+    assert "Group" not in printed.rpartition("Traceback")[0]  # no exception group
+    assert number(BEGUN, run(tmp_path, "--last-step", 60)) == 50
 
 
 def state_of(by_hand: ModuleType, directory: Path) -> Any:
@@ -168,42 +125,43 @@ def state_of(by_hand: ModuleType, directory: Path) -> Any:
         checkpoints.close()
 
 
-def test_a_failing_environment_ends_training_by_its_error_and_it_goes_on_later(
-    tmp_path: Path,
-) -> None:
-    before = time.monotonic()
-    done = ended(tmp_path, "--crash")
-    assert time.monotonic() - before < 30
-    assert done.returncode == 1
-    assert re.search(
-        r"\nConnectionError: the environment is gone\nin the rollout at place \d+: \(.*\)\n$",
-        done.stderr,
-    )
-    assert "Group" not in done.stderr.rpartition("Traceback")[0]  # no exception group
-    again = ended(tmp_path, "--last-step", 60)
-    assert first_step(again.stdout) == 50
-    assert again.returncode == 0, again.stderr
+def check_each_once(state: Any, places_of_step: dict[int, list[int]], last_step: int) -> None:
+    """Each prompt up to the last step was trained on, or refused, once."""
+    assert sorted(places_of_step) == list(range(last_step))
+    trained = Counter(place for places in places_of_step.values() for place in places)
+    finished = {*range(state["prompts"]["frontier"]), *state["prompts"]["beyond"]}
+    assert set(trained.values()) == {1}
+    assert len(trained) == 8 * last_step
+    assert set(trained) <= finished
+    assert len(finished) - len(trained) == state["num_refused"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
-    ids=["Ctrl-C", "SIGTERM"],
-)
-def test_a_signal_saves_the_step_and_leaves(
-    number: signal.Signals, code: int, tmp_path: Path
+def test_each_prompt_is_used_or_refused_once_after_kills(
+    tmp_path: Path, by_hand: ModuleType
 ) -> None:
-    process = started_until("step 100: accuracy", tmp_path)  # steps have gone on meanwhile
-    process.send_signal(number)
-    process.send_signal(number)  # one that comes with it is the same
-    printed, _ = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert "held-out" not in printed
-    step = newest_step(tmp_path)
-    assert step > 50
-    assert step % 50
-    done = ended(tmp_path, "--last-step", step + 1)
-    assert first_step(done.stdout) == step
+    rng, last_step, directory = random.Random(5), 60, tmp_path / "run"
+    program = AUDITED.format(folder=str(EXAMPLES))
+    command = [sys.executable, "-c", program, str(directory), str(last_step)]
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"training begins at step")
+            time.sleep(rng.uniform(0.2, 1.5))
+            process.kill()
+    subprocess.run(command, check=True, capture_output=True)
+    places_of_step = {}
+    for line in (tmp_path / "run.log").read_text().splitlines():
+        step, places = line.split(": ", 1)  # a later life repeats what was not saved
+        places_of_step[int(step)] = [int(place) for place in re.findall(r"\d+", places)]
+    check_each_once(state_of(by_hand, directory), places_of_step, last_step)
+
+
+def test_an_epoch_has_each_prompt_once_in_an_order_of_its_own(by_hand: ModuleType) -> None:
+    prompts = by_hand.Prompts()
+    for _ in range(2):
+        epoch = [prompts.take()[1] for _ in by_hand.TRAINING]
+        assert sorted(epoch) == sorted(by_hand.TRAINING)
+        assert epoch != by_hand.TRAINING
 
 
 def test_two_processes_do_not_train_in_one_directory(tmp_path: Path, by_hand: ModuleType) -> None:
@@ -260,8 +218,7 @@ class Pretended:
         return 0.5
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("concurrency", [16, 40])
+@pytest.mark.parametrize(("concurrency", "seed"), [(16, 0), (40, 1), (40, 2)])
 def test_no_group_is_older_than_two_steps_and_none_is_lost_in_lives_that_are_cut_off(
     concurrency: int,
     seed: int,
@@ -269,10 +226,13 @@ def test_no_group_is_older_than_two_steps_and_none_is_lost_in_lives_that_are_cut
     by_hand: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(by_hand, "SAVE_STEPS", 7)
-    monkeypatch.setattr(by_hand, "EVALUATION_STEPS", 10)
-    monkeypatch.setattr(by_hand, "CONCURRENCY", concurrency)
-    rng, last_step = random.Random(seed), 300
+    for name, value in {
+        "SAVE_STEPS": 7,
+        "EVALUATION_STEPS": 10,
+        "CONCURRENCY": concurrency,
+    }.items():
+        monkeypatch.setattr(by_hand, name, value)
+    rng, last_step = random.Random(seed), 150
     places_of_step: dict[int, list[int]] = {}
 
     class Audited(by_hand.Learner):  # type: ignore[misc,name-defined]
@@ -286,55 +246,25 @@ def test_no_group_is_older_than_two_steps_and_none_is_lost_in_lives_that_are_cut
         learner = Audited(Pretended(by_hand, rng), checkpoints, last_step)
         learner.restore()
         try:
-            async with asyncio.timeout(secs):
-                await learner.train()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(secs):
+                    await learner.train()
         finally:
             checkpoints.close()
         assert not learner.under_way.keys() & asyncio.all_tasks()
-        return learner
+        return learner.step
 
-    num_lives, learner = 0, None
-    while learner is None or learner.step < last_step:
-        num_lives += 1
+    for num_lives in itertools.count():
         assert num_lives <= 100, "it stands still"
-        learner = asyncio.run(life(rng.uniform(0.05, 0.6)))
+        if asyncio.run(life(rng.uniform(0.05, 0.6))) == last_step:
+            break
     state = state_of(by_hand, tmp_path)
     assert state["step"] == last_step
-    trained = Counter(place for places in places_of_step.values() for place in places)
-    finished = {*range(state["prompts"]["frontier"]), *state["prompts"]["beyond"]}
-    assert set(trained.values()) == {1}
-    assert len(trained) == 8 * last_step
-    assert set(trained) <= finished
-    assert len(finished) - len(trained) == state["num_refused"] > 0
+    assert state["num_refused"] > 0
+    check_each_once(state, places_of_step, last_step)
 
 
-def test_a_batch_waits_for_older_groups_that_later_batches_would_have_no_room_for(
-    tmp_path: Path, by_hand: ModuleType
-) -> None:
-    checkpoints = by_hand.Checkpoints(str(tmp_path))
-
-    def learner_with(num_old_under_way: int, num_old_ready: int, num_new_ready: int) -> Any:
-        learner = by_hand.Learner(None, checkpoints, last_step=9)
-        learner.step, places = 1, itertools.count()
-        old = [by_hand.Rollout(next(places), (), 0) for _ in range(num_old_under_way)]
-        learner.under_way = dict(enumerate(old))
-        learner.ready = [by_hand.Rollout(next(places), (), 1) for _ in range(num_new_ready)]
-        learner.ready += [by_hand.Rollout(next(places), (), 0) for _ in range(num_old_ready)]
-        return learner
-
-    # two batches may still use version 0, this one and the next
-    assert len(learner_with(8, 0, 8).take_batch()) == 8
-    assert learner_with(9, 0, 8).take_batch() == []
-    assert learner_with(9, 0, 12).take_batch() == []
-    batch = learner_with(8, 1, 12).take_batch()
-    assert [rollout.version for rollout in batch] == [0] + [1] * 7
-    assert learner_with(0, 7, 0).take_batch() == []
-    checkpoints.close()
-
-
-@pytest.mark.parametrize("failing", ["evaluation", "write", "rollouts"])
+@pytest.mark.parametrize("failing", ["evaluate", "write", "answer"])
 def test_an_error_beside_the_steps_ends_training(
     failing: str,
     tmp_path: Path,
@@ -345,39 +275,20 @@ def test_an_error_beside_the_steps_ends_training(
     model, checkpoints = Pretended(by_hand, random.Random(1)), by_hand.Checkpoints(str(tmp_path))
     learner = by_hand.Learner(model, checkpoints, last_step=10**6)
 
-    async def evaluate() -> float:
-        raise OSError("of the evaluation")
+    async def fail(*_: object) -> None:
+        raise OSError(f"of {failing}")
 
-    def write(step: int, state: Any) -> None:
-        raise OSError("of the write")
+    def fail_to_write(step: int, state: Any) -> None:
+        raise OSError("of write")
 
-    async def answer(prompt: tuple[int, ...]) -> None:
-        raise OSError("of the rollouts")
-
-    if failing == "evaluation":
-        monkeypatch.setattr(model, "evaluate", evaluate)
-    elif failing == "write":
-        monkeypatch.setattr(checkpoints, "write", write)
+    if failing == "write":
+        monkeypatch.setattr(checkpoints, "write", fail_to_write)
     else:
-        monkeypatch.setattr(model, "answer", answer)
-    with pytest.raises(OSError, match=f"of the {failing}"):
+        monkeypatch.setattr(model, failing, fail)
+    with pytest.raises(OSError, match=f"of {failing}"):
         asyncio.run(learner.train())
     gc.collect()
     assert "never retrieved" not in caplog.text
-    assert caplog.text.count("Another error") == (15 if failing == "rollouts" else 0)
-    assert learner.step - (100 if failing == "evaluation" else 0) in (0, 1)
+    assert caplog.text.count("Another error") == (15 if failing == "answer" else 0)
+    assert learner.step - (100 if failing == "evaluate" else 0) in (0, 1)
     checkpoints.close()
-
-
-def test_code_lines_are_those_without_blank_ones_comments_and_docstrings(tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(
-        '"""A docstring\n\nof three lines."""\n'
-        "import os  # counts\n\n# does not\n"
-        "def f(\n    x,\n):\n"  # 3
-        '    """Not."""\n'
-        "    text = '''two\nlines'''\n"  # 2
-        "    return text\n"
-    )
-    assert num_code_lines(file) == 7
-    assert 250 < num_code_lines(EXAMPLE) < 400

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,24 +21,16 @@ from asynchooks import (
 )
 from asynchooks.data import prefetch
 
+from ..support.examples import load
+
 pytestmark = pytest.mark.anyio
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "remote_trainer.py"
 NUM_STEPS, SAVE_STEPS = 8, 3
 
 
 @pytest.fixture(scope="module")
-def example() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("remote_trainer", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        del sys.modules[spec.name]
+def example() -> ModuleType:
+    return load("remote_trainer")
 
 
 class Reply:
@@ -158,26 +147,18 @@ async def test_a_checkpoint_holds_the_model_of_its_step(
 
 @pytest.mark.parametrize("number", range(1, NUM_STEPS + 1))
 @pytest.mark.parametrize("depth", [1, 2, 3])
-async def test_a_session_restores_what_a_lost_trainer_held_and_submits_the_rest_again(
-    example: ModuleType, depth: int, number: int, tmp_path: Path
+@pytest.mark.parametrize(
+    "error", [PreemptionError("the trainer was lost"), ValueError("diverged")], ids=type
+)
+async def test_what_a_lost_trainer_held_is_restored_and_the_rest_submitted_again(
+    example: ModuleType, depth: int, number: int, error: Exception, tmp_path: Path
 ) -> None:
-    trainer = Trainer({number: PreemptionError("the trainer was lost")})
-    if number > NUM_STEPS + 1 - depth:  # its outputs come when training ends
-        with pytest.raises(PreemptionError, match="the trainer was lost"):
+    """By the session; after another error by the next one, which goes on from the checkpoint."""
+    trainer = Trainer({number: error})
+    is_last = number > NUM_STEPS + 1 - depth  # its outputs come when training ends
+    if is_last or not isinstance(error, PreemptionError):
+        with pytest.raises(type(error), match=str(error)):
             await train(example, trainer, depth, tmp_path)
-    _, last = await train(example, trainer, depth, tmp_path)
-    assert last == NUM_STEPS
-    assert trainer.items == list(range(NUM_STEPS))
-
-
-@pytest.mark.parametrize("number", range(1, NUM_STEPS + 1))
-@pytest.mark.parametrize("depth", [1, 2, 3])
-async def test_an_error_of_a_step_leaves_the_block_and_the_next_one_goes_on_from_the_checkpoint(
-    example: ModuleType, depth: int, number: int, tmp_path: Path
-) -> None:
-    trainer = Trainer({number: ValueError("diverged")})
-    with pytest.raises(ValueError, match="diverged"):
-        await train(example, trainer, depth, tmp_path)
     trainer.queue.clear()
     _, last = await train(example, trainer, depth, tmp_path)
     assert last == NUM_STEPS

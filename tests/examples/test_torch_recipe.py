@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import random
@@ -12,13 +11,13 @@ import sys
 import time
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import anyio
 import pytest
 
 from ..crash.programs import server
+from ..support.examples import load
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -30,81 +29,56 @@ pytestmark = [
     ),
 ]
 
-ROOT = Path(__file__).parents[2]
-NUM_EPOCHS, NUM_UPDATES = 12, 22  # of an epoch
+NUM_EPOCHS, NUM_UPDATES = 6, 22  # of an epoch
 LONGEST_SECS = 1.0
 
-
-def recipe() -> ModuleType:
-    name = "torch_recipe"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
 if "torch_recipe" not in sys.modules:
-    recipe()  # imported once, in the server that training processes are forked from
+    load("torch_recipe")  # imported once, in the server that training processes are forked from
 
 
-def train(backend: str, loader: str, directory: Path, result: Path) -> None:
+def train(backend: str, loader: str, directory: Path) -> None:
     os.setsid()  # so that a hang can be ended with the workers
     # for the loader's workers: else that of this process's own start, which takes a second
     multiprocessing.set_start_method("fork", force=True)
-    module = recipe()
-    args = str(directory), loader, 2, NUM_EPOCHS, 3, "cpu"
-    with (directory.parent / "log").open("a") as log:
+    args = str(directory / "model"), loader, 2, NUM_EPOCHS, 3, "cpu"
+    with (directory / "log").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        state = anyio.run(module.train, *args, backend=backend)
-    part = result.with_suffix(".part")
-    torch.save(state, part)
-    part.rename(result)
+        state = anyio.run(sys.modules["torch_recipe"].train, *args, backend=backend)
+    torch.save(state, directory / "part")
+    (directory / "part").rename(directory / "result")
 
 
-def num_begun(directory: Path) -> int:
+def log_of(directory: Path) -> str:
     log = directory / "log"
-    return log.read_text().count("training begins") if log.exists() else 0
+    return log.read_text() if log.exists() else ""
 
 
-def run(
-    context: ForkServerContext,
-    backend: str,
-    loader: str,
-    directory: Path,
-    rng: random.Random | None,
-) -> bool:
+def run(context: ForkServerContext, args: tuple[str, str, Path], rng: random.Random | None) -> bool:
     """Whether it came to its end; with a generator it is killed, if it is not over by then."""
-    process = context.Process(
-        target=train, args=(backend, loader, directory / "model", directory / "result")
-    )
-    before = num_begun(directory)
+    directory = args[-1]
+    process = context.Process(target=train, args=args)
+    before = log_of(directory).count("training begins")
     process.start()
     try:
         if rng is None:
-            process.join(60)
-            assert not process.is_alive(), f"it hangs: {(directory / 'log').read_text()}"
+            process.join()
         else:
             # at some moment: while it opens and restores, or in its steps, saves and reads
             waits = rng.random() < 0.9
-            while waits and process.is_alive() and num_begun(directory) == before:
+            while (
+                waits and process.is_alive()
+                and log_of(directory).count("training begins") == before
+            ):  # fmt: skip
                 time.sleep(0.01)
             process.join(rng.random() * LONGEST_SECS)
+    finally:
         process.kill()  # it may have ended meanwhile
         process.join()
         is_killed = process.exitcode == -signal.SIGKILL
-        if is_killed:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid or 0, signal.SIGKILL)  # the loader's workers
-        else:
-            assert process.exitcode == 0, (directory / "log").read_text()
-    finally:
-        if process.is_alive():
-            os.killpg(process.pid or 0, signal.SIGKILL)
-            process.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)  # the loader's workers
+    assert is_killed or process.exitcode == 0, log_of(directory)
     return not is_killed
 
 
@@ -116,47 +90,43 @@ def assert_same(whole: Any, found: Any, where: str = "state") -> None:
             assert_same(whole[key], found[key], f"{where}[{key!r}]")
     elif isinstance(whole, (list, tuple)):
         assert len(whole) == len(found), where
-        for place, (one, other) in enumerate(zip(whole, found, strict=True)):
-            assert_same(one, other, f"{where}[{place}]")
+        for place, pair in enumerate(zip(whole, found, strict=True)):
+            assert_same(*pair, f"{where}[{place}]")
     elif isinstance(whole, torch.Tensor):
         assert torch.equal(whole, found), where
-    elif hasattr(whole, "tobytes"):
-        assert whole.tobytes() == found.tobytes(), where
     else:
-        assert whole == found, where
+        as_bytes = [each.tobytes() if hasattr(each, "tobytes") else each for each in (whole, found)]
+        assert as_bytes[0] == as_bytes[1], where
 
 
-def kill_and_compare(tmp_path: Path, backend: str, loader: str, num_kills: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "loader", "num_kills"),
+    [
+        ("asyncio", "plain", 3),
+        ("trio", "stateful", 3),
+        pytest.param("trio", "plain", 50, marks=pytest.mark.slow),
+        pytest.param("asyncio", "stateful", 50, marks=pytest.mark.slow),
+    ],
+)
+def test_kills_change_no_bit(tmp_path: Path, backend: str, loader: str, num_kills: int) -> None:
+    if loader == "stateful":
+        pytest.importorskip("torchdata")
     context = server("torch._dynamo", "torchdata.stateful_dataloader", __name__)
     rng = random.Random(f"{backend}, {loader}")
-    whole_path = tmp_path / "whole"
-    whole_path.mkdir()
-    assert run(context, backend, loader, whole_path, None)
-    whole = torch.load(whole_path / "result", weights_only=False)
+    folders = [tmp_path / "whole"]
+    folders[0].mkdir()
+    assert run(context, (backend, loader, folders[0]), None)
+    whole = torch.load(folders[0] / "result", weights_only=False)
     assert len(whole["losses"]) == NUM_EPOCHS * NUM_UPDATES
-    num_killed = num_trained = num_resumed = 0
+    num_killed = num_resumed = 0
     while num_killed < num_kills:
-        directory = tmp_path / str(num_trained)
+        directory = tmp_path / str(len(folders))
         directory.mkdir()
-        while not run(context, backend, loader, directory, rng if num_killed < num_kills else None):
+        folders.append(directory)
+        args = backend, loader, directory
+        while not run(context, args, rng if num_killed < num_kills else None):
             num_killed += 1
-        num_trained += 1
         assert_same(whole, torch.load(directory / "result", weights_only=False))
-        begun = (directory / "log").read_text().split("training begins at step ")[1:]
+        begun = log_of(directory).split("training begins at step ")[1:]
         num_resumed += sum(not each.startswith("0\n") for each in begun)
     assert num_resumed > num_kills // 2
-
-
-@pytest.mark.parametrize(("backend", "loader"), [("asyncio", "plain"), ("trio", "stateful")])
-def test_three_kills_change_no_bit(tmp_path: Path, backend: str, loader: str) -> None:
-    if loader == "stateful":
-        pytest.importorskip("torchdata")
-    kill_and_compare(tmp_path, backend, loader, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("backend", "loader"), [("trio", "plain"), ("asyncio", "stateful")])
-def test_fifty_kills_change_no_bit(tmp_path: Path, backend: str, loader: str) -> None:
-    if loader == "stateful":
-        pytest.importorskip("torchdata")
-    kill_and_compare(tmp_path, backend, loader, 50)

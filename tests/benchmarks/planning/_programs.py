@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from asynchooks.planning import record
 
@@ -14,49 +15,47 @@ from .programs import batching, gradients, pytorch
 Settings = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """One program; each of its settings in place of those that `main` has as defaults."""
 
     main: Callable[..., Awaitable[None]]
     recorded: tuple[Settings, ...]
     planned: tuple[Settings, ...]
-    always: Settings = field(default_factory=dict)
-
-    async def run_recorded(self, directory: Path, settings: Settings) -> None:
-        """Run it really, and leave what was recorded in the directory, which is empty."""
-        async with record(directory / "run.pftrace", settings=settings):
-            await self.main(**settings)
+    always: Settings = MappingProxyType({})
 
 
-_PROTOCOLS: tuple[Settings, ...] = tuple(
-    {"protocol": each} for each in ("ssp:1", "sync", "kasync:4")
+async def run_recorded(name: str, path: Path, settings: Settings) -> None:
+    """Run a program really, and leave what was recorded at the path."""
+    logging.disable(logging.WARNING)
+    async with record(path, settings=settings):
+        await PROGRAMS[name].main(**settings)
+
+
+def text_of(settings: Settings) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items()) or "as recorded"
+
+
+GRADIENTS = Program(
+    gradients.main,
+    recorded=({},),
+    planned=(
+        *({"num_workers": num} for num in (4, 16, 32)),
+        *({"protocol": each} for each in ("ssp:1", "sync", "kasync:4", "kbatch-async:4")),
+    ),
 )
-_WORKERS: tuple[Settings, ...] = (
-    {"num_workers": 4},
-    {"num_workers": 16},
-    {"num_workers": 32},
-    *_PROTOCOLS,
-    {"protocol": "kbatch-async:4"},
-)
-
 PROGRAMS: Mapping[str, Program] = {
     "batching": Program(
         batching.main,
         recorded=({"concurrency": 4}, {"concurrency": 32}),
         planned=(
-            {"concurrency": 8},
-            {"concurrency": 16},
-            {"concurrency": 64},
+            *({"concurrency": num} for num in (8, 16, 64)),
             {"concurrency": 16, "ordered": True},
             {"concurrency": 32, "batch_size": 16},
             {"concurrency": 16, "max_staleness": 2},
         ),
     ),
-    "gradients": Program(gradients.main, recorded=({},), planned=_WORKERS),
-    "seen_gradients": Program(
-        gradients.main, recorded=({},), planned=_WORKERS, always={"is_seen": True}
-    ),
+    "gradients": GRADIENTS,
+    "seen_gradients": GRADIENTS._replace(always={"is_seen": True}),
     "pytorch": Program(
         pytorch.main,
         recorded=({"batch_size": 16}, {"batch_size": 64}),

@@ -15,16 +15,16 @@ import logging
 import math
 import multiprocessing
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from asynchooks.planning import Dependence, Plan, Service
 
-from .._report import print_table
-from ._programs import PROGRAMS, Program, Settings
+from .._report import parts_of, print_table
+from ._programs import PROGRAMS, Program
 from .programs import batching, gradients
 
 NUM_SAMPLES = 20_000
@@ -34,23 +34,9 @@ FIRST_HELD_OUT_SEED = 10_000
 class Result(NamedTuple):
     """One figure of one setting, predicted from one recording."""
 
-    setting: int
     name: str
     error: float
     is_covered: bool
-    is_extrapolated: bool
-
-
-@dataclass(frozen=True)
-class Truth:
-    """A program, and what its work really takes."""
-
-    program: Program
-    services: tuple[Service, ...]
-    always: Settings = field(default_factory=dict)
-
-    def plan(self) -> Plan:
-        return Plan([], services={each.name: each for each in self.services})
 
 
 def service(
@@ -62,12 +48,11 @@ def service(
     return Service(name, dependence, samples, load_high=1e9, **options)
 
 
-def truths() -> Mapping[str, Truth]:
+def truths() -> Mapping[str, tuple[Program, tuple[Service, ...]]]:
+    """A program, and what its work really takes."""
     rng = np.random.default_rng(1)
-    tokens = rng.lognormal(
-        math.log(batching.MEAN_TOKENS) - batching.SIGMA**2 / 2, batching.SIGMA, NUM_SAMPLES
-    ).round()
-    tokens = np.maximum(1.0, tokens)
+    mean_of_log = math.log(batching.MEAN_TOKENS) - batching.SIGMA**2 / 2
+    tokens = np.maximum(1.0, rng.lognormal(mean_of_log, batching.SIGMA, NUM_SAMPLES).round())
     first = batching.TICK_SECS + batching.SECS_PER_REQUEST
     slowdown = batching.SECS_PER_REQUEST / first
     learned = batching.STEP_SECS + batching.STEP_SECS_PER_TOKEN * tokens[:2000] * 4
@@ -83,86 +68,60 @@ def truths() -> Mapping[str, Truth]:
     served = gradients.SERVICE_SECS * rng.uniform(0.7, 1.3, NUM_SAMPLES)
     opaque = service("push", served, Dependence.QUEUE)
     return {
-        "rollouts": Truth(PROGRAMS["batching"], (free, learn)),
-        "shared_rollouts": Truth(PROGRAMS["batching"], (shared, learn)),
-        "gradients": Truth(
-            PROGRAMS["gradients"], (compute, service("service", served)), {"is_seen": True}
-        ),
-        "opaque_gradients": Truth(PROGRAMS["gradients"], (compute, opaque)),
+        "rollouts": (PROGRAMS["batching"], (free, learn)),
+        "shared_rollouts": (PROGRAMS["batching"], (shared, learn)),
+        "gradients": (PROGRAMS["seen_gradients"], (compute, service("service", served))),
+        "opaque_gradients": (PROGRAMS["gradients"], (compute, opaque)),
     }
 
 
-def results_of(job: tuple[str, int, float, float]) -> list[Result]:
+def results_of(name: str, secs: float, recorded_secs: float, number: int) -> list[Result]:
     """All settings, predicted from the recording of this number."""
-    name, number, secs, recorded_secs = job
     logging.disable(logging.WARNING)
-    truth = truths()[name]
-    program, real = truth.program, truth.plan()
+    program, services = truths()[name]
+    real = Plan([], services={each.name: each for each in services})
     recorded = [
         real.run(program.main, seed=1000 * place + number, secs=recorded_secs,
-                 **truth.always, **settings)
+                 **program.always, **settings)
         for place, settings in enumerate(program.recorded)
     ]  # fmt: skip
     plan, found = Plan(recorded), []
-    for place, settings in enumerate(program.planned):
-        given = {**truth.always, **settings, "secs": secs}
+    for settings in program.planned:
+        given = {**program.always, **settings, "secs": secs}
         prediction = plan.predict(program.main, allow_mismatch=True, seed=number, **given)
         seed = FIRST_HELD_OUT_SEED + number
         held_out = real.run(program.main, seed=seed, **given).figures()
         for figure in ("rate", "staleness"):
             truly, estimate = getattr(held_out, figure), getattr(prediction, figure)
             if not math.isnan(truly) and truly > 0:
-                found.append(
-                    Result(
-                        place, figure, estimate.value / truly - 1.0, estimate.covers(truly),
-                        prediction.is_extrapolated,
-                    )
-                )  # fmt: skip
+                error, is_covered = estimate.value / truly - 1.0, estimate.covers(truly)
+                found.append(Result(figure, error, is_covered))
     return found
 
 
-def row_of(label: str, results: Sequence[Result]) -> list[str]:
-    cells = [label]
+def measure(name: str, num_recordings: int, secs: float, recorded_secs: float) -> None:
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        plan = partial(results_of, name, secs, recorded_secs)
+        results = [each for part in pool.imap(plan, range(num_recordings)) for each in part]
+    cells = []
     for figure in ("rate", "staleness"):
         some = [each for each in results if each.name == figure]
-        if not some:
-            cells += ["", ""]
-            continue
         covered = statistics.fmean(each.is_covered for each in some)
         error = statistics.median(abs(each.error) for each in some)
         cells += [f"{100 * covered:.0f} % of {len(some)}", f"{100 * error:.1f} %"]
-    share = statistics.fmean(each.is_extrapolated for each in results)
-    return [*cells, f"{100 * share:.0f} %"]
+    header = ["", "rates covered", "off by, median", "staleness covered", "off by, median"]
+    print_table(f"{num_recordings} recordings", header, [[name, *cells]])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.planning.truth")
-    known = [*truths()]
-    parser.add_argument("name", nargs="*", help=f"of a program: {', '.join(known)}")
+    parser.add_argument("name", nargs="*", help=f"of a program: {', '.join(truths())}")
     parser.add_argument("--recordings", type=int, default=40)
     parser.add_argument("--secs", type=float, default=25.0, help="of each run that is planned")
     parser.add_argument("--recorded-secs", type=float, default=60.0, help="of each recording")
     chosen = parser.parse_args()
-    if unknown := set(chosen.name) - set(known):
-        parser.error(f"no program {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    header = ["", "rate covered", "median error", "staleness covered", "median error", "flagged"]
-    for name in chosen.name or known:
-        jobs = [
-            (name, number, chosen.secs, chosen.recorded_secs) for number in range(chosen.recordings)
-        ]
-        with multiprocessing.get_context("spawn").Pool() as pool:
-            results = [each for part in pool.imap(results_of, jobs) for each in part]
-        planned = truths()[name].program.planned
-        rows = [
-            row_of(
-                ", ".join(f"{key}={value}" for key, value in settings.items()),
-                [each for each in results if each.setting == place],
-            )
-            for place, settings in enumerate(planned)
-        ]
-        print_table(
-            f"{name}: {chosen.recordings} recordings", header, [*rows, row_of("all", results)]
-        )
+    args = chosen.recordings, chosen.secs, chosen.recorded_secs
+    parts_of({name: partial(measure, name, *args) for name in truths()}, chosen.name)
 
 
 if __name__ == "__main__":
