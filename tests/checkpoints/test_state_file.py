@@ -266,13 +266,21 @@ NO_VERSIONS: list[Any] = [True, 1.0, 0, -1, "2", None, [2], 1e400]
 
 
 def test_what_no_saver_wrote_is_damage_or_another_state_and_takes_no_memory(tmp_path: Path) -> None:
-    state = {"w": np.zeros(2), "n": np.int8(3), "t": (1e400, b"x", "\ud800"), 7: [2**70]}
+    state = {
+        "w": np.zeros(2),
+        "z": np.zeros(0),
+        "n": np.int8(3),
+        "t": (1e400, b"x", "\ud800"),
+        7: [2**70],
+    }
     data = Path(written(tmp_path / "state", state)).read_bytes()
     header = header_of(data)
     text = json.loads(header["__metadata__"][NAME])
     blocks = data[-17:]
     wrong = [*({**header, "w": {**header["w"], "shape": each}} for each in NO_SHAPES)]
     wrong += [with_text(header, {**text, "version": each}) for each in NO_VERSIONS]
+    empty = {"array": "'<f8'", "block": "z"}  # any product with 0 has the right size
+    wrong += [with_text(header, {**text, "state": {**empty, "shape": s}}) for s in NO_SHAPES]
     others = [*variants(header), *(with_text(header, each) for each in variants(text))]
     tracemalloc.start()
     try:

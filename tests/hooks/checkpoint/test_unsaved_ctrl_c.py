@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ...checkpoints.stores import newest_step
+
 pytestmark = pytest.mark.faults
 
 PROGRAM = """
@@ -67,5 +69,4 @@ def test_ctrl_c_says_what_is_not_saved_and_what_saves_it_does(backend: str, tmp_
     lines, said = run("preempts")
     assert lines == ["from step 0", "interrupted"]
     assert "not saved" not in said
-    lines, _ = run("preempts")
-    assert lines[0] not in ("from step 0", "from step 1")
+    assert newest_step(tmp_path) > 1
