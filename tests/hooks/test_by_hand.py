@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -37,6 +38,19 @@ async def test_a_hook_gives_by_hand_what_it_gives_in_a_session(name: str, tmp_pa
         if name not in NEEDS_OTHERS:
             make, path = PLAYS[name], tmp_path / "session"
             assert found == await in_a_session(make, path, bare, 8, is_alone=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", sorted(PLAYS.keys() - SESSION_ONLY))
+async def test_a_hook_may_be_told_of_an_error_by_hand(name: str, tmp_path: Path) -> None:
+    model = Model()
+    hook: Any = PLAYS[name](tmp_path, model).hooks[0]
+    hand = Hand(model.step)
+    with anyio.fail_after(60):
+        await hand.open(hook)
+        await hand.run(hook)
+        await hook.on_error(hand.raw, OSError())
+    hand.coord.request_stop()
 
 
 async def test_a_hook_for_signals_without_a_session_is_refused_and_sets_no_handlers() -> None:
