@@ -204,14 +204,18 @@ async def elsewhere(model: Model, runner: Any, inside: bool) -> None:
         assert (each.latest_step, each.latest) == (2, {"double": 10.0})  # type: ignore[attr-defined]
 
 
+SIDES = (("inline", False, "asyncio"), ("thread", False, "trio"), ("auto", True, "trio"))
+
+
 def main() -> None:
-    for backend, use_resource in product(("asyncio", "trio"), (True, False)):
-        for runner, inside in (("inline", False), ("thread", False), ("auto", True)):
-            for number, make in enumerate(HOOKS):
-                expected = theirs(make, Model(use_resource=use_resource))
+    for use_resource in (True, False):
+        for number, make in enumerate(HOOKS):
+            expected = theirs(make, Model(use_resource=use_resource))
+            for runner, inside, backend in SIDES:
                 model = Model(use_resource=use_resource)
                 found = anyio.run(ours, make, model, runner, inside, backend=backend)
                 assert found == expected, (number, runner, backend, found, expected)
+        for runner, inside, backend in SIDES:
             model = Model(use_resource=use_resource)
             anyio.run(elsewhere, model, runner, inside, backend=backend)
 
