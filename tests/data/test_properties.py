@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from asynchooks import (
     FeedHook,
-    FunctionSessionCreator,
     InputError,
     InputPositionHook,
     MonitoredSession,
@@ -195,7 +194,7 @@ async def live(recipe: Recipe, life: Life, state: Any, is_empty: bool) -> tuple[
             for _ in range(life.num_waits):
                 await anyio.lowlevel.checkpoint()
 
-    creator = SharedSessionCreator(FunctionSessionCreator(sync_step if life.is_step_sync else step))
+    creator = SharedSessionCreator(sync_step if life.is_step_sync else step)
     runner: Any = "inline"
     if (
         life.is_threaded

@@ -10,9 +10,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks import FeedHook, FunctionSessionCreator, InputError, MonitoredSession
+from asynchooks import FeedHook, InputError, MonitoredSession
 from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, take
 
+from ..hooks.inputs import Diary
 from ..support.afterwards import nothing_left
 from ..support.helpers import cancelled_when_settled, settle
 from .sources import Source, on_asyncio, read_all, read_some
@@ -101,7 +102,7 @@ async def test_what_can_be_read_once_only_cannot_be_repeated(make: Any, num_epoc
 @pytest.mark.parametrize("kind", ["items", "items_in_thread"])
 async def test_a_bare_generator_has_one_reader(kind: str) -> None:
     source = getattr(Source(20), kind)()
-    creator = FunctionSessionCreator(lambda x: {"x": x})
+    creator = Diary().creator
     async with nothing_left():
         async with MonitoredSession([FeedHook(source, "x")], creator) as first:
             assert await first.run("x") == 0

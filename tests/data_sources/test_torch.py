@@ -19,7 +19,7 @@ from asynchooks import InputError, PreemptionError
 from asynchooks.data import Stage, batch, prefetch, repeat
 from asynchooks.data._readings import _DataLoader
 
-from ..data.sources import read_all
+from ..data.sources import on_asyncio, read_all
 from ..hooks.inputs import trained_in_lives, trained_with
 from ..support.threads import threads_left
 
@@ -77,6 +77,7 @@ SAID = "are forked out of a process with an event loop and threads"
 
 
 @pytest.mark.faults
+@on_asyncio  # a thread starts them, on whichever event loop
 @pytest.mark.parametrize(
     ("method", "kind", "is_persistent"),
     [

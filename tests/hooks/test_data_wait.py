@@ -12,7 +12,6 @@ import pytest
 from asynchooks import (
     DataWaitHook,
     FeedHook,
-    FunctionSessionCreator,
     MonitoredSession,
     SharedSessionCreator,
     StopAtStepHook,
@@ -57,9 +56,8 @@ def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
 ) -> None:
     source = prefetch(numbers(source_secs), 2)
     hooks = [FeedHook(source, "x"), DataWaitHook(source, 10, output_dir=str(tmp_path))]
-    creator = FunctionSessionCreator(step_of(step_secs))
     with caplog.at_level(logging.INFO, "asynchooks"):
-        on_trampoline(lambda engine: run_session(hooks, creator, runs=31))
+        on_trampoline(lambda engine: run_session(hooks, step_of(step_secs), runs=31))
     values = scalars(tmp_path).get("data_wait", [])
     assert [step for step, _ in values] == [11, 21, 31][: len(shares)]
     assert [value for _, value in values] == pytest.approx(shares)
@@ -72,7 +70,7 @@ def test_it_counts_the_waits_of_loops_also_closed_ones_and_only_of_its_own_sessi
 
     async def main(engine: Engine) -> None:
         async with prefetch(numbers(1.0), 1) as source:
-            creator = SharedSessionCreator(FunctionSessionCreator(step_of(0.25)))
+            creator = SharedSessionCreator(step_of(0.25))
             hooks = [DataWaitHook(source, None, 0.0, summary_writer=each) for each in writers]
             async with (
                 MonitoredSession([hooks[0]], creator) as waits,
@@ -100,7 +98,7 @@ def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0(
     writer = Writer()
 
     async def main(engine: Engine) -> None:
-        alone = FunctionSessionCreator(step_of(0.5))
+        alone = step_of(0.5)
         creator = SharedSessionCreator(alone) if is_shared else alone
         async with prefetch(numbers(1.0), 1) as source, MonitoredSession([], creator):
             waits = DataWaitHook(source, every, summary_writer=writer)
@@ -123,7 +121,7 @@ def test_a_resumed_training_has_a_value_where_an_uninterrupted_one_has(tmp_path:
                 saving(tmp_path, Diary(), every=1000),
                 StopAtStepHook(last_step=last_step),
             ]
-            await run_session(hooks, FunctionSessionCreator(step_of(0.25)))
+            await run_session(hooks, step_of(0.25))
 
     on_trampoline(main)
     assert [step for _, _, step in writer.written] == [11, 21, 31]

@@ -15,7 +15,6 @@ import pytest
 
 from asynchooks import (
     FeedHook,
-    FunctionSessionCreator,
     InputError,
     InputStructureError,
     MonitoredSession,
@@ -252,7 +251,7 @@ async def test_nothing_is_lost_under_random_failures_losses_and_cancellations(se
                 await anyio.lowlevel.checkpoint()
             scopes[draw.choice(sorted(scopes))].cancel()
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(step)
     # it keeps the source open, and uses what a worker had in hand that ended last
     async with MonitoredSession([FeedHook(source, "x")], creator) as session:
         async with tasks() as group:

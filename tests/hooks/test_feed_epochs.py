@@ -12,7 +12,6 @@ import pytest
 
 from asynchooks import (
     FeedHook,
-    FunctionSessionCreator,
     InputStateError,
     PreemptionError,
     SharedSessionCreator,
@@ -112,7 +111,7 @@ async def test_workers_call_it_once_for_each_pass_while_no_step_runs(num_workers
         assert in_step == 0
         ended.append(epoch)
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers)
+    creator = SharedSessionCreator(step, num_workers)
     source = prefetch(repeat(range(10), 5), 4)
     async with anyio.create_task_group() as workers:
         for _ in range(num_workers):

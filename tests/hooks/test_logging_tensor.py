@@ -11,7 +11,6 @@ import pytest
 
 from asynchooks import (
     FetchError,
-    FunctionSessionCreator,
     LoggingTensorHook,
     MonitoredSession,
     SharedSessionCreator,
@@ -40,7 +39,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
 
 
 async def run(hook: LoggingTensorHook, outputs: Mapping[str, Any], num_runs: int = 1) -> None:
-    await run_session([hook], FunctionSessionCreator(lambda: outputs), runs=num_runs)
+    await run_session([hook], lambda: outputs, runs=num_runs)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +81,7 @@ def test_times_are_those_of_the_engine(
     interval: dict[str, Any], messages: list[str], said: Said
 ) -> None:
     hook = LoggingTensorHook(["now"], **interval)
-    creator = FunctionSessionCreator(a_quarter_of_a_second)
-    on_trampoline(lambda engine: run_session([hook], creator, runs=8))
+    on_trampoline(lambda engine: run_session([hook], a_quarter_of_a_second, runs=8))
     # seconds are looked at before a run, when its own quarter of a second has not passed yet
     assert said() == messages
 
@@ -102,7 +100,7 @@ async def test_it_logs_when_it_is_due_and_at_the_end_once_more_without_a_step(
 ) -> None:
     step, calls = counting_step()
     hook = LoggingTensorHook(["calls"], **options)
-    await run_session([hook], FunctionSessionCreator(step), runs=3)
+    await run_session([hook], step, runs=3)
     assert said() == [f"calls = {number}" for number in numbers]
     assert calls == [1, 2, 3]
 

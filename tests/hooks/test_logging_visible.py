@@ -95,7 +95,7 @@ def test_lines_of_hooks_appear_on_standard_error_with_their_steps(
         return {"x": x}
 
     with unconfigured():
-        on_trampoline(lambda _: run_session(hooks, FunctionSessionCreator(step), runs=3))
+        on_trampoline(lambda _: run_session(hooks, step, runs=3))
         LOGGER.info("not seen")
         LOGGER.warning("a warning")
     out, err = capsys.readouterr()
@@ -267,8 +267,7 @@ def test_stops_and_recoveries_have_step_hook_and_reason(
     make: Callable[[], Any], says: str, found: dict[str, Any], info: pytest.LogCaptureFixture
 ) -> None:
     hooks, recovery = [make(), TimeLimitHook(3.0)], Recovery(first_pause_secs=0)
-    creator = FunctionSessionCreator(nan_step)
-    on_trampoline(lambda _: run_session(hooks, creator, recovery=recovery))
+    on_trampoline(lambda _: run_session(hooks, nan_step, recovery=recovery))
     records = [each for each in info.records if each.getMessage().startswith(says)]
     assert extra(records[0]) == found
 

@@ -17,7 +17,6 @@ from asynchooks import (
     EvaluationHook,
     FeedHook,
     FetchError,
-    FunctionSessionCreator,
     HistoryHook,
     MetricError,
     MetricsHook,
@@ -158,7 +157,7 @@ def test_statistics_are_of_the_time_since_the_last_point() -> None:
         FeedHook(source, "x"), MetricsHook(sink, ["loss", steps_per_sec()], every_n_secs=1.5),
         MetricsHook(waits, data_wait(source), every_n_steps=2),
     ]  # fmt: skip
-    simulation.run(lambda: run_session(hooks, FunctionSessionCreator(step)))
+    simulation.run(lambda: run_session(hooks, step))
     # the first item is waited for whole, the others are read during the step before
     assert [value for _, value in waits.of("data_wait")] == [1.0 / 1.5, 0.5, 0.5, 0.5]
     assert sink.of("steps_per_sec") == [(1, 1 / 1.5), (4, 1.0)]

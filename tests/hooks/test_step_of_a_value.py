@@ -13,7 +13,6 @@ import pytest
 
 from asynchooks import (
     EvaluationHook,
-    FunctionSessionCreator,
     HistoryHook,
     LoggingTensorHook,
     MetricsHook,
@@ -59,7 +58,7 @@ async def pause(*given: Any) -> None:
 
 async def train(hooks: list[Any], last_step: int, creator: Any = None) -> None:
     hooks = [*hooks, Calls(after_run=pause), StopAtStepHook(last_step=last_step)]
-    await run_session(hooks, creator or FunctionSessionCreator(Model()))
+    await run_session(hooks, creator or Model())
 
 
 async def test_an_evaluation_that_ends_later_is_of_the_step_that_was_evaluated() -> None:
@@ -86,7 +85,7 @@ async def test_of_two_values_of_one_name_and_step_the_first_stays_and_other_name
     has_reward, sink = threading.Event(), Signals()
     history = HistoryHook("loss", every_n_steps=1)
     hooks = [MetricsHook(sink, "loss", every_n_steps=1), history, StopAtStepHook(last_step=2)]
-    async with MonitoredSession(hooks, FunctionSessionCreator(Model())) as session:
+    async with MonitoredSession(hooks, Model()) as session:
         await session.run("loss")
         session.log_metrics({"loss": 7.0, "reward": 1.0})
         # once the point is written, nothing can join it any more
@@ -102,7 +101,7 @@ async def test_values_of_each_worker_are_of_the_step_that_its_own_run_made(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "asynchooks")
-    creator = SharedSessionCreator(FunctionSessionCreator(Model()), num_workers=4)
+    creator = SharedSessionCreator(Model(), num_workers=4)
     sinks = [Kept() for _ in range(4)]
     histories = [HistoryHook("loss", every_n_steps=1) for _ in sinks]
 
@@ -140,7 +139,7 @@ async def test_a_resumed_training_has_each_late_value_once_at_its_step(tmp_path:
             MetricsHook(sink, ["loss", evaluation.metric], every_n_steps=3),
             Calls(after_run=pause), StopAtStepHook(last_step=last_step),
         ]  # fmt: skip
-        async with MonitoredSession(hooks, FunctionSessionCreator(model)) as session:
+        async with MonitoredSession(hooks, model) as session:
             while not session.should_stop():
                 await session.run([])
             if fails:

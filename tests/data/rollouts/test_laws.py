@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks import FeedHook, MonitoredSession, StopAtStepHook
 from asynchooks.data import RolloutStatistics, WhenStale, rollouts
 from asynchooks.simulation import Simulation
 
@@ -74,8 +74,7 @@ def test_with_a_bound_of_0_the_weights_are_those_of_the_synchronous_loop_bit_for
             answer, range(num_items), batch_size, concurrency=concurrency, max_staleness=0,
             when_stale=when_stale,
         )  # fmt: skip
-        creator = FunctionSessionCreator(step)
-        async with MonitoredSession([FeedHook(stage, "groups")], creator) as session:
+        async with MonitoredSession([FeedHook(stage, "groups")], step) as session:
             while not session.should_stop():
                 await session.run("loss")
 
@@ -132,7 +131,7 @@ def run_learner(
             when_stale=when_stale,
         )  # fmt: skip
         hooks = [FeedHook(stage, "groups"), StopAtStepHook(last_step=num_steps)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        async with MonitoredSession(hooks, step) as session:
             while not session.should_stop():
                 await session.run("loss")
             run.busy = num_steps / simulation.now
