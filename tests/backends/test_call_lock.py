@@ -26,6 +26,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
+from asynchooks._engine.sync import CallLock
 
 from ..support.helpers import in_task, settle
 from ..support.loops import anyio_backend as anyio_backend
@@ -310,3 +311,16 @@ async def test_nothing_overlaps_through_cancellations_failures_and_recoveries(se
 
     await together(*[worker] * 4)
     assert not model.overlaps
+
+
+def test_a_call_that_is_abandoned_before_it_began_is_never_made() -> None:
+    """By the lock itself: no session can be made to leave just between the two."""
+    lock = CallLock("the model")
+    hold = lock.take_nowait()
+    assert hold is not None
+    call = hold.around(dict)
+    assert not hold.abandon()
+    assert lock.take_nowait() is not None, "the lock is to be had again"
+    with pytest.raises(OverlappingCallError, match="abandoned before it began: the model"):
+        call()
+    assert lock.take_nowait() is None, "what was never made ends no other call"

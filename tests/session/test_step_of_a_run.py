@@ -73,7 +73,8 @@ async def test_a_run_knows_its_own_step_while_others_go_on(kind: str, runner: An
     seen = [each for hook in hooks for each in hook.seen]
     assert sorted(seen) == [(each, each) for each in range(stride, 31, stride)]
     current = [each for hook in hooks for each in hook.current]
-    assert current != [step for step, _ in seen]  # the others did go on
+    if stride == 1:  # the first run has waited for another
+        assert current != [step for step, _ in seen]
 
 
 def test_by_hand_it_is_the_step_of_the_session() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks import GlobalStep, StepUnreachableError, StopTraining
+from asynchooks import GlobalStep, StepUnreachableError, StopReason, StopTraining
 from asynchooks._engine.base import STOPPED, Sentinel, Slot
 from asynchooks._engine.stop import Stop
 from asynchooks._step.gate import ADVANCED, UNREACHABLE, UNREAD, Ticket, Waiter
@@ -316,6 +316,17 @@ def test_a_watched_step_wakes_at_the_step_and_when_limit_or_epoch_change() -> No
 def close_all(step: GlobalStep) -> None:
     for worker in list(step.gate.workers):
         step.gate.close(worker)
+
+
+def test_a_stop_that_comes_while_the_last_worker_closes_stops_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, late, logger = GlobalStep(), Stop(), logging.getLogger("asynchooks")
+    step.gate.open()
+    monkeypatch.setattr(logger, "filters", [lambda _: close_all(step)])
+    step.gate.stop_all(StopReason("a hook", "it is lost", ValueError()))
+    step.gate.open(None, late)
+    assert not late.is_set
 
 
 @pytest.mark.parametrize("limit", [None, 100])
