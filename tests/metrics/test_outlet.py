@@ -188,7 +188,8 @@ async def test_what_a_sink_raises_is_logged_once_and_costs_that_point_alone(
 async def test_what_a_sink_cannot_open_or_make_durable_counts_as_dropped(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = Kept(**{name: OSError("no space left")})
+    raises: Any = {name: OSError("no space left")}
+    sink = Kept(**raises)
     outlet = await opened(sink)
     outlet.put(1, {"loss": 1.0})
     await close(outlet)

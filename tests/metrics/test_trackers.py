@@ -251,13 +251,12 @@ def assert_histogram(tracker: str, values: dict[str, Any]) -> None:
 
 
 def check_that_it_was_stuck(program: Program, exit_secs: float, log: str) -> None:
-    """It trains to its end, drops what it cannot write in flat memory, says so, and ends."""
+    """It trains to its end, drops what it cannot write, says so, and ends."""
     assert program.wait(30 + exit_secs) == 0, program.log
     [result] = program.results
     assert result["step"] == MANY_STEPS
     assert result["stuck"] != []
     assert result["dropped"] > MANY_STEPS // 2
-    assert result["growth"] < MOST_MIB
     assert result["close_secs"] < 10
     assert log in program.log
 
@@ -272,6 +271,7 @@ def test_training_and_the_process_end_while_the_process_of_wandb_is_stopped(
     arguments = {**STUCK, "options": OFFLINE["wandb"], "flush_at": [10], "stop_at": 10}
     program = Program(tmp_path, "wandb", arguments)
     check_that_it_was_stuck(program, 5, "did not take its last points in time")
+    assert program.results[0]["growth"] < MOST_MIB
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from asynchooks.simulation import Simulation, current_simulation
 
 from ..support.step_loops import run_steps
 
-BACKENDS = ("asyncio", "trio", "turbo")
+BACKENDS: tuple[Any, ...] = ("asyncio", "trio", "turbo")
 
 
 def service_of(name: str, samples: Floats | list[float], **options: Any) -> Service:

@@ -110,7 +110,6 @@ def test_every_parameter_is_a_number_in_its_range(name: str) -> None:
         (lambda: Exponential(0), r"mean is 0; give seconds, > 0 .*, or Constant\(0\)"),
         (lambda: Uniform(3, 1), "low is 3.0 and high is 1.0; give low <= high"),
         (lambda: Stragglers(ANY, 1.5, 2), "probability is 1.5; give a number from 0 to 1"),
-        (lambda: PerWorker([ANY, 1.0]), r"delays\[1\] is 1.0; give a delay"),
         (lambda: Empirical([1, -2]), r"samples\[1\] is -2.0; give seconds, each >= 0"),
     ],
 )

@@ -366,7 +366,6 @@ async def test_a_run_by_another_task_does_not_cross_a_wait_of_the_first(tmp_path
     ("make", "match"),
     [
         (TraceHook, "neither a path nor a tracer"),
-        (partial(TraceHook, 3), "the path of a file"),
         (partial(TraceHook, "a", least_secs=-1), "seconds >= 0"),
         (partial(TraceHook, "a", flush_secs=0), "seconds > 0"),
         (partial(TraceHook, tracer="mine"), "get_tracer"),
