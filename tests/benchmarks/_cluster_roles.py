@@ -23,7 +23,7 @@ import anyio.to_thread
 import tensorflow as tf
 
 from asynchooks import ClusterTask, MonitoredSession
-from asynchooks.tf.cluster._table import Place, StepTable
+from asynchooks.tf.cluster._table import StepTable
 
 from ._cluster_model import creator, model, until_asked
 from ._cluster_training import final_step, train
@@ -143,20 +143,17 @@ def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_run
     with ExitStack() as stack:
         for size in [0, *sizes]:
             graph, step, train_op = model(task, f"notifications{size}", is_dense=False)
-            table = StepTable(graph, Place.of(step), size)
+            table = StepTable(step, size, None)
             news = table.news_after(train_op)
             with graph.as_default():
-                request = v1.placeholder(tf.int64, (None,))
                 init = v1.global_variables_initializer()
-                begin = table.begin_epoch(tf.constant(0, tf.int64))
-            exchange = table.exchange(request) if size else None
             session = v1.Session(task.target, graph=graph, config=task.config)
             stack.enter_context(session)
             session.run(init)
-            session.run(begin)
+            session.run(table.begin_epoch, {table.known_epoch: 0})
             if size:
                 runs[f"{size} tasks"] = session.make_callable(news)
-                arm.append(partial(_arm, session, exchange, request))
+                arm.append(partial(_arm, session, table))
             else:
                 runs["a bare step"] = session.make_callable(train_op)
                 runs["a step, and its value"] = session.make_callable([train_op, step])
@@ -176,9 +173,9 @@ def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_run
     pipe.send({name: statistics.median(each) * 1e3 for name, each in found.items()})
 
 
-def _arm(session: Any, exchange: Any, request: Any, threshold: int) -> None:
+def _arm(session: Any, table: StepTable, threshold: int) -> None:
     """Have the first task wait for a step."""
-    session.run(exchange, {request: [0, -1, 1, 0, threshold, 0, 1, 0]})
+    session.run(table.exchange, {table.request: [0, -1, 1, 0, threshold, 0, 1, 0]})
 
 
 ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notifications)}

@@ -11,14 +11,13 @@ import pytest
 import asynchooks
 from asynchooks import (
     ChiefSessionCreator,
-    LateVariableError,
     MonitoredSession,
     SessionRunHook,
     StopAtStepHook,
 )
 from asynchooks.testing import RecordingHook
 
-from .models import Moments, counting_model, monitored, shared
+from .models import Moments, counting_model, monitored
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -83,20 +82,6 @@ async def test_an_error_after_close_in_the_block_leaves_it() -> None:
         async with monitored(model.graph) as session:
             await session.close()
             raise ZeroDivisionError
-
-
-async def test_a_session_that_opens_late_may_add_ops_but_no_variables() -> None:
-    model, ops = counting_model(), []
-    adds = Moments(begin=lambda: ops.append(tf.constant(2.0)))
-    creator = shared(model.graph)
-    async with monitored(model.graph, [], creator) as first:
-        await first.run(model.train_op)
-        async with monitored(model.graph, [adds], creator) as second:
-            assert await second.run(ops[0]) == 2.0
-        late = Moments(begin=lambda: v1.get_variable("late", initializer=1.0))
-        with pytest.raises(LateVariableError, match="late"):
-            await monitored(model.graph, [late], creator).__aenter__()
-        assert model.graph.finalized
 
 
 async def test_a_graph_that_was_finalized_before_needs_a_finalized_scaffold() -> None:

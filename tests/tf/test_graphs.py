@@ -18,10 +18,8 @@ from asynchooks import (
     Coordinator,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
-    LateVariableError,
     LoggingTensorHook,
     MonitoredSession,
-    SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
@@ -121,41 +119,17 @@ async def test_two_sessions_of_their_own_on_one_graph_count_apart_and_the_last_u
     assert not model.graph.finalized
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-async def test_a_late_worker_may_add_ops_in_begin_and_the_first_goes_on(is_shared: bool) -> None:
-    model = counting_model()
-    creator = shared(model.graph) if is_shared else None
-    added: list[Any] = []
-    results: list[int] = []
-    async with monitored(model.graph, None, creator) as first:
-        assert await first.run(model.train_op) == 1
-        hook = Moments(
-            begin=lambda: added.append(model.step.read_value() * 2 + 1),
-            before_run=lambda context: SessionRunArgs(added[0]),
-            after_run=lambda context, values: results.append(values.results),
-        )
-        async with monitored(model.graph, [hook], creator) as late:
-            assert added[0].graph is model.graph
-            assert model.graph.finalized
-            await late.run([])
-            assert await first.run(model.train_op) == 2
-            await late.run([])
-        assert await first.run(model.train_op) == 3
-        assert model.graph.finalized
-    assert results == ([3, 5] if is_shared else [1, 1])
-    assert not model.graph.finalized
-
-
 def variable_added(name: str) -> Moments:
     return Moments(begin=lambda: v1.get_variable(name, initializer=1.0))
 
 
 LATE: dict[str, tuple[Callable[[], Moments], type[Exception], str]] = {
-    "variable": (
-        lambda: variable_added("late"),
-        LateVariableError,
-        "added late:0 to a graph that is being run",
+    "op": (
+        lambda: Moments(begin=lambda: tf.constant(2.0)),
+        RuntimeError,
+        "Graph is finalized and cannot be modified",
     ),
+    "variable": (lambda: variable_added("late"), RuntimeError, "Graph is finalized"),
     "error": (
         lambda: Moments(begin=raising(ZeroDivisionError("of the late one"))),
         ZeroDivisionError,
@@ -164,20 +138,23 @@ LATE: dict[str, tuple[Callable[[], Moments], type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("case", LATE)
-async def test_only_the_first_worker_adds_variables_and_it_goes_on_where_a_late_begin_fails(
-    case: str,
+async def test_only_the_first_worker_adds_to_the_graph_and_it_goes_on_where_a_late_begin_fails(
+    case: str, is_shared: bool
 ) -> None:
     model = counting_model()
-    creator = shared(model.graph)
+    creator = shared(model.graph) if is_shared else None
     make, error, message = LATE[case]
     recorder = RecordingHook("a")
     async with monitored(model.graph, [variable_added("early")], creator) as first:
         variable = model.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)[-1]
         assert await first.run(variable) == 1.0
         session = monitored(model.graph, [recorder, make()], creator)
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message) as caught:
             await session.__aenter__()
+        notes = " ".join(getattr(caught.value, "__notes__", []))
+        assert ("another session runs this graph already" in notes) == (error is RuntimeError)
         assert session.raw_session() is None
         assert model.graph.finalized
         assert await first.run(model.train_op) == 1
@@ -313,20 +290,6 @@ async def test_what_a_failing_creation_leaves_is_freed_off_the_event_loop() -> N
             pass
     assert len(freed) == 1
     assert freed[0] != threading.get_ident()
-
-
-async def test_a_worker_that_opens_on_a_graph_in_use_has_it_for_itself_in_begin() -> None:
-    model, is_alone = counting_model(), []
-    creator = shared(model.graph)
-    async with monitored(model.graph, None, creator) as first:
-
-        def look() -> bool:
-            return first.global_step.statistics().is_exclusive
-
-        hook = Moments(begin=lambda: is_alone.append(look()))
-        async with monitored(model.graph, [hook], creator):
-            assert not look()
-    assert is_alone == [True]
 
 
 FORGETFUL: dict[str, Callable[[], list[Any]]] = {

@@ -32,7 +32,7 @@ from ..graph._default_graph import run_in_graph
 from ._heartbeat import Heartbeat
 from ._own_server import Servers
 from ._publishing import Publishing
-from ._table import ANY, NEVER, REFUSED, StepTable
+from ._table import ANY, NEVER, REFUSED
 
 logger = logging.getLogger("asynchooks")
 
@@ -184,13 +184,13 @@ class Members(StepSource):
         self, server: Server, publishing: Publishing, config: Any, heartbeat_secs: float, lost: str
     ) -> None:
         self._server, self._step, self._number = server, server.global_step, server.number
-        self._place, self._stride = publishing.place, publishing.stride
+        self._table, self._stride = publishing.table, publishing.stride
         self._config = v1.ConfigProto()
         if config is not None:
             self._config.CopyFrom(config)
         self._config.operation_timeout_in_ms = 0  # a wait may take any time
         self._beat_secs = heartbeat_secs
-        self._where = f"the table of {self._place.name} at {self._place.device or server.master}"
+        self._where = f"the table of {self._table.name} at {self._table.device or server.master}"
         self.grants_credits = self._number is not None
         self.has_joined = False  # this table; so sessions are lost with it
         self._owner = secrets.randbits(62) + 1
@@ -227,16 +227,7 @@ class Members(StepSource):
             self._is_due = False
 
     def _serve(self) -> None:
-        # built before the first request: on a busy machine that alone takes seconds
-        graph = tf.Graph()
-        table = StepTable(graph, self._place, len(self._server.names))
-        self._news = table.news()
-        if self._number is not None:
-            with graph.as_default():
-                self._request = v1.placeholder(tf.int64, (None,), "request")
-            self._exchange = table.exchange(self._request)
-            self._wait = table.wait(self._number)
-        pause = _FIRST_PAUSE_SECS
+        graph, pause = self._table.graph_alone(), _FIRST_PAUSE_SECS
         while not self._is_over:
             with self._reporting():
                 # a session on a server that does not answer would block
@@ -265,7 +256,7 @@ class Members(StepSource):
         self._step.set_source_state(state, reason, source=self)
 
     def _take_part(self) -> None:
-        self._server.note(run_in_graph(self._session, self._news))
+        self._server.note(run_in_graph(self._session, self._table.news.name))
         self.has_joined = True
         self._set_state(SourceState.LIVE)
         if self._number is None:
@@ -278,7 +269,7 @@ class Members(StepSource):
     def _listen(self) -> None:
         """The one blocked wait of this process; the end of the session ends it."""
         with self._reporting():
-            receive = self._session.make_callable(self._wait)
+            receive = self._session.make_callable(self._table.wait.name)
             while not self._is_over:
                 self._server.note(receive())
                 self.look_again()
@@ -287,7 +278,7 @@ class Members(StepSource):
         while not self._is_over:
             is_awaited = not math.isinf(self._step.demand().next_step)
             if is_awaited:
-                self._server.note(run_in_graph(self._session, self._news))
+                self._server.note(run_in_graph(self._session, self._table.news.name))
             self._rest(_POLL_SECS if is_awaited else None, until_due=not is_awaited)
 
     def _keep_row(self, index: int) -> None:
@@ -371,4 +362,5 @@ class Members(StepSource):
         return bool(self._ask(index, owner, 0, 0, NEVER, 0, 1, 0)[0][2] != REFUSED)
 
     def _ask(self, *request: int) -> Any:
-        return run_in_graph(self._session, self._exchange, {self._request: request})
+        table = self._table
+        return run_in_graph(self._session, table.exchange.name, {table.request.name: request})
