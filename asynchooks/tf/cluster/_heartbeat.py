@@ -37,7 +37,7 @@ class Heartbeat:
         self._servers = {"the server": master}
         for name, target in (others or {}).items():
             self._servers[f"the server of {name}"] = target
-        self._timeout = secs / 2
+        self.secs, self._timeout = secs, secs / 2
         self._stopped = threading.Event()
 
     def check(self) -> None:

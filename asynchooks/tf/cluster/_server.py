@@ -72,7 +72,7 @@ class Server:
         self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
         self._members: Members | None = None
         self._join: Callable[[str], Members]  # makes one, given why the last one was lost
-        self._users: set[object] = set()  # what has joined and not left
+        self._num_users = 0  # that have entered and not left
         self.waiting: set[Slot] = set()  # of workers that wait for a chief
 
     @classmethod
@@ -86,42 +86,35 @@ class Server:
                 server = cls._known[master, step_name] = cls(master, step_name)
             return server
 
-    def join(
-        self,
-        user: object,
-        heartbeat: Heartbeat,
-        publishing: Publishing | None,
-        config: object,
-        heartbeat_secs: float,
-    ) -> None:
+    def enter(self) -> None:
+        """A session opens, which will leave."""
+        with self._lock:
+            self._num_users += 1
+
+    def join(self, heartbeat: Heartbeat, publishing: Publishing | None, config: object) -> None:
         """A session was made: when the server is lost, its runs must fail.
 
-        The steps of other processes are needed until its user has left, if it has a step.
+        If it has a step, the steps of other processes are needed until all have left.
         """
         heartbeat.on_lost = partial(self.lose, by=heartbeat)
         with self._lock:
             self._heartbeats.add(heartbeat)
             if publishing is None:
                 return
-            if not self._users:
-                OldObjects.leave_out()
-            self._users.add(user)
-            self._join = partial(Members, self, publishing, config, heartbeat_secs)
+            self._join = partial(Members, self, publishing, config, heartbeat.secs)
             if self._members is None:
+                OldObjects.leave_out()
                 self._members = self._join("")
 
-    def leave(self, user: object) -> None:
-        """Its last session closes."""
+    def leave(self) -> None:
+        """A session closes."""
         with self._lock:
-            if user not in self._users:
-                return
-            self._users.remove(user)
-            if self._users:
+            self._num_users -= 1
+            if self._num_users or self._members is None:
                 return
             members, self._members = self._members, None
         OldObjects.take_back()
-        if members is not None:
-            members.close()
+        members.close()
 
     def lose(self, problem: str, by: object) -> None:
         """Have runs on this server raise an error; sessions are recreated then. From any thread.
@@ -161,8 +154,11 @@ class Server:
             logger.warning(
                 "%s has gone back from %d to %d: its chief on %s has initialised the model again, "
                 "or restored a checkpoint",
-                self.global_step.name, before, step, self.master,
-            )  # fmt: skip
+                self.global_step.name,
+                before,
+                step,
+                self.master,
+            )
         return True
 
     def wake_workers(self) -> None:

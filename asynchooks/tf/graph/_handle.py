@@ -124,7 +124,6 @@ class GraphHandle(SessionHandle):
         self._state = GraphState.of(graph)
         self._is_complete = False  # the Scaffold has added what it needs
         self._publishing: Publishing | None = None
-        self._num_openings = 0  # by the sessions that share this
         self._turn = threading.Lock()
         self._known_epoch = 0  # before the raw session was made
 
@@ -149,7 +148,8 @@ class GraphHandle(SessionHandle):
         if state.num_users == 0:
             state.was_finalized = self.graph.finalized
         state.num_users += 1
-        self._num_openings += 1
+        if self._server is not None:
+            self._server.enter()
         async with state.lock:
             try:
                 yield
@@ -262,13 +262,7 @@ class GraphHandle(SessionHandle):
             raise
         if self._server is not None and heartbeat is not None:
             # only now: the table that was lost may be that of the server before
-            self._server.join(
-                self,
-                heartbeat,
-                self._publishing,
-                self.creator.config,
-                self.creator.heartbeat_secs,
-            )
+            self._server.join(heartbeat, self._publishing, self.creator.config)
         return created
 
     def _wrap(
@@ -307,9 +301,8 @@ class GraphHandle(SessionHandle):
             self.global_step.publish(value, epoch=self._known_epoch)
 
     def close(self) -> None:
-        self._num_openings -= 1
-        if self._server is not None and self._num_openings == 0:
-            self._server.leave(self)
+        if self._server is not None:
+            self._server.leave()
         self._state.num_users -= 1
         if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
             self.graph._unsafe_unfinalize()
