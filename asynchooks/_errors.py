@@ -51,10 +51,6 @@ class PreemptionError(RuntimeError):
     """
 
 
-class LateVariableError(RuntimeError):
-    """A hook's fault: its `begin` added variables to a graph that is already being run."""
-
-
 class StepFunctionError(TypeError):
     """The step function's fault: it returned no mapping, or a bad "global_step"."""
 

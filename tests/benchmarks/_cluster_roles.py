@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,7 +22,7 @@ import tensorflow as tf
 from asynchooks import ClusterTask, MonitoredSession
 
 # private: what it costs to notify others is a part of each run, which no public name has alone
-from asynchooks.tf.cluster._table import Place, StepTable
+from asynchooks.tf.cluster._table import StepTable
 
 from ._cluster_training import creator, final_step, model, train, until_asked
 from ._report import run_on
@@ -98,23 +99,21 @@ def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_run
                     if turn >= WARM_UP:
                         found.setdefault(name + suffix, []).append(time.perf_counter() - begun)
 
-        arm = []
+        arm: list[Callable[[], Any]] = []
         for size in [0, *sizes]:
             graph, step, train_op = model(task, f"notifications{size}")
-            table = StepTable(graph, Place.of(step), size)
+            table = StepTable(step, size, None)
             news = table.news_after(train_op)
             with graph.as_default():
                 init = v1.global_variables_initializer()
-                begin = table.begin_epoch(tf.constant(0, tf.int64))
-                # the first task waits for a step that has come
-                request = tf.constant([0, -1, 1, 0, 0, 0, 1, 0], tf.int64)
-            exchange = table.exchange(request) if size else None
             session = stack.enter_context(v1.Session(task.target, graph=graph, config=task.config))
             session.run(init)
-            session.run(begin)
+            session.run(table.begin_epoch, {table.known_epoch: 0})
             if size:
                 runs[f"{size} tasks"] = session.make_callable(news)
-                arm.append(session.make_callable(exchange))
+                # the first task waits for a step that has come
+                request = {table.request: [0, -1, 1, 0, 0, 0, 1, 0]}
+                arm.append(partial(session.run, table.exchange, request))
             else:
                 runs["a bare step"] = session.make_callable(train_op)
         measure("")

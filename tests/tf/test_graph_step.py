@@ -269,6 +269,20 @@ async def test_a_second_worker_may_move_the_step_of_all_and_wakes_waiters(
     assert sorted(reached) == [*range(target + 1, target + 21)]
 
 
+async def test_a_late_hook_moves_the_step_back_beside_a_run_that_is_under_way() -> None:
+    model = Movable(FIRST)
+    creator = shared(model.graph, 2)
+    with anyio.fail_after(60):
+        async with monitored(model.graph, None, creator) as session:
+            ticket = await session.global_step.gate.take_ticket()
+            assert session.global_step.value == FIRST
+            async with monitored(model.graph, [MovesLater(model, 2)], creator) as late:
+                assert session.global_step.value == late.global_step.value == 2
+            session.global_step.gate.settle(ticket)
+            assert await session.run(model.train_op) == 3
+            assert session.global_step.value == 3
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("target", [2, 50])
 async def test_processes_on_a_server_are_notified(target: int, server: ServerProcess) -> None:

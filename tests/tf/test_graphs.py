@@ -15,10 +15,8 @@ import pytest
 
 from asynchooks import (
     GlobalStepWaiterHook,
-    LateVariableError,
     MonitoredSession,
     NanTensorHook,
-    SessionRunArgs,
     SessionRunHook,
     StepCounterHook,
     StopAtStepHook,
@@ -90,54 +88,36 @@ async def test_a_graph_that_was_finalized_stays_so_and_must_hold_all_that_is_nee
         assert model.graph.finalized
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-async def test_a_late_worker_may_add_ops_in_begin_alone_and_the_first_goes_on(
-    is_shared: bool,
-) -> None:
-    model, results, added = counting_model(), [], []  # type: tuple[Model, list[int], list[Any]]
-    creator = shared(model.graph) if is_shared else None
-    async with monitored(model.graph, None, creator) as first:
-        await first.run(model.train_op)
-
-        def add() -> None:
-            added.append(model.step.read_value() * 2 + 1)
-            # no run of the first one may mix old and new ops
-            assert first.global_step.statistics().is_exclusive or not is_shared
-
-        hook = Moments(
-            begin=add,
-            before_run=lambda context: SessionRunArgs(added[0]),
-            after_run=lambda context, values: results.append(values.results),
-        )
-        async with monitored(model.graph, [hook], creator) as late:
-            assert model.graph.finalized
-            await late.run([])
-            assert await first.run(model.train_op) == 2
-            await late.run([])
-        assert model.graph.finalized
-    assert results == ([3, 5] if is_shared else [1, 1])
-
-
 def variable_added(name: str) -> Moments:
     return Moments(begin=lambda: v1.get_variable(name, initializer=1.0))
 
 
-@pytest.mark.parametrize(
-    ("late", "error", "message"),
-    [
-        (variable_added("late"), LateVariableError, "added late:0 to a graph that is being run"),
-        (Moments(begin=raising(ZeroDivisionError("x"), ZeroDivisionError("x"))), Exception, "x"),
-    ],
-)
-async def test_a_late_begin_that_fails_or_adds_a_variable_leaves_the_first_worker_at_work(
-    late: Any, error: type[Exception], message: str
+def fail() -> None:
+    raise ZeroDivisionError("of the late one")
+
+
+FINAL = "Graph is finalized and cannot be modified"
+LATE: dict[str, tuple[Moments, type[Exception], str]] = {
+    "op": (Moments(begin=lambda: tf.constant(2.0)), RuntimeError, FINAL),
+    "variable": (variable_added("late"), RuntimeError, FINAL),
+    "error": (Moments(begin=fail), ZeroDivisionError, "of the late one"),
+}
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("case", LATE)
+async def test_only_the_first_worker_adds_to_the_graph_and_it_goes_on_where_a_late_begin_fails(
+    case: str, is_shared: bool
 ) -> None:
     model, recorder = counting_model(), RecordingHook("a")
-    creator = shared(model.graph)
+    creator = shared(model.graph) if is_shared else None
+    late, error, message = LATE[case]
     async with monitored(model.graph, [variable_added("early")], creator) as first:
         session = monitored(model.graph, [recorder, late], creator)
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message) as caught:
             await session.open()
+        notes = " ".join(getattr(caught.value, "__notes__", []))
+        assert ("another session runs this graph already" in notes) == (error is RuntimeError)
         assert session.raw_session() is None
         assert model.graph.finalized
         assert await first.run(model.train_op) == 1

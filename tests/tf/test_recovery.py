@@ -199,11 +199,8 @@ async def test_no_worker_runs_while_a_save_whose_task_has_left_still_writes(tmp_
     assert steps == [0, 1]
 
 
-async def test_queue_runners_of_a_lost_session_that_a_run_closes_stop_no_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_queue_runners_of_a_lost_session_that_a_run_closes_stop_no_worker() -> None:
     """They fail as the session is closed under them, before its next owner could stop them."""
-    monkeypatch.setattr("asynchooks.tf.graph._handle._PATIENCE_SECS", 0.01)
     model = counting_model()
     with model.graph.as_default():
         inputs, answers = (v1.FIFOQueue(1, tf.int64, shapes=[[]]) for _ in range(2))

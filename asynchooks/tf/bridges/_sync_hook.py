@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from typing import Any
 
 import tensorflow as tf
 
 from ..._check import instance
 from ..._engine.stop import Stop, StopReason
-from ..._engine.threads import is_async
 from ..._errors import add_note, is_input_end, is_stop
 from ..._hook import (
     SessionRunArgs,
@@ -133,7 +132,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context._last:
-                self._await(self._context.finish)
+                self._await(self._context.finish())
         except Exception as error:
             if not is_stop(error) or self._coord is None or not self._coord.should_stop():
                 raise
@@ -150,22 +149,19 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
             self._portal.close()
 
     def _call(self, moment: str, *args: Any) -> Any:
-        method = getattr(self._hook, moment)
         try:
-            if is_async(method):
-                return self._await(method, *args)
-            result = method(*args)
-            return self._await(_awaited, result) if isinstance(result, Awaitable) else result
+            result = getattr(self._hook, moment)(*args)
+            return self._await(result) if isinstance(result, Awaitable) else result
         except Exception as error:
             add_note(error, f"in {moment} of {self._name}")
             raise
 
-    def _await(self, fn: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-        """Have a coroutine run in the event loop, in the graph, and block until it has ended."""
+    def _await(self, awaitable: Awaitable[Any]) -> Any:
+        """Await it in the event loop, in the graph, and block until it has ended."""
 
         async def run() -> Any:
             begin_graph.set(self._graph)
-            return await Driven(fn(*args), self._graph)
+            return await Driven(_awaited(awaitable), self._graph)
 
         return self._portal.call(run, meanwhile=self._poll)
 

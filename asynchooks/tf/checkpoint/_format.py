@@ -89,6 +89,7 @@ class _GraphFiles(CheckpointFormat):
         saver_def = None if saver is None else saver.saver_def
         meta_graph = v1.train.export_meta_graph(graph_def=graph_def, saver_def=saver_def)
         self._writer.add_meta_graph(meta_graph)
+        self._meta_graph: bytes = meta_graph.SerializeToString()
 
     def restored(self, raw: RawSession) -> Restored | None:
         """What was saved, in either format, with the model that the creator has restored."""
@@ -182,8 +183,6 @@ class CopiedGraphFormat(_GraphFiles):
     The file `checkpoint` names the newest, so that TensorFlow's own tools find it.
     """
 
-    _meta: tuple[int, bytes] = (-1, b"")
-    """The graph's version, and its MetaGraphDef."""
     _copier: VariablesCopier | None = None
 
     def __init__(self, retention: Retention | None, directory: str, basename: str, *args: Any):
@@ -202,17 +201,15 @@ class CopiedGraphFormat(_GraphFiles):
             super().close()
 
     def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
-        saver, copier = self._find_saver(), self._copier
-        if copier is None or (copier.session, copier.saver) != (session, saver):
-            self._copier = copier = VariablesCopier(session, saver)
-        write_copy = copier.copy()
-        meta = self._meta_graph(session.graph, saver) if self._save_graph_def else None
+        if self._copier is None or self._copier.session is not session:
+            self._copier = VariablesCopier(session, self._find_saver())
+        write_copy = self._copier.copy()
 
         def write(prefix: str) -> None:
             write_copy(prefix)
-            if meta is not None:
+            if self._save_graph_def:
                 with open(f"{prefix}.meta", "wb") as file:
-                    file.write(meta)
+                    file.write(self._meta_graph)
 
         def save_copy() -> None:
             prefix = self.save(facts, write).prefix
@@ -228,13 +225,6 @@ class CopiedGraphFormat(_GraphFiles):
             v1.train.update_checkpoint_state(
                 self._path, every[-1], all_model_checkpoint_paths=every
             )
-
-    def _meta_graph(self, graph: Any, saver: Any) -> bytes:
-        """Made once for all checkpoints, as it holds the GIL."""
-        if self._meta[0] != graph.version:
-            meta = v1.train.export_meta_graph(graph=graph, saver_def=saver.saver_def)
-            self._meta = graph.version, meta.SerializeToString()
-        return self._meta[1]
 
     def reject(self, from_step: int, why: str) -> None:
         super().reject(from_step, why)

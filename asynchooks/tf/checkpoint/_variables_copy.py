@@ -38,7 +38,7 @@ class VariablesCopier:
     """
 
     def __init__(self, session: Any, saver: Any) -> None:
-        self.session, self.saver = session, saver
+        self.session = session
         ops = _save_ops(session.graph, saver.saver_def.save_tensor_name)
         self._names, self._slices = (
             np.concatenate([tf.get_static_value(op.inputs[number]) for op in ops])

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from urllib.parse import urlsplit
 
 import tensorflow as tf
 
+from ..._engine.background import BackgroundThread
 from ..._engine.stop import LostPeer
 
 logger = logging.getLogger("asynchooks")
@@ -37,8 +37,9 @@ class Heartbeat:
         self._servers = {"the server": master}
         for name, target in (others or {}).items():
             self._servers[f"the server of {name}"] = target
-        self._timeout = secs / 2
-        self._stopped = threading.Event()
+        self.secs, self._timeout = secs, secs / 2
+        self._thread = BackgroundThread("asynchooks-heartbeat", self._watch)
+        self.start, self.stop = self._thread.start, self._thread.end
 
     def check(self) -> None:
         """Check once, blocking; UnavailableError, with the reason, if a server does not answer."""
@@ -49,16 +50,10 @@ class Heartbeat:
         """End all waits for the server with an error, as it does not answer."""
         self.lost_peer.report(partial(_unavailable, problem))
 
-    def start(self) -> None:
-        threading.Thread(target=self._watch, name="asynchooks-heartbeat", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
     def _watch(self) -> None:
-        while not self._stopped.wait(self._timeout):
+        while not self._thread.pause(self._timeout):
             problem = self.problem()
-            if problem and not self._stopped.is_set():
+            if problem and not self._thread.is_ending:
                 logger.warning("%s", problem)
                 self.on_lost(problem)
                 return

@@ -11,9 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..graph._callables import needed_by, ops_of, parts_of
-from ._table import Place, StepTable
-
-v1 = tf.compat.v1
+from ._table import StepTable
 
 _READS = {
     "Identity", "IsVariableInitialized", "ReadVariableOp", "ResourceGather", "VarIsInitializedOp",
@@ -25,27 +23,20 @@ _MAX_FUSED = 64
 class Publishing:
     """The step table's operations in a graph that is trained, made before it is finalized."""
 
-    def __init__(self, graph: tf.Graph, step: Any, num_tasks: int) -> None:
-        self.place = Place.of(step)
-        self._graph = graph
-        table = StepTable(graph, self.place, num_tasks)
+    def __init__(self, step: Any, num_tasks: int, index: int | None) -> None:
+        self.table = StepTable(step, num_tasks, index)
         self._updates = _updates_of(step)
         self.stride = _stride_of(self._updates)
-        with graph.as_default():
-            self.known_epoch = v1.placeholder(tf.int64, (), "known_epoch")
-        self.begin_epoch = table.begin_epoch(self.known_epoch)
         self._after = {  # news after each update that can be followed in the same run
-            each: table.news_after(each) for each in self._updates if not _is_within(each)
+            each: self.table.news_after(each) for each in self._updates if not _is_within(each)
         }
-        with graph.as_default():
-            self.news = table.news_after(tf.no_op())  # in a run of its own
         # by the key of the fetches: result of `fused`, and the fetches, whose ids the key holds
         self._fused: dict[Hashable, tuple[tuple[Any, Any] | None, list[Any]]] = {}
 
     def fused(self, key: Hashable, fetches: Any) -> tuple[Any, Any] | None:
         """The fetches and the news after the update of the step; None if they move no step.
 
-        The second is None where `news` must be run afterwards.
+        The second is None where the news must be read by a run of their own.
         """
         if key in self._fused:
             return self._fused[key][0]
@@ -62,7 +53,7 @@ class Publishing:
     def _moves(self, fetches: Any) -> list[tf.Operation]:
         """The updates of the step that a run of these fetches makes."""
         try:
-            ops = ops_of(parts_of(self._graph, fetches))
+            ops = ops_of(parts_of(self.table.graph, fetches))
         except Exception:  # the run raises the error
             return []
         return [op for op in needed_by(ops) if op in self._updates]

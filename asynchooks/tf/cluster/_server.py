@@ -9,6 +9,7 @@ read four times a second while a task waits for it.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import secrets
@@ -21,18 +22,19 @@ from weakref import WeakSet, WeakValueDictionary
 
 import tensorflow as tf
 
+from ..._engine.background import BackgroundThread
 from ..._engine.base import Slot
 from ..._engine.current import system_now
+from ..._engine.threads import WorkThread
 from ..._step.global_step import GlobalStep
 from ..._step.remote import Demand, SourceState, StepSource
 from ...distributed._credits import CreditPolicy
 from ...distributed._old_objects import OldObjects
-from .._threads import TensorFlowThreads
 from ..graph._default_graph import run_in_graph
 from ._heartbeat import Heartbeat
 from ._own_server import Servers
 from ._publishing import Publishing
-from ._table import ANY, NEVER, REFUSED, StepTable
+from ._table import ANY, NEVER, REFUSED
 
 logger = logging.getLogger("asynchooks")
 
@@ -46,6 +48,8 @@ _LEASED_BEATS, _SILENT_BEATS = 10, 12
 many others may be given them. Its lease ends before that, by its own clock."""
 _LOST_BEATS = 4
 """After so many, runs that were abandoned with a lost session count as ended."""
+_EXIT_SECS = 5.0
+"""How long the exit of the process waits at most: a server may not answer."""
 
 
 class Server:
@@ -57,6 +61,8 @@ class Server:
     # One object for each server in the whole process.
     _known: ClassVar[WeakValueDictionary[tuple[str, str], Server]] = WeakValueDictionary()
     _guard = threading.Lock()
+    # Of all members in the process, as it exits once.
+    threads: ClassVar[WeakSet[BackgroundThread]] = WeakSet()
 
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
@@ -72,7 +78,7 @@ class Server:
         self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
         self._members: Members | None = None
         self._join: Callable[[str], Members]  # makes one, given why the last one was lost
-        self._users: set[object] = set()  # what has joined and not left
+        self._num_users = 0  # that have entered and not left
         self.waiting: set[Slot] = set()  # of workers that wait for a chief
 
     @classmethod
@@ -86,42 +92,35 @@ class Server:
                 server = cls._known[master, step_name] = cls(master, step_name)
             return server
 
-    def join(
-        self,
-        user: object,
-        heartbeat: Heartbeat,
-        publishing: Publishing | None,
-        config: object,
-        heartbeat_secs: float,
-    ) -> None:
+    def enter(self) -> None:
+        """A session opens, which will leave."""
+        with self._lock:
+            self._num_users += 1
+
+    def join(self, heartbeat: Heartbeat, publishing: Publishing | None, config: object) -> None:
         """A session was made: when the server is lost, its runs must fail.
 
-        The steps of other processes are needed until its user has left, if it has a step.
+        If it has a step, the steps of other processes are needed until all have left.
         """
         heartbeat.on_lost = partial(self.lose, by=heartbeat)
         with self._lock:
             self._heartbeats.add(heartbeat)
             if publishing is None:
                 return
-            if not self._users:
-                OldObjects.leave_out()
-            self._users.add(user)
-            self._join = partial(Members, self, publishing, config, heartbeat_secs)
+            self._join = partial(Members, self, publishing, config, heartbeat.secs)
             if self._members is None:
+                OldObjects.leave_out()
                 self._members = self._join("")
 
-    def leave(self, user: object) -> None:
-        """Its last session closes."""
+    def leave(self) -> None:
+        """A session closes."""
         with self._lock:
-            if user not in self._users:
-                return
-            self._users.remove(user)
-            if self._users:
+            self._num_users -= 1
+            if self._num_users or self._members is None:
                 return
             members, self._members = self._members, None
         OldObjects.take_back()
-        if members is not None:
-            members.close()
+        members.close()
 
     def lose(self, problem: str, by: object) -> None:
         """Have runs on this server raise an error; sessions are recreated then. From any thread.
@@ -161,14 +160,35 @@ class Server:
             logger.warning(
                 "%s has gone back from %d to %d: its chief on %s has initialised the model again, "
                 "or restored a checkpoint",
-                self.global_step.name, before, step, self.master,
-            )  # fmt: skip
+                self.global_step.name,
+                before,
+                step,
+                self.master,
+            )
         return True
 
     def wake_workers(self) -> None:
         """A chief of this process has initialised the model."""
         for slot in list(self.waiting):
             slot.wake()
+
+    @classmethod
+    def end_threads(cls) -> None:
+        """When the process exits: wait for the threads that may be within TensorFlow.
+
+        One that comes back from there while the interpreter is being taken down aborts the process
+        ("terminate called ... exception not rethrown"). One that never comes back does no harm.
+        """
+        until = system_now() + _EXIT_SECS
+        threads = list(cls.threads)
+        for each in threads:
+            each.end()
+        left: list[Any] = [*threads, *WorkThread.left_alone]
+        for each in left:
+            each.join(max(0.0, until - system_now()))
+
+
+atexit.register(Server.end_threads)
 
 
 class Members(StepSource):
@@ -184,30 +204,28 @@ class Members(StepSource):
         self, server: Server, publishing: Publishing, config: Any, heartbeat_secs: float, lost: str
     ) -> None:
         self._server, self._step, self._number = server, server.global_step, server.number
-        self._place, self._stride = publishing.place, publishing.stride
+        self._table, self._stride = publishing.table, publishing.stride
         self._config = v1.ConfigProto()
         if config is not None:
             self._config.CopyFrom(config)
         self._config.operation_timeout_in_ms = 0  # a wait may take any time
         self._beat_secs = heartbeat_secs
-        self._where = f"the table of {self._place.name} at {self._place.device or server.master}"
+        self._where = f"the table of {self._table.name} at {self._table.device or server.master}"
         self.grants_credits = self._number is not None
         self.has_joined = False  # this table; so sessions are lost with it
         self._owner = secrets.randbits(62) + 1
         self._silent_since: dict[int, float] = {}  # other tasks that do not answer
         self._lost_since = math.inf  # runs that were abandoned
-        self._changed = threading.Condition()
-        self._is_due = False  # `look_again` was called
-        self._is_over = False
+        self._listener = BackgroundThread("asynchooks-membership-wait", self._listen)
+        self._thread = BackgroundThread("asynchooks-membership", self._serve)
+        Server.threads.add(self._thread)
         self._step.feed_from(self, self._stride)
         if lost:
             self._set_state(SourceState.LOST, lost)
-        TensorFlowThreads.start(self._serve, "asynchooks-membership", self)
+        self._thread.start()
 
     def look_again(self) -> None:
-        with self._changed:
-            self._is_due = True
-            self._changed.notify()
+        self._thread.ring()
 
     def close(self) -> None:
         """Leave. Returns at once; a call that is under way is left behind."""
@@ -216,36 +234,26 @@ class Members(StepSource):
 
     def give_up(self) -> None:
         """As `close`, but the step waits for the one that comes next."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
+        self._thread.end()
 
-    def _rest(self, secs: float | None, *, until_due: bool = True) -> None:
-        """Wait until this is over, until `look_again` is called, or for that time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or (until_due and self._is_due), secs)
-            self._is_due = False
+    def _rest(self, secs: float) -> None:
+        """Wait for that time, whatever rings, or until this is over."""
+        until = system_now() + secs
+        while (left := until - system_now()) > 0 and not self._thread.pause(left):
+            pass
 
     def _serve(self) -> None:
-        # built before the first request: on a busy machine that alone takes seconds
-        graph = tf.Graph()
-        table = StepTable(graph, self._place, len(self._server.names))
-        self._news = table.news()
-        if self._number is not None:
-            with graph.as_default():
-                self._request = v1.placeholder(tf.int64, (None,), "request")
-            self._exchange = table.exchange(self._request)
-            self._wait = table.wait(self._number)
-        pause = _FIRST_PAUSE_SECS
-        while not self._is_over:
+        graph, pause = self._table.graph_alone(), _FIRST_PAUSE_SECS
+        while not self._thread.is_ending:
             with self._reporting():
                 # a session on a server that does not answer would block
                 Heartbeat(self._server.master, self._beat_secs, self._server.ps).check()
                 with v1.Session(self._server.master, graph=graph, config=self._config) as session:
                     self._session = session
                     self._take_part()
-            self._rest(pause, until_due=False)
+            self._rest(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+        self._listener.join()  # the end of the session has ended its wait
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -253,7 +261,7 @@ class Members(StepSource):
         try:
             yield
         except Exception as error:
-            if not self._is_over:
+            if not self._thread.is_ending:
                 text = str(getattr(error, "message", error)).strip() or "no reason is known"
                 problem = f"{type(error).__name__}: {text.splitlines()[0]}"
                 self._set_state(SourceState.LOST, problem)
@@ -265,39 +273,40 @@ class Members(StepSource):
         self._step.set_source_state(state, reason, source=self)
 
     def _take_part(self) -> None:
-        self._server.note(run_in_graph(self._session, self._news))
+        self._server.note(run_in_graph(self._session, self._table.news.name))
         self.has_joined = True
         self._set_state(SourceState.LIVE)
         if self._number is None:
             self._poll()
             return
-        TensorFlowThreads.start(self._listen, "asynchooks-membership-wait")
+        self._listener.start()
         self._keep_row(self._number)
         self._free(self._number, self._owner)
 
     def _listen(self) -> None:
         """The one blocked wait of this process; the end of the session ends it."""
         with self._reporting():
-            receive = self._session.make_callable(self._wait)
-            while not self._is_over:
+            receive = self._session.make_callable(self._table.wait.name)
+            while not self._thread.is_ending:
                 self._server.note(receive())
                 self.look_again()
 
     def _poll(self) -> None:
-        while not self._is_over:
-            is_awaited = not math.isinf(self._step.demand().next_step)
-            if is_awaited:
-                self._server.note(run_in_graph(self._session, self._news))
-            self._rest(_POLL_SECS if is_awaited else None, until_due=not is_awaited)
+        while not self._thread.is_ending:
+            if math.isinf(self._step.demand().next_step):
+                self._thread.pause()
+            else:
+                self._server.note(run_in_graph(self._session, self._table.news.name))
+                self._rest(_POLL_SECS)
 
     def _keep_row(self, index: int) -> None:
         """Keep this task's row of the table up to date, and ask for credits, until the end."""
         policy = CreditPolicy()
         armed, held, leased_until, look_for_dead_at = 0, 0, -math.inf, 0.0
-        while not self._is_over:
+        while not self._thread.is_ending:
             demand, moment = self._step.demand(), system_now()
             takes_row = moment > leased_until  # others may have freed it meanwhile
-            while takes_row and demand.num_spare and not self._is_over:
+            while takes_row and demand.num_spare and not self._thread.is_ending:
                 self._grant(-demand.num_spare, demand)
                 demand = self._step.demand()
             self._forget_lost(demand, moment)
@@ -328,7 +337,7 @@ class Members(StepSource):
                         self._free_dead(index, reply[2:])
                         look_for_dead_at = system_now() + self._beat_secs / 2
             look_at = min(move.look_at, moment + self._beat_secs)
-            self._rest(0.0 if move.ask else max(0.0, look_at - system_now()))
+            self._thread.pause(0.0 if move.ask else max(0.0, look_at - system_now()))
 
     def _grant(self, runs: int, demand: Demand) -> bool:
         step, limit = self._step, demand.limit
@@ -371,4 +380,5 @@ class Members(StepSource):
         return bool(self._ask(index, owner, 0, 0, NEVER, 0, 1, 0)[0][2] != REFUSED)
 
     def _ask(self, *request: int) -> Any:
-        return run_in_graph(self._session, self._exchange, {self._request: request})
+        table = self._table
+        return run_in_graph(self._session, table.exchange.name, {table.request.name: request})

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import tensorflow as tf
 
 from ..._check import integer
+from ..._errors import shown
 
 JOBS = ("ps", "chief", "master", "worker", "evaluator")
 CHIEF_JOBS = ("chief", "master")
@@ -35,18 +36,18 @@ def parse_tf_config(text: str | None) -> tuple[Any, Any, Any, Any]:
         how = "not set" if text is None else "empty"
         raise ValueError(f"TF_CONFIG is {how}; {right}")
     if not isinstance(text, str):
-        raise TypeError(f"TF_CONFIG is {_shown(text)}; {right}, as text")
+        raise TypeError(f"TF_CONFIG is {shown(text)}; {right}, as text")
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"TF_CONFIG is {_shown(text)}, no JSON ({error}); {right}") from error
+        raise ValueError(f"TF_CONFIG is {shown(text)}, no JSON ({error}); {right}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"TF_CONFIG is {_shown(config)}, no object; {right}")  # noqa: TRY004
+        raise ValueError(f"TF_CONFIG is {shown(config)}, no object; {right}")  # noqa: TRY004
     for part, keys in (("cluster", ()), ("task", ("type", "index"))):
         value = config.get(part)
         if not isinstance(value, dict):
-            got = f"its {part!r} is {_shown(value)}" if part in config else f"it has no {part!r}"
-            raise ValueError(f"TF_CONFIG is {_shown(text)}: {got}; {right}")  # noqa: TRY004
+            got = f"its {part!r} is {shown(value)}" if part in config else f"it has no {part!r}"
+            raise ValueError(f"TF_CONFIG is {shown(text)}: {got}; {right}")  # noqa: TRY004
         for key in keys:
             if key not in value:
                 raise ValueError(f"TF_CONFIG has the task {value!r} without {key!r}; {right}")
@@ -68,7 +69,7 @@ def checked_tasks(cluster: Any) -> Tasks:
         cluster = cluster.as_dict()
     if not isinstance(cluster, Mapping):
         raise TypeError(
-            f"cluster is {_shown(cluster)}; give a tf.train.ClusterSpec, or for each job its "
+            f"cluster is {shown(cluster)}; give a tf.train.ClusterSpec, or for each job its "
             f"addresses: {_EXAMPLE}"
         )
     tasks = {job: _checked_job(job, cluster[job]) for job in cluster}
@@ -102,10 +103,10 @@ def checked_tasks(cluster: Any) -> Tasks:
 
 def _checked_job(job: Any, tasks: Any) -> dict[int, str]:
     if job not in JOBS:
-        raise ValueError(f"the cluster has the job {_shown(job)}; the jobs are {', '.join(JOBS)}")
+        raise ValueError(f"the cluster has the job {shown(job)}; the jobs are {', '.join(JOBS)}")
     if isinstance(tasks, (str, bytes)) or not isinstance(tasks, (Mapping, Iterable)):
         raise TypeError(
-            f"the job {job} is {_shown(tasks)}; give a list of addresses, "
+            f"the job {job} is {shown(tasks)}; give a list of addresses, "
             f'{{"{job}": ["10.0.0.1:2222"]}}, or a dict {{index: address}}'
         )
     given = tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks)
@@ -122,7 +123,7 @@ def _checked_job(job: Any, tasks: Any) -> dict[int, str]:
 
 def _check_address(name: str, address: Any) -> None:
     """Raise ValueError (TypeError for other types than str) unless it is "host:port"."""
-    right = f'{name} has the address {_shown(address)}; give "host:port", as "10.0.0.1:2222"'
+    right = f'{name} has the address {shown(address)}; give "host:port", as "10.0.0.1:2222"'
     if not isinstance(address, str):
         raise TypeError(right)
     if "://" in address:
@@ -149,7 +150,7 @@ def check_task(tasks: Tasks, job: Any, given: Any) -> int:
     if not isinstance(job, str) or job not in tasks:
         hint = "; list the evaluator in the cluster, too, for it to reach the variables"
         raise ValueError(
-            f"the task's job is {_shown(job)}; the cluster has {', '.join(tasks)}"
+            f"the task's job is {shown(job)}; the cluster has {', '.join(tasks)}"
             + hint * (job == "evaluator")
         )
     index, there = integer(f"the index of the task in {job!r}", given), tasks[job]
@@ -180,8 +181,3 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     ]
     more = [f"and {len(found) - 5} tasks more"] if len(found) > 5 else []
     return ", ".join(found[:5] + more)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -2,7 +2,7 @@
 
 Each task of the cluster that may train has one row in it and one queue, its box. The row says which
 steps the task has reserved and for which step it waits; a run that reaches that step puts an item
-into the box. All is found by its shared name, from any graph of any process, so that none of it is
+into the box. All is found by its shared name, from the graph of any process, so that none of it is
 a variable of the model or of its checkpoints.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ...distributed._credits import share_of
+from ..graph._callables import needed_by
 
 NEVER = int(np.iinfo(np.int64).max)
 """The threshold of a process that waits for no step."""
@@ -26,63 +27,84 @@ ANY, REFUSED = -1, -1
 """An owner that is none in particular; and what is granted to a process without the row."""
 
 raw = tf.raw_ops
-
-
-class Place(NamedTuple):
-    """Where a global step lives, which is where its table is, too."""
-
-    device: str
-    name: str  # the shared name of the variable
-    container: str
-    dtype: tf.DType
-    is_resource: bool
-
-    @classmethod
-    def of(cls, step: Any) -> Place:
-        """Of the global step of a graph, a variable of either kind."""
-        is_resource = hasattr(step, "handle")
-        op = step.handle.op if is_resource else step.op
-        spec = tf.DeviceSpec.from_string(op.device or "")
-        device = spec.replace(device_type="CPU", device_index=0).to_string()
-        name = op.get_attr("shared_name").decode() or op.name
-        container = op.get_attr("container").decode()
-        return cls(device, name, container, step.dtype.base_dtype, is_resource)
+v1 = tf.compat.v1
 
 
 class StepTable:
-    """The table of the global step at a place, in one graph, which must not be finalized.
+    """The table of a global step, as operations of its graph, which must not be finalized.
 
-    Every method adds operations and returns a tensor to fetch. News are the step and its epoch, 0
-    until a chief has begun one: int64, shape (2,). A request is fed as one tensor, int64, shape
-    (n,): each tensor costs a message of its own.
+    News are the step and its epoch, 0 until a chief has begun one: int64, shape (2,).
 
     Args:
+        step: the variable, of either kind.
         num_tasks: how many tasks may train; 0 if no cluster is known: then there are no boxes.
+        index: of the task that this process is; None if it is none of them.
     """
 
-    def __init__(self, graph: tf.Graph, place: Place, num_tasks: int) -> None:
-        self._graph, self._place = graph, place
+    def __init__(self, step: Any, num_tasks: int, index: int | None) -> None:
+        op = step.handle.op if hasattr(step, "handle") else step.op
+        self._step, self.graph = step, op.graph
+        self.name: str = op.get_attr("shared_name").decode() or op.name
+        spec = tf.DeviceSpec.from_string(op.device or "")
+        self.device: str = spec.replace(device_type="CPU", device_index=0).to_string()
         self._shape = (num_tasks + 1, 3)  # the first row holds the epoch
+        name = f"asynchooks/{self.name}"
         with self._here():
             self._table = raw.VarHandleOp(
-                dtype=tf.int64, shape=self._shape, shared_name=self._name("table")
+                dtype=tf.int64, shape=self._shape, shared_name=f"{name}/table"
             )
-            self._mutex = raw.MutexV2(shared_name=self._name("mutex"))
+            self._mutex = raw.MutexV2(shared_name=f"{name}/mutex")
             # a publisher fills empty boxes only: more than one item is there for a moment
             self._boxes = [
                 raw.FIFOQueueV2(
                     component_types=[tf.bool],
                     shapes=[()],
                     capacity=4096,
-                    shared_name=self._name(f"box{index}"),
+                    shared_name=f"{name}/box{index}",
                 )
                 for index in range(num_tasks)
             ]
-            self._read_step = self._step_reader()
+            self.known_epoch = v1.placeholder(tf.int64, ())
+            """The newest epoch that the chief knows of: the clock of a new server may be behind."""
+            self.begin_epoch = self._begin_epoch()
+            """To fetch: begin an epoch, as the step may have gone back, and fill all boxes; news.
 
-    def news(self) -> Any:
-        with self._here():
-            return tf.stack([*self._step_and_epoch()])
+            It creates the table on a new server."""
+            self.request = v1.placeholder(tf.int64, (8,))
+            """Index, owner so far, owner, steps held, threshold, runs wanted, steps of one run,
+            limit: in one tensor, as each tensor costs a message of its own. An owner of `ANY` so
+            far takes the row from any owner, and a new owner of 0 frees it."""
+            self.exchange = self._locked(self.request, self._exchange)
+            """To fetch: write a task's row and ask for credits.
+
+            int64, shape (tasks + 2, 3): step, epoch and the number of runs granted, then the table.
+            Where the row has another owner, nothing changes, and `REFUSED` is granted."""
+            self.news = self.news_after(tf.no_op())
+            """To fetch: news in a run of its own, which fills boxes, too."""
+            self.wait: Any = None
+            """To fetch: block until there is an item in this task's box; news, read afterwards."""
+            if index is not None:
+                item = raw.QueueDequeueV2(handle=self._boxes[index], component_types=[tf.bool])
+                with tf.control_dependencies(item):
+                    self.wait = tf.stack([*self._step_and_epoch()])
+
+    def graph_alone(self) -> tf.Graph:
+        """The operations to fetch but `begin_epoch`, by their names, in a graph of their own.
+
+        A session keeps its whole graph, once more on its server, and first has it placed there.
+        """
+        fetches = self.exchange, self.news, self.wait
+        names = {op.name for op in needed_by([each.op for each in fetches if each is not None])}
+        graph_def = self.graph.as_graph_def()
+        nodes = [each for each in graph_def.node if each.name in names]
+        for each in nodes:
+            if "_class" in each.attr:  # what the step is colocated with may be left out
+                del each.attr["_class"]
+        del graph_def.node[:]
+        graph_def.node.extend(nodes)
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(graph_def, name="")
+        return graph
 
     def news_after(self, op: Any) -> Any:
         """News once `op` has moved the step, and an item in the box of each task that is due."""
@@ -104,20 +126,7 @@ class StepTable:
             with tf.control_dependencies([filled]):
                 return tf.identity(news)
 
-    def wait(self, index: int) -> Any:
-        """Block until there is an item in this task's box; news, read afterwards."""
-        with self._here():
-            item = raw.QueueDequeueV2(handle=self._boxes[index], component_types=[tf.bool])
-            with tf.control_dependencies(item):
-                return self.news()
-
-    def begin_epoch(self, known: Any) -> Any:
-        """Begin an epoch, as the step may have gone back, and fill all boxes; news.
-
-        It creates the table on a new server. `known` is the newest epoch that the chief knows of,
-        int64, shape (): the clock of a new server may be behind.
-        """
-
+    def _begin_epoch(self) -> Any:
         def begin(known: Any) -> Any:
             is_made = raw.VarIsInitializedOp(resource=self._table)
             rows = tf.cond(is_made, self._rows, lambda: tf.zeros(self._shape, tf.int64))
@@ -128,66 +137,43 @@ class StepTable:
             with tf.control_dependencies([self._assign(begun)]):
                 return tf.stack([self._read_step(), epoch])
 
-        news = self._locked(known, begin)
-        with self._here():
-            with tf.control_dependencies([news]):
-                filled = self._fill([True] * len(self._boxes))
-            with tf.control_dependencies(filled):
-                return tf.identity(news)
+        news = self._locked(self.known_epoch, begin)
+        with tf.control_dependencies([news]):
+            filled = self._fill([True] * len(self._boxes))
+        with tf.control_dependencies(filled):
+            return tf.identity(news)
 
-    def exchange(self, request: Any) -> Any:
-        """Write a task's row and ask for credits.
-
-        The request is (index, owner so far, owner, steps held, threshold, runs wanted, steps of one
-        run, limit); an owner of `ANY` so far takes the row from any owner, and a new owner of
-        0 frees it. Returns int64, shape (tasks + 2, 3): step, epoch and the number of runs granted,
-        then the table. Where the row has another owner, nothing changes, and `REFUSED` is granted.
-        """
-
-        def exchange(request: Any) -> Any:
-            index, before, owner, mine, threshold, wanted, stride, limit = tf.unstack(request, 8)
-            rows = self._rows()
-            # the step after the rows: steps that others have given back are counted by then
-            with tf.control_dependencies([rows]):
-                step = self._read_step()
-            own = rows[index + 1]
-            may_write = tf.equal(before, ANY) | tf.equal(before, own[OWNER])
-            others = tf.reduce_sum(rows[1:, HELD]) - own[HELD]
-            num_owners = tf.reduce_sum(tf.cast(rows[1:, OWNER] > 0, tf.int64))
-            free = tf.maximum((limit - step - others - mine + stride - 1) // stride, 0)
-            share = share_of(free, num_owners, tf.maximum)
-            granted = tf.minimum(tf.minimum(wanted, share), free)
-            row = tf.stack([owner, mine + granted * stride, threshold])
-            written = tf.where(may_write, row, own)
-            rows = tf.tensor_scatter_nd_update(rows, [[index + 1]], [written])
-            granted = tf.where(may_write, granted, tf.constant(REFUSED, tf.int64))
-            # once more: a run that has made the awaited step meanwhile has found the old threshold
-            with tf.control_dependencies([self._assign(rows)]):
-                head = tf.stack([self._read_step(), rows[0, 0], granted])
-            return tf.concat([[head], rows], 0)
-
-        return self._locked(request, exchange)
+    def _exchange(self, request: Any) -> Any:
+        index, before, owner, mine, threshold, wanted, stride, limit = tf.unstack(request)
+        rows = self._rows()
+        # the step after the rows: steps that others have given back are counted by then
+        with tf.control_dependencies([rows]):
+            step = self._read_step()
+        own = rows[index + 1]
+        may_write = tf.equal(before, ANY) | tf.equal(before, own[OWNER])
+        others = tf.reduce_sum(rows[1:, HELD]) - own[HELD]
+        num_owners = tf.reduce_sum(tf.cast(rows[1:, OWNER] > 0, tf.int64))
+        free = tf.maximum((limit - step - others - mine + stride - 1) // stride, 0)
+        share = share_of(free, num_owners, tf.maximum)
+        granted = tf.minimum(tf.minimum(wanted, share), free)
+        row = tf.stack([owner, mine + granted * stride, threshold])
+        written = tf.where(may_write, row, own)
+        rows = tf.tensor_scatter_nd_update(rows, [[index + 1]], [written])
+        granted = tf.where(may_write, granted, tf.constant(REFUSED, tf.int64))
+        # once more: a run that has made the awaited step meanwhile has found the old threshold
+        with tf.control_dependencies([self._assign(rows)]):
+            head = tf.stack([self._read_step(), rows[0, 0], granted])
+        return tf.concat([[head], rows], 0)
 
     @contextmanager
     def _here(self) -> Iterator[None]:
-        with self._graph.as_default(), tf.device(self._place.device):
+        with self.graph.as_default(), tf.device(self.device):
             yield
 
-    def _name(self, what: str) -> str:
-        return f"asynchooks/{self._place.name}/{what}"
-
-    def _step_reader(self) -> Callable[[], Any]:
-        place = self._place
-        if place.is_resource:
-            handle = raw.VarHandleOp(
-                dtype=place.dtype, shape=(), shared_name=place.name, container=place.container
-            )
-            return lambda: tf.cast(raw.ReadVariableOp(resource=handle, dtype=place.dtype), tf.int64)
-        ref = raw.VariableV2(
-            shape=(), dtype=place.dtype, shared_name=place.name, container=place.container
-        )
-        # not by a bare identity, which may be the variable's own memory
-        return lambda: tf.cast(tf.add(ref, tf.zeros((), place.dtype)), tf.int64)
+    def _read_step(self) -> Any:
+        # a bare read of the old kind of variable may be its own memory, which goes on
+        zero = tf.zeros((), self._step.dtype.base_dtype)
+        return tf.cast(self._step.read_value() + zero, tf.int64)
 
     def _rows(self) -> Any:
         return tf.ensure_shape(
@@ -221,13 +207,12 @@ class StepTable:
         The lock is taken when the request has arrived, and released before anything is sent, so
         that no process can hold it while it is stopped. It is freed when the run ends, in any way.
         """
-        with self._here():
-            arrived = [] if request is None else [tf.identity(request)]
-            with tf.control_dependencies(arrived):
-                lock = raw.MutexLock(mutex=self._mutex)
-            with tf.control_dependencies([lock]):
-                result = tf.identity(body(*arrived))
-            with tf.control_dependencies([result]):
-                freed = raw.ConsumeMutexLock(mutex_lock=lock)
-            with tf.control_dependencies([freed]):
-                return tf.identity(result)
+        arrived = tf.identity(request)
+        with tf.control_dependencies([arrived]):
+            lock = raw.MutexLock(mutex=self._mutex)
+        with tf.control_dependencies([lock]):
+            result = tf.identity(body(arrived))
+        with tf.control_dependencies([result]):
+            freed = raw.ConsumeMutexLock(mutex_lock=lock)
+        with tf.control_dependencies([freed]):
+            return tf.identity(result)

@@ -18,10 +18,10 @@ from ..._engine.current import current_engine
 from ..._engine.stop import EndsAtStop, LostPeer
 from ..._engine.sync import Lock
 from ..._engine.threads import Outcome, close_unrun, is_async, run_blocking
-from ..._errors import LateVariableError, is_preemption
+from ..._errors import add_note, is_preemption
 from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator
-from ...backends._creator import SessionCreator, SessionHandle, not_alone
+from ...backends._creator import SessionCreator, SessionHandle
 from ...backends._raw_session import RawSession
 from ..cluster._heartbeat import Heartbeat
 from ..cluster._publishing import Publishing
@@ -33,8 +33,6 @@ logger = logging.getLogger("asynchooks")
 
 v1 = tf.compat.v1
 
-_PATIENCE_SECS = 1.0
-"""How long a session that opens on a graph waits for runs that are under way on it."""
 _TURN_SECS = 30.0
 """How long a session that is being created waits for an earlier attempt to end."""
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.25, 10.0
@@ -96,7 +94,7 @@ class GraphState:
         self.lock = Lock("the graph")  # held while a session opens on it
         self.num_users = 0
         self.was_finalized = False
-        self.publishing: Publishing | None = None
+        self.publishing: dict[int | None, Publishing] = {}  # by the task that runs the graph
 
     @classmethod
     def of(cls, graph: tf.Graph) -> GraphState:
@@ -125,7 +123,7 @@ class GraphHandle(SessionHandle):
         self._server = server
         self._state = GraphState.of(graph)
         self._is_complete = False  # the Scaffold has added what it needs
-        self._num_openings = 0  # by the sessions that share this
+        self._publishing: Publishing | None = None
         self._turn = threading.Lock()
         self._known_epoch = 0  # before the raw session was made
 
@@ -150,15 +148,9 @@ class GraphHandle(SessionHandle):
         if state.num_users == 0:
             state.was_finalized = self.graph.finalized
         state.num_users += 1
-        self._num_openings += 1
+        if self._server is not None:
+            self._server.enter()
         async with state.lock:
-            # It is being run already. Ops may be added during runs, but one run must not mix old
-            # and new ones, and new variables would not be initialised.
-            is_in_use = self.graph.finalized and not state.was_finalized
-            release = await self._wait_until_alone() if is_in_use else not_alone
-            num_variables = len(self._variables())
-            if is_in_use:
-                self.graph._unsafe_unfinalize()
             try:
                 yield
                 self._check_not_empty()
@@ -166,24 +158,14 @@ class GraphHandle(SessionHandle):
             except KeyError as error:  # of a name that a hook looks up in the graph
                 self._check_not_empty(error)
                 raise
-            finally:
-                if is_in_use:
-                    self.graph.finalize()
-                release()
-            added = self._variables()[num_variables:] if is_in_use else ()
-            if late := ", ".join(each.name for each in added):
-                raise LateVariableError(
-                    f"begin of a hook added {late} to a graph that is being run already, where "
-                    "nothing would initialise it; create variables before the first session opens"
-                )
-
-    async def _wait_until_alone(self) -> Callable[[], None]:
-        """The gate's exclusive side, unless runs do not end: they may wait for this session."""
-        try:
-            return await self.global_step.take_exclusive(timeout=_PATIENCE_SECS)
-        except TimeoutError:
-            logger.info("A session opens while runs are under way: %r", self.global_step)
-            return not_alone
+            except RuntimeError as error:
+                if "Graph is finalized" in str(error) and not state.was_finalized:
+                    add_note(
+                        error,
+                        "another session runs this graph already: where `begin` of a hook adds to "
+                        "it, open that session first, or add it when the graph is built",
+                    )
+                raise
 
     async def _finalize(self) -> None:
         """Complete the Scaffold and finalize the graph; a large model takes a while."""
@@ -196,20 +178,15 @@ class GraphHandle(SessionHandle):
 
     def _complete(self) -> None:
         self.creator.scaffold.finalize()
-        if self._server is None or self._state.publishing is not None:
-            return
         step = v1.train.get_global_step()
-        if step is None:
+        if self._server is None or step is None:
             return
-        if self.graph.finalized:
-            self.graph._unsafe_unfinalize()
-        num_tasks = len(self._server.names)
-        self._state.publishing = Publishing(self.graph, step, num_tasks)
-
-    def _variables(self) -> list[Any]:
-        keys = v1.GraphKeys
-        locals_ = self.graph.get_collection(keys.LOCAL_VARIABLES)
-        return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
+        known, number = self._state.publishing, self._server.number
+        if number not in known:
+            if self.graph.finalized:  # by its Scaffold
+                self.graph._unsafe_unfinalize()
+            known[number] = Publishing(step, len(self._server.names), number)
+        self._publishing = known[number]
 
     async def _create(self) -> tuple[RawSession, int]:
         engine, self._known_epoch = current_engine(), self.global_step.epoch
@@ -285,13 +262,7 @@ class GraphHandle(SessionHandle):
             raise
         if self._server is not None and heartbeat is not None:
             # only now: the table that was lost may be that of the server before
-            self._server.join(
-                self,
-                heartbeat,
-                self._state.publishing,
-                self.creator.config,
-                self.creator.heartbeat_secs,
-            )
+            self._server.join(heartbeat, self._publishing, self.creator.config)
         return created
 
     def _wrap(
@@ -307,7 +278,7 @@ class GraphHandle(SessionHandle):
                 raise tf.errors.CancelledError(
                     None, None, "the session that was created is not needed any more"
                 )
-            raw = GraphSession(self.call(make), heartbeat, server, self._state.publishing)
+            raw = GraphSession(self.call(make), heartbeat, server, self._publishing)
             if raw.publisher is not None:
                 raw.publisher.announce(is_chief=self.creator.is_chief)
             step = raw.read_step() or 0
@@ -330,9 +301,8 @@ class GraphHandle(SessionHandle):
             self.global_step.publish(value, epoch=self._known_epoch)
 
     def close(self) -> None:
-        self._num_openings -= 1
-        if self._server is not None and self._num_openings == 0:
-            self._server.leave(self)
+        if self._server is not None:
+            self._server.leave()
         self._state.num_users -= 1
         if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
             self.graph._unsafe_unfinalize()

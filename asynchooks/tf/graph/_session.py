@@ -35,7 +35,8 @@ class StepPublisher:
     """Publishes the steps of one session to other processes on a server; every method blocks."""
 
     def __init__(self, session: Any, server: Server, publishing: Publishing) -> None:
-        self._session, self._server, self._publishing = session, server, publishing
+        self._session, self._server = session, server
+        self._publishing, self._table = publishing, publishing.table
 
     def announce(self, *, is_chief: bool) -> None:
         """Begin: the chief has initialised or restored the model, which a worker needs."""
@@ -44,18 +45,18 @@ class StepPublisher:
             return
         is_new = False
         with suppress(tf.errors.FailedPreconditionError):  # there is no table
-            is_new = self._server.note(self._ask(self._publishing.news), begins=True)
+            is_new = self._server.note(self._ask(self._table.news), begins=True)
         if not is_new:
             raise tf.errors.DeadlineExceededError(None, None, "its chief has not announced it")
 
     def begin_epoch(self) -> None:
         """Tell all processes that the step may have gone back."""
-        known = {self._publishing.known_epoch: self._server.epoch}
-        self._server.note(self._ask(self._publishing.begin_epoch, known), begins=True)
+        known = {self._table.known_epoch: self._server.epoch}
+        self._server.note(self._ask(self._table.begin_epoch, known), begins=True)
 
     def read_step(self) -> int:
         """The step now, of which other processes learn."""
-        return self._noted(self._ask(self._publishing.news))
+        return self._noted(self._ask(self._table.news))
 
     def run_step(self, raw: RawSession, args: tuple[Any, Any, Any, Any]) -> Any:
         """As `raw.run_step`, with the news in the same run if possible."""
