@@ -156,6 +156,10 @@ class Training:
             except BaseException as error:
                 if error is not fault.error and not isinstance(error, Exception):
                     raise
+                if isinstance(error, CheckpointError) and "is not known" in str(error):
+                    # one was used without the other in a life before: which one goes on?
+                    assert len(savers) > 1
+                    return False
                 if isinstance(error, CheckpointError) and "opens late" in str(error):
                     assert place in savers
                     assert each.num_turns or each is not life.workers[place][0]
