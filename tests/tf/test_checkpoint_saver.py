@@ -211,7 +211,10 @@ async def test_the_files_hold_what_tensorflows_saver_would_have_saved(
         theirs, ours = content_of(f"{tmp_path}/theirs-{step}"), content_of(prefix)
         assert sorted(theirs) == sorted(ours)
         for name, value in theirs.items():
-            np.testing.assert_array_equal(value, ours[name], strict=isinstance(value, np.ndarray))
+            if isinstance(value, bytes):  # NumPy drops the zeros at its end
+                assert value == ours[name]
+            else:
+                np.testing.assert_array_equal(value, ours[name], strict=True)
     restored = model_of_all_kinds(use_resource=use_resource)
     with restored.graph.as_default(), v1.Session() as session:
         session.run(v1.global_variables_initializer())
