@@ -6,36 +6,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 import pytest
 
 from asynchooks import (
-    CheckpointSaverHook,
     EvaluationHook,
     FeedHook,
     FunctionSessionCreator,
-    InputPositionHook,
     MonitoredSession,
     Restart,
     SessionRunHook,
-    StateDictSaver,
-    StopAtStepHook,
 )
 from asynchooks.data import (
-    Stage,
-    batch,
-    interleave,
-    map_concurrent,
     prefetch,
     repeat,
-    shuffle,
-    take,
 )
 
 from ..support.eager import Backend, OwnTask, eager_backends
@@ -49,51 +36,6 @@ NUMBERS = range(16)
 def anyio_backend(request: pytest.FixtureRequest) -> Backend:
     backend: Backend = request.param
     return backend
-
-
-PIPELINES: dict[str, Callable[[Any], Stage[Any]]] = {
-    "shuffled batches": lambda fn: prefetch(batch(shuffle(NUMBERS, 4, seed=1), 2), 2),
-    "interleave": lambda fn: interleave([NUMBERS[:8], NUMBERS[8:]]),
-    "take": lambda fn: take(repeat(NUMBERS), len(NUMBERS)),
-    "map": lambda fn: batch(map_concurrent(fn, NUMBERS, concurrency=3), 2),
-}
-
-
-async def same(number: int) -> int:
-    await anyio.lowlevel.checkpoint()
-    return number
-
-
-async def same_at_once(number: int) -> int:
-    return number
-
-
-@pytest.mark.parametrize(("fn", "by_hook"), [(same, True), (same_at_once, False)])
-@pytest.mark.parametrize("name", PIPELINES)
-async def test_resumed_training_gets_each_item_once(
-    tmp_path: Path, name: str, fn: Any, by_hook: bool
-) -> None:
-    seen: list[int] = []
-
-    def step(numbers: Any) -> dict[str, Any]:
-        seen.extend(np.ravel(numbers).tolist())
-        return {}
-
-    for last_step in (2, 4, 100):
-        pipeline = PIPELINES[name](fn)
-        saver = StateDictSaver(model={"w": np.zeros(1)})
-        hooks: list[SessionRunHook] = [
-            CheckpointSaverHook(tmp_path, save_steps=100, saver=saver),
-            StopAtStepHook(last_step=last_step),
-        ]
-        hooks.append(FeedHook(pipeline, "numbers") if by_hook else InputPositionHook(pipeline))
-        async with MonitoredSession(hooks, step) as session:
-            if by_hook:
-                while not session.should_stop():
-                    await session.run([])
-            async for numbers in session.batches(pipeline):
-                await session.run([], {"numbers": numbers})
-    assert sorted(seen) == list(NUMBERS)
 
 
 async def test_side_tasks_begin_once_their_starter_waits_and_evaluations_before_the_next_step() -> (
