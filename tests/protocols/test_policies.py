@@ -97,6 +97,11 @@ def test_stale_synchronous_holds_the_fast_worker_back(staleness: int, begins: li
     assert [time for time, worker, what in world.log if not worker and "pull" in what] == begins
 
 
+def test_workers_that_wait_for_an_update_wake_in_the_order_of_their_waits() -> None:
+    world = World(make_server(Synchronous(), 4, limit=2), fixed(2, 1, 4, 3)).run()
+    assert [worker for _, worker, what in world.log if what == "pulled 1"] == [2, 1, 0, 3]
+
+
 @given(
     staleness=st.integers(0, 4), num_workers=st.integers(1, 6), seed=st.integers(0, 2**32),
     num_steps=st.integers(1, 8),

@@ -93,14 +93,20 @@ async def test_runs_steps_and_long_calls_of_hooks_are_nested_spans(tmp_path: Pat
     assert recorded_in.get() is None
 
 
-async def test_short_calls_of_hooks_are_left_out_unless_asked_for(tmp_path: Path) -> None:
-    plain = plain_at("before_run")
-    found = await train(tmp_path, RecordingHook("a"), plain, least_secs=10)
+async def test_short_calls_of_hooks_and_waits_are_left_out_unless_asked_for(tmp_path: Path) -> None:
+    class Follows(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(session.global_step.wait_for, 2)
+
+    hooks = [RecordingHook("a"), plain_at("before_run"), Follows(), Waits()]
+    found = await train(tmp_path, *hooks, least_secs=10)
+    assert not found.of("wait for global_step N")
     assert {each for each in found.paths("session") if "run" in each} == {
         "session/run",
         "session/run/step",
     }
-    found = await train(tmp_path, RecordingHook("a"), plain, least_secs=0, name="worker 3")
+    found = await train(tmp_path, *hooks, least_secs=0, name="worker 3")
+    assert found.of("wait for global_step N")
     assert len(found.of("RecordingHook.before_run")) == len(found.of("Plain.before_run")) == 3
     for moment in ("begin", "after_create_session", "end"):
         assert [each.track for each in found.of(f"RecordingHook.{moment}")] == ["worker 3"]
