@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from .test_pages import BLOCK, ROOT, TARGET, prose
+from .support.examples import ROOT
+from .test_pages import BLOCK, TARGET, prose
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SET_UP = "python3 -m venv .venv && .venv/bin/pip install"

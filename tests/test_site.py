@@ -1,6 +1,7 @@
 """The site: every public name has one place in the reference, and Sphinx builds it without a word.
 
-Links within it, those of the docstrings among them, are checked by the build itself (`-n`).
+Links within it, those of the docstrings among them, are checked by the build itself (`-n`), which
+executes the notebooks, too. It writes `llms.txt` and `llms-full.txt` for programs that read it.
 """
 
 from __future__ import annotations
@@ -14,19 +15,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-REFERENCE = ROOT / "docs" / "reference"
-MODULES = (
-    "asynchooks",
-    "asynchooks.checkpoints",
-    "asynchooks.data",
-    "asynchooks.distributed",
-    "asynchooks.metrics",
-    "asynchooks.planning",
-    "asynchooks.protocols",
-    "asynchooks.simulation",
-    "asynchooks.testing",
-)
+from .test_docstrings import MODULES
+
+DOCS = Path(__file__).parent.parent / "docs"
 TENSORFLOW = {
     "ChiefSessionCreator", "ClusterTask", "GraphCoordinator", "HooksCallback",
     "MonitoredTrainingSession", "ProfilerHook", "SingularMonitoredSession", "TensorFlowSaver",
@@ -37,16 +28,13 @@ ADAPTERS = {"IgniteHooks", "LightningHooks", "TrainerHooks"}
 """Not in the module's `__all__`, as a star import must work without their libraries."""
 
 
-def documented() -> list[str]:
-    """Names in the reference, without their module: each is public in one place only."""
-    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(REFERENCE.glob("*.md")))
-    return re.findall(r"^\.\. auto(?:class|function|exception|data):: (\w+)$", text, re.M)
-
-
 def test_every_public_name_has_one_place_in_the_reference() -> None:
-    public = {name for module in MODULES for name in importlib.import_module(module).__all__}
-    assert [name for name, count in Counter(documented()).items() if count > 1] == []
-    assert set(documented()) == public | TENSORFLOW | ADAPTERS
+    modules = [*MODULES, importlib.import_module("asynchooks.distributed")]
+    public = {name for module in modules for name in module.__all__}
+    text = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.glob("reference/*.md"))
+    documented = re.findall(r"^\.\. auto(?:class|function|exception|data):: (\w+)$", text, re.M)
+    assert [name for name, count in Counter(documented).items() if count > 1] == []
+    assert set(documented) == public | TENSORFLOW | ADAPTERS
 
 
 def test_the_reference_names_those_of_tensorflow() -> None:
@@ -56,18 +44,70 @@ def test_the_reference_names_those_of_tensorflow() -> None:
     assert names - {"Scaffold", "CheckpointSaverHook"} == TENSORFLOW
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for package in ("sphinx", "myst_nb", "ipykernel", "tensorflow", "distributed"):
+        pytest.importorskip(package)
+    built = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "-n",
+        "--keep-going",
+        "-q",
+        str(DOCS),
+        str(built),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return built
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    for package in ("sphinx", "tensorflow", "distributed"):
-        pytest.importorskip(package)
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "docs", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    hooks = (tmp_path / "reference" / "hooks.html").read_text(encoding="utf-8")
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    hooks = (site / "reference" / "hooks.html").read_text(encoding="utf-8")
     assert 'id="asynchooks.StopAtStepHook"' in hooks
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["first-steps", "live-training", "virtual-time"])
+def test_a_notebook_runs_from_its_first_cell_to_its_last(site: Path, name: str) -> None:
+    page = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+    assert "cell_output" in page
+    # a warning or a traceback would stand on the site
+    assert re.search(r'class="output (stderr|traceback|error)', page) is None
+    assert ("Figure" in page) <= ("_images/" in page)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_llms_txt_lists_all_pages_with_their_first_sentences(site: Path) -> None:
+    lines = (site / "llms.txt").read_text().splitlines()
+    assert lines[0] == "# asynchooks"
+    assert lines[2].startswith("> ")
+    links = [found[1] for line in lines if (found := re.search(r"\]\((\S+?)\)", line))]
+    assert [each for each in links if not (site / each).is_file()] == []
+    pages = [path.relative_to(DOCS) for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")]
+    listed = {re.sub(r"^_sources/|\.html$|\.md\.txt$", "", each) for each in links}
+    expected = {each.with_suffix("").as_posix() for each in pages if "_build" not in each.parts}
+    assert listed == expected - {"index"} | {"llms-full.txt"}
+    start = "- [Use hooks in other training loops](_sources/how-to/other-trainers.md.txt): Call asy"
+    assert [line for line in lines if line.startswith(start)]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_the_text_of_all_pages_is_in_one_file(site: Path) -> None:
+    full = (site / "llms-full.txt").read_text()
+    parts = [
+        "# Use hooks in other training loops\n",
+        "`asynchooks.adapters.LightningHooks` is a callback:\n\n```python\nimport logging\n",
+        "asynchooks.StopAtStepHook(",  # of the reference, as text
+        "Changelog\n*********\n",
+    ]
+    assert [each for each in parts if each not in full] == []
+    assert "toctree" not in full

@@ -56,7 +56,7 @@ def training(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return LIBRARIES[request.param](tmp_path)
 
 
-def of(*libraries: str) -> Any:
+def of(*libraries: str) -> pytest.MarkDecorator:
     """The test is about these libraries alone."""
     return pytest.mark.parametrize("training", libraries, indirect=True)
 
@@ -308,7 +308,8 @@ def test_a_crafted_state_in_transformers_checkpoint_is_damage(training: Any) -> 
     training.fit([Notes()], epochs=1)
     path = training.path / "checkpoint-6" / "trainer_state.json"
     state = json.loads(path.read_text())
-    for crafted in (5, {"attributes": {}}, {"attributes": {"hooks": "\ud800"}}):
+    crafted_states: list[Any] = [5, {"attributes": {}}, {"attributes": {"hooks": "\ud800"}}]
+    for crafted in crafted_states:
         state["stateful_callbacks"]["TrainerHooks"] = crafted
         path.write_text(json.dumps(state))
         with pytest.raises(DamagedCheckpointError, match="saved state of the hooks is damaged"):

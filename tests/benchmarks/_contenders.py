@@ -84,11 +84,9 @@ def run_by(session: MonitoredSession, fetches: Any, feed_dict: Any = None) -> Bl
 
 
 async def compare(
-    contenders: Mapping[str, Block | AbstractAsyncContextManager[Block]],
-    num_steps: int,
-    num_rounds: int,
+    contenders: Mapping[str, Any], num_steps: int, num_rounds: int
 ) -> dict[str, list[float]]:
-    """As `secs_per_step`, of sessions that are opened for it, and bare blocks."""
+    """As `secs_per_step`, of blocks, and of context managers of blocks: sessions to be opened."""
     blocks: dict[str, Block] = {}
     async with AsyncExitStack() as stack:
         for name, each in contenders.items():

@@ -162,7 +162,7 @@ async def of_tensorflow(directory: str, times: Times) -> None:
 
 
 async def figures(loop: str) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for kind, training in zip(KINDS, (of_function, of_graph, of_tensorflow), strict=True):
         if training is of_function or is_installed("tensorflow"):
             times = Times()

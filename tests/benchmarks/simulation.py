@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -41,7 +41,7 @@ Contender = Callable[[int, int], None]
 Sleep = Callable[[float], Awaitable[Any]]
 
 
-def counting(sleep: Sleep, num_events: int) -> Callable[[int], Awaitable[None]]:
+def counting(sleep: Sleep, num_events: int) -> Callable[[int], Coroutine[Any, Any, None]]:
     """A worker, from a place in the delays."""
     count = 0
 
@@ -55,7 +55,7 @@ def counting(sleep: Sleep, num_events: int) -> Callable[[int], Awaitable[None]]:
     return worker
 
 
-def in_sessions(sleep: Sleep, num_events: int) -> Callable[[int], Awaitable[None]]:
+def in_sessions(sleep: Sleep, num_events: int) -> Callable[[int], Coroutine[Any, Any, None]]:
     """A worker whose events are runs of a session with two hooks."""
     count = 0
 

@@ -180,7 +180,7 @@ async def idle_second() -> str:
 async def publish_secs() -> float:
     """Seconds to publish 10,000 steps, each with one waiter, and to let that one go on."""
     step = GlobalStep()
-    order = random.Random(0).sample(range(1, NUM_STEPS + 1), NUM_STEPS)
+    order, secs = random.Random(0).sample(range(1, NUM_STEPS + 1), NUM_STEPS), 0.0
     async with anyio.create_task_group() as group:
         for each in order:
             group.start_soon(step.wait_for, each)
@@ -189,7 +189,8 @@ async def publish_secs() -> float:
         for each in range(1, NUM_STEPS + 1):
             step.publish(each)
             await anyio.lowlevel.checkpoint()
-        return time.perf_counter() - begun
+        secs += time.perf_counter() - begun
+    return secs
 
 
 def own_step_each(loop: str) -> str:

@@ -74,9 +74,9 @@ def rows_of(
     return rows
 
 
-def measure(name: str, directory: Path, *args: float, num_runs: int) -> None:
+def measure(name: str, directory: Path, secs: float, recorded_secs: float, num_runs: int) -> None:
     """How large errors are, and how many runs the intervals cover."""
-    rows, lines = rows_of(name, directory, *args, num_runs), []
+    rows, lines = rows_of(name, directory, secs, recorded_secs, num_runs), []
     for is_beyond, label in ((False, "load recorded"), (True, "beyond it")):
         some = [each for each in rows if each.prediction.is_extrapolated is is_beyond]
         line, num_covered, total = [label, str(len(some))], 0, 0
@@ -101,8 +101,8 @@ def main() -> None:
     chosen = parser.parse_args()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as temporary:
-        args = chosen.keep or Path(temporary), chosen.secs, chosen.recorded_secs
-        parts = {each: partial(measure, each, *args, num_runs=chosen.runs) for each in PROGRAMS}
+        args = chosen.keep or Path(temporary), chosen.secs, chosen.recorded_secs, chosen.runs
+        parts = {each: partial(measure, each, *args) for each in PROGRAMS}
         parts_of(parts, chosen.name)
 
 
