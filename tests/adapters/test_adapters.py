@@ -93,6 +93,7 @@ def test_a_resumed_training_gives_what_the_whole_one_gives(tmp_path: Path, train
     kind, stop = type(training), StopAtStepHook(last_step=2 * STEPS)
     whole, notes = kind(tmp_path / "whole"), Notes(training.fetch)
     whole.fit([notes, stop], epochs=3)
+    training.saves = True
     training.fit([Notes(training.fetch)], epochs=1)
     resumed, later = kind(tmp_path), Notes(training.fetch)
     resumed.fit([later, stop], epochs=3, resume=True)
@@ -295,7 +296,7 @@ def test_what_lightning_loads_to_predict_is_not_what_training_goes_on_from(train
 def test_what_transformers_save_state_writes_after_the_end_is_as_of_the_last_step(
     training: Any,
 ) -> None:
-    notes = Notes()
+    training.saves, notes = True, Notes()
     training.fit([notes, StopAtStepHook(last_step=8)])  # six steps are an epoch, which is saved
     training.trainer.save_state()
     saved = json.loads((training.path / "trainer_state.json").read_text())
@@ -305,6 +306,7 @@ def test_what_transformers_save_state_writes_after_the_end_is_as_of_the_last_ste
 
 @of("transformers")
 def test_a_crafted_state_in_transformers_checkpoint_is_damage(training: Any) -> None:
+    training.saves = True
     training.fit([Notes()], epochs=1)
     path = training.path / "checkpoint-6" / "trainer_state.json"
     state = json.loads(path.read_text())

@@ -78,6 +78,7 @@ class Training:
 
     fetch = "loss"
     more_callbacks: Sequence[Any] = ()
+    saves = False  # each epoch, which takes transformers a while; the others always do
     kind: str
     adapter: Any = None
     steps: int
@@ -176,9 +177,10 @@ class InTransformers(Training):
 
         arguments = transformers.TrainingArguments(
             output_dir=str(self.path), per_device_train_batch_size=BATCH, use_cpu=True,
-            num_train_epochs=epochs, logging_steps=self.logging_steps, save_strategy="epoch",
-            report_to="none", disable_tqdm=True, gradient_accumulation_steps=self._accumulate,
-            learning_rate=0.05, lr_scheduler_type="constant", seed=1,
+            num_train_epochs=epochs, logging_steps=self.logging_steps,
+            save_strategy="epoch" if self.saves else "no", report_to="none", disable_tqdm=True,
+            gradient_accumulation_steps=self._accumulate, learning_rate=0.05,
+            lr_scheduler_type="constant", seed=1,
         )  # fmt: skip
         rows = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
         with self.adapter as callback:
