@@ -195,7 +195,7 @@ def test_keras_calls_hooks_around_each_batch_in_order_with_its_logs_and_iteratio
     for epoch in (0, 1):
         found = hook.seen[10 * epoch + 9][1]["both"]
         assert found == pytest.approx([history["loss"][epoch], history["mae"][epoch]])
-    points: list[tuple[int, dict[str, float]]] = []
+    points: list[Any] = []
     metrics = MetricsHook(lambda step, values: points.append((step, values)), "loss")
     several = Losses("loss")
     fit(linear_model(steps_per_execution=5), [several, metrics])
@@ -400,7 +400,7 @@ def test_a_wait_ends_when_tensorflow_s_coordinator_is_stopped() -> None:
                 stopped.append(True)
                 raise
 
-    class StopFirst(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+    class StopFirst(v1.train.SessionRunHook):  # type: ignore[misc]
         def after_create_session(self, session: Any, coord: Any) -> None:
             coord.request_stop()
 
@@ -424,7 +424,7 @@ def test_what_sync_hook_cannot_use_is_refused() -> None:
         sync_hook(StopAtStepHook(last_step=3), portal="trio")  # type: ignore[arg-type]
 
 
-class TheirRequest(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+class TheirRequest(v1.train.SessionRunHook):  # type: ignore[misc]
     """Asks for a stop in one moment of the first run, and notes whether one was asked for."""
 
     def __init__(self, moment: str = "") -> None:

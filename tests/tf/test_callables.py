@@ -216,7 +216,7 @@ VALUES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [1.0],
         [
             np.frombuffer(bytes(9), np.float32, 2, offset=1),  # not aligned
-            *(np.ma.masked_array([1.0, 2.0], [0, 1]), [None, 2.0], 2**24, [[[3.0]]], []),
+            *(np.ma.masked_array([1.0, 2.0], [False, True]), [None, 2.0], 2**24, [[[3.0]]], []),
         ],
         [[[1], [1, 2]], np.array([1j]), v1.SparseTensorValue([[0, 1]], [7], [2, 2])],
     ),

@@ -248,7 +248,7 @@ def test_an_error_of_the_disk_leaves_the_write(tmp_path: Path, way: str) -> None
     write(str(tmp_path / "b"))
 
 
-class Custom(tf.Module):  # type: ignore[misc, name-defined]
+class Custom(tf.Module):  # type: ignore[misc]
     value = "one"
 
 

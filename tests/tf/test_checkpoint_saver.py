@@ -331,7 +331,8 @@ async def test_the_graph_is_written_beside_as_asked(save_graph_def: bool, tmp_pa
 async def test_damaged_ones_are_passed_over_but_never_all_of_them(
     suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hooks, again = [saving(tmp_path, background=True)], {"checkpoint_dir": str(tmp_path)}
+    hooks = [saving(tmp_path, background=True)]
+    again: dict[str, Any] = {"checkpoint_dir": str(tmp_path)}
     await train(counting_model(), hooks, 2)
     for step, prefix in sorted(saved(tmp_path).items(), reverse=True):
         file = Path(prefix).parent / "manifest.json" if "/" in suffix else Path(prefix + suffix)
@@ -378,7 +379,10 @@ async def test_sessions_leave_one_event_file_that_others_may_write_too(
         mine = v1.summary.FileWriterCache.get(str(tmp_path))
     threads = {*threading.enumerate()}
     for num_runs in (2, 1):
-        hooks = [saving(tmp_path, background=background), StepCounterHook(1, output_dir=tmp_path)]
+        hooks = [
+            saving(tmp_path, background=background),
+            StepCounterHook(1, output_dir=str(tmp_path)),
+        ]
         await train(counting_model(), hooks, num_runs, checkpoint_dir=str(tmp_path))
     new = {*threading.enumerate()} - threads
     assert not [each for each in new if each.name.startswith("asynchooks")]

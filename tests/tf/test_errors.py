@@ -162,7 +162,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: asynchooks.StopAtStepHook(num_steps="3"), TypeError, "give"),  # type: ignore[arg-type]
     (lambda: MonitoredTrainingSession(hooks=SessionRunHook()), TypeError, "give"),  # type: ignore[arg-type]
     (lambda: ChiefSessionCreator("model"), TypeError, "scaffold is 'model'; give a"),
-    (lambda: ChiefSessionCreator(master=5), TypeError, "give"),
+    (lambda: ChiefSessionCreator(master=5), TypeError, "give"),  # type: ignore[arg-type]
     (lambda: ChiefSessionCreator(master="host:2"), ValueError, 'give .*: "grpc://host:2"'),
     (lambda: ChiefSessionCreator(heartbeat_secs=0), ValueError, "heartbeat_secs is 0"),
     (lambda: WorkerSessionCreator(max_wait_secs=-1), ValueError, "max_wait_secs is -1; give"),

@@ -177,10 +177,10 @@ async def test_the_raw_session_runs_without_hooks_saves_and_restores(tmp_path: P
         raw = session.raw_session()
         assert [raw.run(model.train_op) for _ in range(3)] == [1, 2, 3]
         assert recorder.log == [("a", "begin"), ("a", "after_create_session")]
-        with session.graph.as_default():  # type: ignore[union-attr]
+        with session.graph.as_default():
             path = saver.save(raw, str(tmp_path / "own"))
         await session.run(model.train_op)
-        with session.graph.as_default():  # type: ignore[union-attr]
+        with session.graph.as_default():
             saver.restore(raw, path)
         assert await session.run(model.train_op) == 4
     newer = [checkpoint_of(model, tmp_path, step) for step in (5, 7)]

@@ -172,7 +172,7 @@ async def test_no_worker_runs_while_a_save_whose_task_has_left_still_writes(tmp_
     model, steps = counting_model(), []  # type: tuple[Any, list[int]]
     writing, go_on = threading.Event(), threading.Event()
 
-    class SlowSaver(v1.train.Saver):  # type: ignore[misc, name-defined]
+    class SlowSaver(v1.train.Saver):  # type: ignore[misc]
         def save(self, session: Any, *args: Any, **options: Any) -> Any:
             if options["global_step"] == 1:
                 writing.set()

@@ -170,9 +170,10 @@ async def test_many_workers_stop_exactly_though_one_of_them_sets_the_step_back(
     model = Movable()
     creator = shared(model.graph, 4)
     count = iter(range(100))
-    moves = Moments(
-        after_run=lambda context, values: next(count) == 6 and model.move_to(context.session, to)
-    )
+
+    def move(context: Any, values: Any) -> None:
+        if next(count) == 6:
+            model.move_to(context.session, to)
 
     async def work(hooks: list[Any]) -> None:
         hooks = [*hooks, StopAtStepHook(last_step=40)]
@@ -183,7 +184,7 @@ async def test_many_workers_stop_exactly_though_one_of_them_sets_the_step_back(
 
     async with monitored(model.graph, [], creator) as observer:
         async with anyio.create_task_group() as group:
-            for hooks in ([moves], [], [], []):
+            for hooks in ([Moments(after_run=move)], [], [], []):
                 group.start_soon(work, hooks)
         assert int(observer.raw_session().run(model.step)) == observer.global_step.value == 40
         statistics = observer.global_step.statistics()
