@@ -6,6 +6,7 @@ And `session.stop_reason`: what ended training, and why.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import anyio
@@ -20,6 +21,7 @@ from asynchooks import (
     SessionRunContext,
     SharedSessionCreator,
     StepContext,
+    StopAtStepHook,
     StopReason,
     StopTraining,
 )
@@ -27,7 +29,17 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 
 from ..support.faults import LOOPS
 from ..support.helpers import KeepsCoord, counting_creator, in_task, raises_at, settle
-from ..support.moments import NOW, at, counting, losing, losing_step, lost, moments_of
+from ..support.moments import (
+    NOW,
+    at,
+    counting,
+    losing,
+    losing_step,
+    lost,
+    moments_of,
+    together,
+    train,
+)
 from ..support.stop_requests import AT, REASON, WAYS, Asks, Training
 
 pytestmark = pytest.mark.anyio
@@ -271,6 +283,19 @@ async def test_a_stop_for_all_holds_for_later_workers_until_the_last_has_closed(
     async with MonitoredSession([], creator) as fresh, MonitoredSession([], dict) as unshared:
         unshared.request_stop(all_workers=True)
         assert (fresh.should_stop(), unshared.should_stop()) == (False, True)
+
+
+async def test_the_limit_stays_the_reason_of_all_workers_when_the_last_has_closed() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    sessions = [MonitoredSession([StopAtStepHook(last_step=4)], creator) for _ in range(2)]
+
+    async def work(session: MonitoredSession) -> None:
+        async with session:
+            await train(session)
+
+    await together(*(partial(work, each) for each in sessions))
+    words = "the limit: global_step is at 4 of 4"
+    assert [str(each.stop_reason) for each in sessions] == [words] * 2
 
 
 async def test_the_first_reason_stays_where_an_input_ends_or_all_workers_are_stopped() -> None:
