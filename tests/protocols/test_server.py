@@ -247,6 +247,15 @@ def test_closing_ends_every_wait() -> None:
     assert server.push(0, np.ones(2), 0).is_discarded
 
 
+def test_one_that_comes_back_late_starts_with_the_slowest() -> None:
+    server = make_server(StaleSynchronous(1), 3)
+    server.leave(2)
+    for worker in (0, 1) * 5:
+        server.push(worker, np.ones(2), server.version)
+    server.join(2)
+    assert [server.clock(worker) for worker in range(3)] == [5, 5, 5]
+
+
 PARAMETERS = {"w": np.zeros((2, 3), np.float32), "b": np.float64(1.0)}
 
 

@@ -142,6 +142,19 @@ def test_one_that_stands_still_while_it_waits_pulls_after_its_repair(program: An
     assert report.workers[0].staleness == {0: 2}
 
 
+def test_a_preemption_that_was_over_before_training_began_changes_nothing() -> None:
+    failures = [Preemption(5.0, secs=20.0, workers=[0]), Preemption(5.0, secs=2.0, workers=[1])]
+    cluster = new_cluster(2, compute=Constant(1.0), failures=failures)
+
+    async def main() -> None:
+        await cluster.simulation.sleep(10.0)
+        await cluster.train(updates=20)
+
+    cluster.simulation.run(main)
+    down = [spent(each).get("down") for each in cluster.report().workers]
+    assert down == [15.0, None]  # the first had begun before: until 25
+
+
 PAUSE = Slowdown(1.0, 9.0, math.inf)
 
 

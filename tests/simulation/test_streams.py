@@ -65,6 +65,16 @@ def test_the_order_in_which_workers_draw_changes_no_draw(order: list[tuple[int, 
         assert draws == take(alone, len(draws))
 
 
+def test_a_delay_that_leaves_half_a_word_shifts_no_other_stream() -> None:
+    # one more half word than whole words hold
+    halves = Drawn(lambda rng, size: rng.random(size + 1, np.float32)[:size].astype(np.float64))
+    streams = Streams(1)
+    take(streams.delays(0, "compute", halves), 17)
+    drawn = take(streams.delays(1, "compute", halves), 40)
+    assert drawn == take(Streams(1).delays(1, "compute", halves), 40)
+    assert len({streams.delays(i, "compute", halves).next() for i in range(40)}) > 20
+
+
 def test_seed_worker_and_purpose_each_give_other_draws() -> None:
     made = [
         draws_of(seed, worker, purpose)
