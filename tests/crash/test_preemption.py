@@ -109,6 +109,7 @@ def test_what_gets_a_signal_ends_by_its_code_with_any_number_of_workers(
 def test_the_deadline_holds_where_the_output_is_not_read() -> None:
     with running(server(), unread, "asyncio", Connection) as run:
         wait_for(run, "stuck")
+        time.sleep(0.2)  # until it writes: a signal just before is handled only after the write
         run.process.terminate()
         run.join()  # without a deadline: for ever
     assert run.process.exitcode == 143
