@@ -13,7 +13,13 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from asynchooks import CheckpointSaverHook, MonitoredSession, SessionRunHook, StopAtStepHook
+from asynchooks import (
+    CheckpointSaverHook,
+    MonitoredSession,
+    Recovery,
+    SessionRunHook,
+    StopAtStepHook,
+)
 from asynchooks.testing import RecordingHook
 
 from .models import (
@@ -106,7 +112,8 @@ async def test_a_loss_while_it_is_created_or_recreated_has_it_tried_again(make: 
 
     creator = chief(model.graph, scaffold=v1.train.Scaffold(init_fn=init_fn))
     losing = Moments(before_run=raising(make()))
-    async with monitored(model.graph, [lives, losing], creator) as session:
+    now = Recovery(first_pause_secs=0)
+    async with monitored(model.graph, [lives, losing], creator, recovery=now) as session:
         assert session.raw_session() is given[1]
         assert await session.run(model.train_op) == 1
         lives.assert_recreated_once(session)
