@@ -86,7 +86,8 @@ async def test_workers_begin_one_after_another_also_where_one_is_cancelled_in_th
         scope.cancel()
         may_begin.set()
 
-    await together(worker, cancelled, worker, worker, cancel)
+    async with in_task(worker):
+        await together(cancelled, worker, worker, cancel)
     assert log == ["in", "out"] * 3
 
 

@@ -99,7 +99,8 @@ async def test_a_run_that_outlives_its_session_brings_no_raw_session_back(is_sha
     """A shared one is given back once, and goes to the worker that stays."""
     late = RecreatesLate(losing())
     creator: Any = SharedSessionCreator(late) if is_shared else late
-    leaving, staying = (MonitoredSession([], creator, 0.05, step_runner="inline") for _ in range(2))
+    leaving = MonitoredSession([], creator, 0.05, step_runner="inline")
+    staying = MonitoredSession([], creator, step_runner="inline")
     if is_shared:
         await staying.__aenter__()
     await leaving.__aenter__()
