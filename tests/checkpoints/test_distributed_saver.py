@@ -196,3 +196,16 @@ def test_two_ranks_resume_together_each_with_its_own_items_and_what_fails_on_one
     files = os.listdir(tmp_path / "parts" / "model.ckpt-12")
     assert {"hooks.json", "model.ckpt-12.rank1.hooks.json", "manifest.json"} <= set(files)
     assert names_in(tmp_path / "breaks") == ["model.ckpt-3", "model.ckpt-6"]
+
+
+def test_a_copy_is_made_although_pytorch_has_closed_what_makes_it(tmp_path: Path) -> None:
+    training, states = Training(), []
+    for num in range(3):
+        training.step()
+        states.append(training.state())
+        training.saver.snapshot()(str(tmp_path / str(num)))
+        for stager in training.saver._stagers:  # private: PyTorch 2.11 closes them with each copy
+            stager.close()
+    for num in range(3):
+        training.saver.restore(str(tmp_path / str(num)))
+        assert training.state() == states[num]

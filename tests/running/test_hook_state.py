@@ -111,7 +111,6 @@ def test_scalars_of_numpy_come_back_as_such_and_tuples_as_lists() -> None:
         {"a": np.zeros(2, [("a", "i4"), ("b", "f8")])},
         [1], 3,
     ],
-    ids=repr,
 )  # fmt: skip
 def test_what_cannot_be_saved_or_would_not_come_back_names_the_hook(state: Any) -> None:
     with pytest.raises(CheckpointError, match="state_dict of the hook Other cannot be saved"):
