@@ -29,12 +29,13 @@ _SAME = (
     ("num_epochs", "epochs", "max_epochs", "n_epochs"),
     ("metric", "monitor"),
     ("restore_best", "restore_best_weights"),
-    ("retention", "save_best_only", "save_top_k", "max_to_keep"),
+    ("retention", "save_best_only", "save_top_k", "max_to_keep", "keep_best"),
 )
 """Spellings of one option: ours, TensorFlow's, and those of other libraries."""
 _OF_EPOCHS = (
     "repeat(source, 5) around the data of FeedHook makes 5 epochs; its after_epoch is called "
-    "behind each, and EvaluationHook(every_n_epochs=1) evaluates there"
+    "behind each, and EvaluationHook(every_n_epochs=1) evaluates there. To save after each epoch, "
+    "give save_steps the number of steps of one, such as len(loader)"
 )
 
 MOST_NAME_BYTES = 255

@@ -63,7 +63,7 @@ async def main():
     async with ah.MonitoredSession(hooks, step) as session:
         while not session.should_stop():
             await session.run([])
-    saver.restore(ah.checkpoints.CheckpointDirectory("digits").best().prefix)  # as for inference
+    saver.restore(ah.checkpoints.CheckpointDirectory("digits").best().prefix)
     print(f"test accuracy of the best weights: {accuracy(*test[:]):.3f}")
 
 

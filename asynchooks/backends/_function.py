@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from types import NoneType
 from typing import Any
@@ -320,6 +320,9 @@ def checked_creator(creator: Any, name: str) -> SessionCreator:
         hint = f"that is TensorFlow's own; give asynchooks.{type(creator).__name__}(...)"
     elif callable(creator):
         return FunctionSessionCreator(creator)
+    elif isinstance(creator, Mapping | Coroutine):
+        function(name, creator)  # a coroutine
+        hint = "that is what a step returns; give the step function without a call"
     else:
         hint = "such as a step function, or ChiefSessionCreator()"
     raise TypeError(f"{name} is {creator!r}; give an asynchooks.SessionCreator: {hint}")

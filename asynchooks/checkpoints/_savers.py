@@ -282,7 +282,8 @@ def misfit(path: str, faults: Iterable[str]) -> CheckpointError:
     """The error for a state that is not that of the program's objects."""
     return CheckpointError(
         f"the state in {path!r} does not fit this program; nothing was changed. Build the model as "
-        "it was when it was saved, or restore another checkpoint:\n  " + "\n  ".join(faults)
+        "it was when it was saved, or restore another checkpoint. A part, such as the weights "
+        "of a model, is read by safetensors' load_file:\n  " + "\n  ".join(faults)
     )
 
 

@@ -60,7 +60,7 @@ def rollouts(
 ) -> RolloutStage:
     """Batches of what an async function makes of each item, none of them too old.
 
-    For a learner that trains on what its own weights generate. When a call begins, the stage
+    For a learner that trains on what its own weights generate. Just before a call begins, the stage
     writes down the version of the weights; when its result leaves in a batch, the staleness of
     that: how many steps of the learner lie between those weights and the ones that the batch is
     to train. A batch is put together when the learner asks for one, of the oldest results that
