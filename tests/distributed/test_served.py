@@ -172,7 +172,7 @@ async def test_a_worker_joins_again_although_its_last_process_is_forgotten() -> 
         pass_the_lease(server, other)
         for number in range(1000):
             Process(server, str(number)).end()
-        await other.ask("join", 0)
+        other.send(push(0))
         assert await other.counts("workers_present") == (2,)
 
 
