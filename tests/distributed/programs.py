@@ -13,10 +13,8 @@ import numpy as np
 
 from asynchooks import (
     FunctionSessionCreator,
-    GlobalStepWaiterHook,
     MonitoredSession,
     StopAtStepHook,
-    StopTraining,
 )
 from asynchooks.distributed import RemoteParameterServer, ServerAddress
 from asynchooks.protocols import ProtocolHook
@@ -25,61 +23,36 @@ NUM_WORKERS, PER_PROCESS = 12, 4
 
 
 async def train(
-    address: ServerAddress, process: int, last_step: int | None, secs: float, k: int = 0
-) -> list[tuple[int, int, int]]:
-    """Four workers with sessions: (worker, step at its first run, number of runs)."""
-    rows: list[tuple[int, int, int]] = []
-    async with RemoteParameterServer(address) as server, anyio.create_task_group() as group:
-        for index in range(process * PER_PROCESS, (process + 1) * PER_PROCESS):
-            group.start_soon(_train_one, server, index, last_step, secs, k, rows)
-    return rows
-
-
-async def _train_one(
-    server: RemoteParameterServer, index: int, last_step: int | None, secs: float, k: int,
-    rows: list[tuple[int, int, int]],
-) -> None:  # fmt: skip
-    versions: list[int] = []
-
-    async def step() -> dict[str, Any]:
-        parameters, version = await server.pull(index)
-        versions.append(version)
-        is_done, _ = await server.compute(version, anyio.sleep, secs)
-        if is_done:
-            await server.push(index, 2.0 * parameters - index, version)
-        return {"version": version}
-
-    hooks: list[Any] = [GlobalStepWaiterHook(k * index), ProtocolHook(server, index)]
-    if last_step is not None:
-        hooks.append(StopAtStepHook(last_step=last_step))
-    creator = FunctionSessionCreator(step, global_step=server.global_step)
-    async with MonitoredSession(hooks, creator) as session:
-        while not session.should_stop():
-            await session.run("version")
-    rows.append((index, versions[0] if versions else -1, len(versions)))
-
-
-async def train_bare(address: ServerAddress, process: int, secs: float) -> int:
-    """Four workers without sessions, until training is over; returns how many gradients."""
-    num_pushed = 0
+    address: ServerAddress, process: int, last_step: int | None, secs: float
+) -> list[tuple[int, int]]:
+    """Four workers with sessions: (worker, number of runs)."""
+    rows: list[tuple[int, int]] = []
 
     async def work(server: RemoteParameterServer, index: int) -> None:
-        nonlocal num_pushed
-        try:
-            while True:
-                await server.begin_step(index)
-                parameters, version = await server.pull(index)
-                await anyio.sleep(secs)
-                await server.push(index, parameters, version)
-                num_pushed += 1
-                await server.end_step(index)
-        except StopTraining:
-            await server.leave(index)
+        num_runs = 0
+
+        async def step() -> dict[str, Any]:
+            nonlocal num_runs
+            num_runs += 1
+            parameters, version = await server.pull(index)
+            is_done, _ = await server.compute(version, anyio.sleep, secs)
+            if is_done:
+                await server.push(index, 2.0 * parameters - index, version)
+            return {"version": version}
+
+        hooks: list[Any] = [ProtocolHook(server, index)]
+        if last_step is not None:
+            hooks.append(StopAtStepHook(last_step=last_step))
+        creator = FunctionSessionCreator(step, global_step=server.global_step)
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run("version")
+        rows.append((index, num_runs))
 
     async with RemoteParameterServer(address) as server, anyio.create_task_group() as group:
         for index in range(process * PER_PROCESS, (process + 1) * PER_PROCESS):
             group.start_soon(work, server, index)
-    return num_pushed
+    return rows
 
 
 async def wait_one_step(server: RemoteParameterServer) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -26,10 +27,12 @@ from asynchooks import (
 from asynchooks.distributed import DaskCluster, SourceState, host_parameter_server
 from asynchooks.protocols import Synchronous
 
+from ..support.helpers import in_task
 from ..support.threads import threads_left
+from .clusters import native
 from .processes import Scheduler, a_scheduler, a_worker
 from .proxy import a_proxy
-from .sessions import Join, cut, step, train_here, until_state, wait_until
+from .sessions import Join, cut, slow_step, step, train_here, until_state, wait_until
 
 pytestmark = [
     pytest.mark.anyio,
@@ -38,6 +41,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket"),
 ]
+
+
+ONE_BACKEND = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For tests that start a scheduler, which takes a second or more."""
 
 
 @pytest.fixture(scope="module")
@@ -50,57 +57,35 @@ def own_scheduler() -> Iterator[Scheduler]:
 async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_after_it(
     own_scheduler: Scheduler, training: str
 ) -> None:
-    reached: list[Any] = []
     async with DaskCluster(own_scheduler.address, training, heartbeat_secs=0.6) as cluster:
-        async with anyio.create_task_group() as group:
-
-            async def wait(fails_on_loss: bool) -> None:
-                try:
-                    step = cluster.global_step
-                    reached.append(await step.wait_for(1, fails_on_loss=fails_on_loss))
-                except StepSourceLostError as error:
-                    reached.append(type(error))
-
-            for fails_on_loss in (False, True):
-                group.start_soon(wait, fails_on_loss)
+        fails = partial(cluster.global_step.wait_for, 1, fails_on_loss=True)
+        async with in_task(fails) as failed, in_task(cluster.global_step.wait_for, 1) as waited:
             await wait_until(cluster, "num_waiting", 1)
             own_scheduler.send(signal.SIGSTOP)
             await until_state(cluster, SourceState.LOST)
-            group.start_soon(cluster.advance)
-            own_scheduler.send(signal.SIGCONT)
+            async with in_task(cluster.advance):
+                own_scheduler.send(signal.SIGCONT)
             await until_state(cluster, SourceState.LIVE)
-    assert reached == [StepSourceLostError, 1]
-    assert cluster.global_step.epoch == 0
+        assert isinstance(failed.error, StepSourceLostError)
+        assert waited.value == 1
+        assert cluster.global_step.epoch == 0
 
 
-@pytest.mark.parametrize("secs", [3.0, pytest.param(20.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("secs", [1.0, pytest.param(20.0, marks=pytest.mark.slow)])
 async def test_training_continues_exactly_after_the_scheduler_was_stopped_for_a_while(
     own_scheduler: Scheduler, training: str, secs: float
 ) -> None:
-    async def slow() -> dict[str, float]:
-        await anyio.sleep(0.01)
-        return {"loss": 0.0}
-
-    num_runs = 0
     async with DaskCluster(own_scheduler.address, training, heartbeat_secs=0.3) as cluster:
-
-        async def one() -> None:
-            nonlocal num_runs
-            hooks = [StopAtStepHook(last_step=80)]
-            async with MonitoredSession(hooks, cluster.session_creator(slow)) as session:
-                while not session.should_stop():
-                    await session.run("loss")
-                    num_runs += 1
-
-        async with anyio.create_task_group() as group:
-            for _ in range(4):
-                group.start_soon(one)
+        async with (
+            in_task(train_here, cluster, 80, slow_step) as one,
+            in_task(train_here, cluster, 80, slow_step) as other,
+        ):
             await cluster.global_step.wait_for(20)
             own_scheduler.send(signal.SIGSTOP)
             await until_state(cluster, SourceState.LOST)
             await anyio.sleep(secs)
             own_scheduler.send(signal.SIGCONT)
-        assert (num_runs, cluster.global_step.value) == (80, 80)
+        assert one.value + other.value == cluster.global_step.value == 80
         assert (await cluster.statistics())["num_held"] == 0
 
 
@@ -122,10 +107,8 @@ async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the
                 await session.run("loss")
                 own_scheduler.kill()
                 await until_state(cluster, SourceState.LOST)
-                async with anyio.create_task_group() as group:
-                    group.start_soon(anyio.to_thread.run_sync, own_scheduler.start)
-                    with anyio.fail_after(60):
-                        await session.run("loss")  # waits for the scheduler, and runs again
+                async with in_task(anyio.to_thread.run_sync, own_scheduler.start):
+                    await session.run("loss")  # waits for the scheduler, and runs again
                 assert session.global_step.value == 2 * step_before
             while not session.should_stop():
                 await session.run("loss")
@@ -138,68 +121,57 @@ async def test_a_process_that_joins_while_the_scheduler_is_started_again_waits_f
     own_scheduler: Scheduler, training: str
 ) -> None:
     own_scheduler.kill()
-    async with anyio.create_task_group() as group:
-
-        async def join() -> None:
-            async with DaskCluster(own_scheduler.address, training, timeout_secs=30) as cluster:
-                assert await cluster.advance() == 1
-
-        group.start_soon(join)
-        await anyio.sleep(0.3)
+    cluster = DaskCluster(own_scheduler.address, training, timeout_secs=30)
+    async with in_task(cluster.open):
         await anyio.to_thread.run_sync(own_scheduler.start)
+    async with aclosing(cluster):
+        assert await cluster.advance() == 1
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("is_synchronous", [False, True])
+@ONE_BACKEND
 async def test_a_client_that_finds_its_scheduler_again_takes_the_training_along(
     own_scheduler: Scheduler, training: str, is_synchronous: bool
 ) -> None:
-    async with AsyncExitStack() as stack:
-        address, native = own_scheduler.address, not is_synchronous
-        client = Client(address, asynchronous=native, set_as_default=False)
-        if is_synchronous:
-            stack.enter_context(client)
-        else:
-            await stack.enter_async_context(client)
-        async with DaskCluster(client, training, heartbeat_secs=1.0) as cluster:
-            assert await cluster.advance(7) == 7
-            own_scheduler.kill()
-            await until_state(cluster, SourceState.LOST)
-            await anyio.to_thread.run_sync(own_scheduler.start)
-            await until_state(cluster, SourceState.LIVE)
-            assert await cluster.advance() == 1
-            assert cluster.global_step.epoch == 1
+    with Client(own_scheduler.address, set_as_default=False) as client:
+        async with native(client) as own:
+            used = client if is_synchronous else own
+            async with DaskCluster(used, training, heartbeat_secs=0.6) as cluster:
+                assert await cluster.advance(7) == 7
+                own_scheduler.kill()
+                await until_state(cluster, SourceState.LOST)
+                await anyio.to_thread.run_sync(own_scheduler.start)
+                await until_state(cluster, SourceState.LIVE)
+                assert await cluster.advance() == 1
+                assert cluster.global_step.epoch == 1
 
 
 async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(join: Join) -> None:
     async with join() as cluster:
-        async with anyio.create_task_group() as group:
-            found: list[int] = []
+        found: list[int] = []
 
-            async def count() -> None:
-                for _ in range(300):
-                    found.append(await cluster.advance())
+        async def count() -> None:
+            for _ in range(150):
+                found.append(await cluster.advance())
 
-            group.start_soon(count)
-            for reached in (50, 100, 150):
+        async with in_task(count):
+            for reached in (30, 60, 90):
                 await cluster.global_step.wait_for(reached)
                 cut(cluster)
-        assert found == list(range(1, 301))
+        assert found == list(range(1, 151))
         assert (await cluster.statistics())["num_processes"] == 1
 
 
-@pytest.mark.parametrize("num_cuts", [1, 5])
-async def test_the_stop_is_exact_although_connections_are_cut(join: Join, num_cuts: int) -> None:
+async def test_the_stop_is_exact_although_connections_are_cut(join: Join) -> None:
     async with join() as here, join() as there:
         async with anyio.create_task_group() as group:
-            for cluster in (here, there):
-                for _ in range(3):
-                    group.start_soon(train_here, cluster, 300)
-            for place in range(num_cuts):
-                await here.global_step.wait_for(50 + 40 * place)
+            for cluster in (here, there, here, there):
+                group.start_soon(train_here, cluster, 200)
+            for reached in (30, 60, 90, 120):
+                await here.global_step.wait_for(reached)
                 cut(here)
-        assert here.global_step.value == there.global_step.value == 300
-        assert (await here.statistics())["step"] == 300
+        assert here.global_step.value == there.global_step.value == 200
+        assert (await here.statistics())["step"] == 200
 
 
 async def test_a_silent_network_is_noticed_and_the_stop_is_exact_when_it_is_back(
@@ -207,20 +179,17 @@ async def test_a_silent_network_is_noticed_and_the_stop_is_exact_when_it_is_back
 ) -> None:
     async with a_proxy(scheduler) as proxy, DaskCluster(scheduler.address, training) as near:
         async with DaskCluster(proxy.address, training, heartbeat_secs=0.3) as far:
-            num_runs: list[int] = []
-
-            async def one(cluster: DaskCluster) -> None:
-                num_runs.append(await train_here(cluster, 200))
-
-            async with anyio.create_task_group() as group:
-                for cluster in (near, far, near, far):
-                    group.start_soon(one, cluster)
+            async with (
+                in_task(train_here, near, 120) as one,
+                in_task(train_here, far, 120) as other,
+            ):
                 await far.global_step.wait_for(30)
                 proxy.fall_silent()
                 await until_state(far, SourceState.LOST)
                 proxy.heal()
-            assert sum(num_runs) == near.global_step.value == far.global_step.value == 200
-            assert far.global_step.statistics().source is SourceState.LIVE
+            assert near.global_step.value == far.global_step.value == 120
+            assert one.value + other.value == 120
+            await until_state(far, SourceState.LIVE)
         await wait_until(near, "num_processes", 1)
 
 
@@ -229,8 +198,7 @@ async def test_a_network_that_was_cut_is_found_again_and_the_others_go_on_meanwh
 ) -> None:
     async with a_proxy(scheduler) as proxy, DaskCluster(scheduler.address, training) as near:
         async with DaskCluster(proxy.address, training, heartbeat_secs=0.3) as far:
-            async with anyio.create_task_group() as group:
-                group.start_soon(far.global_step.wait_for, 100)
+            async with in_task(far.global_step.wait_for, 100):
                 await wait_until(near, "num_waiting", 1)
                 proxy.close()
                 await until_state(far, SourceState.LOST)
@@ -259,47 +227,39 @@ async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind
         await wait_until(cluster, "num_processes", 1)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@ONE_BACKEND
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
 async def test_waits_end_when_a_parameter_server_and_its_scheduler_are_lost_together(
     is_killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # it waits for half a minute otherwise
     monkeypatch.setattr("asynchooks.distributed._remote._GIVE_UP_SECS", 1.0)
-    lost_first: list[bool] = []
     with a_scheduler() as scheduler, a_worker(scheduler) as worker:
         async with Client(
             scheduler.address, asynchronous=True, set_as_default=False, timeout=3
         ) as client:
             await client.wait_for_workers(1)
-            with pytest.raises(StepSourceLostError, match="parameter server at .* is lost"):
-                async with host_parameter_server(
-                    client, np.ones(2), Synchronous(), num_workers=2, lease_secs=2.0
-                ) as server:
-
-                    async def wait() -> None:
-                        with pytest.raises(StepUnreachableError, match="can no longer come"):
-                            await server.global_step.wait_for(5)
-
-                    async def wait_unless_lost() -> None:
-                        with pytest.raises(StepSourceLostError, match="no news"):
-                            await server.global_step.wait_for(5, fails_on_loss=True)
-                        lost_first.append(True)
-
-                    async with anyio.create_task_group() as group:
-                        group.start_soon(wait)
-                        group.start_soon(wait_unless_lost)
-                        await server.begin_step(0)
-                        await server.push(0, np.ones(2), 0)
-                        worker.kill()
-                        if is_killed:
-                            scheduler.kill()
-                        else:
-                            scheduler.send(signal.SIGSTOP)
-                        try:
-                            await server.end_step(0)
-                        except StepSourceLostError as error:
-                            ended = error
-                    raise ended
+            async with host_parameter_server(
+                client, np.ones(2), Synchronous(), num_workers=2, lease_secs=2.0
+            ) as server:
+                await server.begin_step(0)
+                await server.push(0, np.ones(2), 0)
+                wait = server.global_step.wait_for
+                async with (
+                    in_task(wait, 5) as waited,
+                    in_task(partial(wait, 5, fails_on_loss=True)) as failed,
+                    in_task(server.end_step, 0) as ended,
+                ):
+                    worker.kill()
+                    if is_killed:
+                        scheduler.kill()
+                    else:
+                        scheduler.send(signal.SIGSTOP)
             scheduler.send(signal.SIGCONT)
-    assert lost_first
+    for error, kind, words in (
+        (ended.error, StepSourceLostError, "parameter server at .* is lost"),
+        (waited.error, StepUnreachableError, "can no longer come"),
+        (failed.error, StepSourceLostError, "no news"),
+    ):
+        assert isinstance(error, kind)
+        assert re.search(words, str(error))

@@ -30,10 +30,9 @@ CLASSES = [
 
 async def run_example(body: str, **names: Any) -> None:
     """With all public names, perhaps in a task of Dask."""
+    modules = (asynchooks, public, protocols)
     namespace: dict[str, Any] = {
-        **{name: getattr(asynchooks, name) for name in asynchooks.__all__},
-        **{name: getattr(public, name) for name in public.__all__},
-        **{name: getattr(protocols, name) for name in protocols.__all__},
+        **{name: getattr(module, name) for module in modules for name in module.__all__},
         "anyio": anyio,
         "np": np,
         **names,
@@ -56,10 +55,13 @@ async def test_the_example_of_what_needs_no_scheduler_runs(name: str) -> None:
 
 async def test_the_example_of_a_dask_cluster_runs(scheduler: Scheduler) -> None:
     example = example_of(public.DaskCluster)
-    assert "tcp://127.0.0.1:8786" in example
-    assert "last_step=1000" in example
-    example = example.replace("tcp://127.0.0.1:8786", scheduler.address)
-    await run_example(example.replace("last_step=1000", "last_step=20"), step=lambda: {"loss": 0.0})
+    for written, used in (
+        ("tcp://127.0.0.1:8786", scheduler.address),
+        ("last_step=1000", "last_step=20"),
+    ):
+        assert written in example
+        example = example.replace(written, used)
+    await run_example(example, step=lambda: {"loss": 0.0})
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

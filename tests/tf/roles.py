@@ -108,15 +108,6 @@ async def holding(say: Say, task: ClusterTask) -> None:
     await anyio.sleep_forever()
 
 
-async def starting(say: Say, task: ClusterTask) -> None:
-    """A process that only starts the server, and says the outcome."""
-    say("up")
-    try:
-        task.start()
-    except ValueError as error:
-        say(f"{type(error).__name__}: {error}")
-
-
 async def several(say: Say, task: ClusterTask, rounds: Sequence[dict[str, Any] | None]) -> None:
     """Train several times, with a global step of its own each time; say what a hook raised.
 
@@ -290,7 +281,7 @@ def _say_log(say: Say) -> None:
 
 
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    each.__name__: each for each in (alone, stepwise, serving, holding, starting, several, working)
+    each.__name__: each for each in (alone, stepwise, serving, holding, several, working)
 }
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import asynchooks.tf
 from asynchooks import ClusterTask
 
 tf = pytest.importorskip("tensorflow")
@@ -23,10 +22,6 @@ CLUSTER = {"ps": [PS], "worker": [ONE, TWO]}
 def config(**changes: Any) -> str:
     whole = {"cluster": CLUSTER, "task": {"type": "worker", "index": 1}, **changes}
     return json.dumps({key: value for key, value in whole.items() if value is not None})
-
-
-def test_the_names_are_in_the_package() -> None:
-    assert asynchooks.ClusterTask is asynchooks.tf.ClusterTask
 
 
 def test_tf_config_says_which_task_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,111 +81,78 @@ def test_in_json_the_indices_of_a_job_may_be_names() -> None:
     assert (task.address, task.num_processes) == (TWO, 2)
 
 
-@pytest.mark.parametrize("address", ["host:1", "a.b-c.example:65535", "127.0.0.1:80", "[::1]:2222"])
+@pytest.mark.parametrize("address", ["a.b-c.example:65535", "127.0.0.1:1", "[::1]:2222"])
 def test_host_and_port_are_an_address(address: str) -> None:
     assert ClusterTask({"ps": [PS], "worker": [address]}, "worker", 0).address == address
 
 
-def each_with(error: type[Exception], *cases: tuple[Any, str]) -> list[Any]:
-    return [(error, *case) for case in cases]
+def of_task(job: Any, index: Any) -> str:
+    return config(task={"type": job, "index": index})
 
 
 @pytest.mark.parametrize(
-    ("error", "text", "message"),
+    ("text", "message"),
     [
-        *each_with(
-            ValueError,
-            (None, r"TF_CONFIG is not set; give \{\"cluster\""),
-            ("", "TF_CONFIG is empty; give"),
-            ("{", r"TF_CONFIG is '\{', no JSON \(Expecting .*\); give"),
-            ("[" * 100_000, r"TF_CONFIG is '\[\[.*\.\.\., no JSON"),
-            ("[1]", r"TF_CONFIG is \[1\], no object; give"),
-            ("{}", "TF_CONFIG is '{}': it has no 'cluster'; give"),
-            (config(task=None), "it has no 'task'; give"),
-            (config(cluster=[1]), r"its 'cluster' is \[1\]; give"),
-            (config(task="worker"), "its 'task' is 'worker'; give"),
-            (config(task={"index": 0}), "the task {'index': 0} without 'type'; give"),
-            (config(task={"type": "ps"}), "the task {'type': 'ps'} without 'index'; give"),
-            (config(cluster={}), "the cluster is empty; give"),
-            (config(task={"type": "boss", "index": 0}), "job is 'boss'; the cluster has ps, work"),
-            (config(task={"type": [], "index": 0}), r"job is \[\]; the cluster has ps, worker"),
-            (config(task={"type": "evaluator", "index": 0}), "list the evaluator in the cluster"),
-            (
-                config(task={"type": "worker", "index": 2}),
-                "worker:2; of 'worker' the cluster has",
-            ),
-            (config(task={"type": "worker", "index": -1}), "worker:-1; of 'worker' the cluster ha"),
-            (config(workers_per_process=0), "workers_per_process is 0; give an integer >= 1"),
-        ),
-        *each_with(
-            TypeError,
-            (3, "TF_CONFIG is 3; give .*, as text"),
-            (config(task={"type": "worker", "index": "1"}), "in 'worker' is '1'; give an integer"),
-            (config(task={"type": "worker", "index": 1.0}), "in 'worker' is 1.0; give an integer"),
-            (config(task={"type": "worker", "index": True}), "in 'worker' is True; give an intege"),
-            (config(workers_per_process="8"), "workers_per_process is '8'; give an integer >= 1"),
-            (config(workers_per_process=True), "workers_per_process is True; give an integer >= 1"),
-            (config(cluster={"ps": PS, "worker": [ONE]}), "the job ps is '10.*'; give a list of a"),
-            (config(cluster={"ps": 3, "worker": [ONE]}), "the job ps is 3; give a list of address"),
-            (config(cluster={"ps": [3], "worker": [ONE]}), 'ps:0 has the address 3; give "host:po'),
-        ),
+        (None, r"TF_CONFIG is not set; give \{\"cluster\""),
+        ("{", r"TF_CONFIG is '\{', no JSON \(Expecting .*\); give"),
+        ("[" * 100_000, r"TF_CONFIG is '\[\[.*\.\.\., no JSON"),
+        ("[1]", r"TF_CONFIG is \[1\], no object; give"),
+        ("{}", "TF_CONFIG is '{}': it has no 'cluster'; give"),
+        (config(task=None), "it has no 'task'; give"),
+        (config(cluster=[1]), r"its 'cluster' is \[1\]; give"),
+        (config(task="worker"), "its 'task' is 'worker'; give"),
+        (config(task={"index": 0}), "without 'type'; give"),
+        (config(task={"type": "ps"}), "without 'index'; give"),
+        (of_task("boss", 0), "job is 'boss'; the cluster has ps, work"),
+        (of_task([], 0), r"job is \[\]; the cluster has ps, worker"),
+        (of_task("evaluator", 0), "list the evaluator in the cluster"),
+        (of_task("worker", 2), "worker:2; of 'worker' the cluster has"),
+        (of_task("worker", -1), "worker:-1; of 'worker' the cluster ha"),
+        (of_task("worker", True), "in 'worker' is True; give an integer"),
+        (3, "TF_CONFIG is 3; give .*, as text"),
+        (config(workers_per_process=0), "workers_per_process is 0; give an integer >= 1"),
+        (config(workers_per_process="8"), "workers_per_process is '8'; give an integer >= 1"),
+        (config(cluster={"ps": PS, "worker": [ONE]}), "the job ps is '10.*'; give a list of a"),
+        (config(cluster={"ps": [3], "worker": [ONE]}), 'ps:0 has the address 3; give "host:po'),
     ],
-)
+)  # fmt: skip
 def test_a_tf_config_that_describes_no_task_is_refused(
-    error: type[Exception], text: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    text: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(error, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         ClusterTask.from_tf_config(text)
 
 
 @pytest.mark.parametrize(
-    ("error", "cluster", "message"),
+    ("cluster", "message"),
     [
-        *each_with(
-            ValueError,
-            ({}, "the cluster is empty; give"),
-            ({"ps": [], "worker": []}, "the cluster is empty; give"),
-            ({"worker": [ONE]}, "has no ps, but only worker; variables are placed on a ps"),
-            ({"ps": [PS]}, "has no chief: neither a chief nor a master nor a worker 0"),
-            ({"ps": [PS], "worker": {1: ONE}}, "has no chief"),
-            ({"ps": [PS], "evaluator": [ONE]}, "has no chief"),
-            ({"ps": [PS], "chief": [ONE], "master": [TWO]}, "2 chiefs: chief:0, master:0; one"),
-            ({"ps": [PS], "chief": [ONE, TWO]}, "2 chiefs: chief:0, chief:1; one initialises"),
-            ({"ps": [PS], "worker": [ONE, ONE]}, f"worker:0 and worker:1 have the same .*'{ONE}'"),
-            ({"ps": ["A:1"], "worker": ["a:1"]}, "ps:0 and worker:0 have the same address 'a:1'"),
-            ({"ps": [PS], "boss": [ONE]}, "the job 'boss'; the jobs are ps, chief, master, worker"),
-            ({"ps": {1: PS}, "worker": [ONE]}, r"ps has the indices \[1\].*: give \[0\]"),
-            (
-                {"ps": {-1: PS}, "worker": [ONE]},
-                "an index of the job ps is -1; give an integer >=",
-            ),
-            (
-                {"ps": [f"grpc://{PS}"], "worker": [ONE]},
-                r"ps:0 has the address 'grpc://.*without the protocol",
-            ),
-        ),
-        *each_with(
-            TypeError,
-            *((each, r"cluster is .*; give a tf.train.ClusterSpec, or") for each in (None, 3, "a")),
-            ([PS, ONE], r"cluster is .*; give a tf.train.ClusterSpec, or"),
-            ({"ps": {"0": PS}, "worker": [ONE]}, "an index of the job ps is '0'; give an integer"),
-        ),
+        ({"ps": [], "worker": []}, "the cluster is empty; give"),
+        ({"worker": [ONE]}, "has no ps, but only worker; variables are placed on a ps"),
+        ({"ps": [PS], "worker": {1: ONE}}, "has no chief: neither a chief nor a master nor a work"),
+        ({"ps": [PS], "evaluator": [ONE]}, "has no chief"),
+        ({"ps": [PS], "chief": [ONE], "master": [TWO]}, "2 chiefs: chief:0, master:0; one"),
+        ({"ps": [PS], "chief": [ONE, TWO]}, "2 chiefs: chief:0, chief:1; one initialises"),
+        ({"ps": ["A:1"], "worker": ["a:1"]}, "ps:0 and worker:0 have the same address 'a:1'"),
+        ({"ps": [PS], "boss": [ONE]}, "the job 'boss'; the jobs are ps, chief, master, worker"),
+        ({"ps": {1: PS}, "worker": [ONE]}, r"ps has the indices \[1\].*: give \[0\]"),
+        ({"ps": {-1: PS}, "worker": [ONE]}, "an index of the job ps is -1; give an integer >="),
+        ({"ps": {"0": PS}, "worker": [ONE]}, "an index of the job ps is '0'; give an integer"),
+        ({"ps": [f"grpc://{PS}"], "worker": [ONE]}, "'grpc://.*without the protocol"),
+        (None, r"cluster is .*; give a tf.train.ClusterSpec, or"),
+        ([PS, ONE], r"cluster is .*; give a tf.train.ClusterSpec, or"),
     ],
-)
-def test_a_cluster_that_cannot_train_is_refused(
-    error: type[Exception], cluster: Any, message: str
-) -> None:
-    with pytest.raises(error, match=message):
+)  # fmt: skip
+def test_a_cluster_that_cannot_train_is_refused(cluster: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         ClusterTask(cluster, "worker", 0)
 
 
 @pytest.mark.parametrize(
     "address",
     [
-        "", "host", "host:", ":2222", "host:0", "host:65536", "host:-1", "host:two", "host:22 22",
-        "ho st:2222", "user@host:2222", "host:2222/path", "a:1,b:2", "::1:2222", "[::1]", "[x:2222",
-        " host:2222", "host:2222 ", "host:2222\n", "host:2222?x", "host:2222#x",
+        "", "host", ":2222", "host:0", "host:65536", "host:two", "ho st:2222", "user@host:2222",
+        "host:2222/path", "a:1,b:2", "::1:2222", "[x:2222", "host:2222\n", "host:2222?x",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(address: str) -> None:
@@ -221,14 +183,12 @@ JSON = st.recursive(
 def test_whatever_tf_config_holds_it_is_a_task_or_refused(
     cluster: Any, task: Any, workers: Any, whole: Any
 ) -> None:
-    texts = [
+    for text in (
         json.dumps(whole),
-        config(cluster=cluster),
-        config(task=task),
-        config(workers_per_process=workers),
         config(cluster=cluster, task=task),
-    ]
-    for text in texts:
+        config(cluster=cluster),
+        config(task=task, workers_per_process=workers),
+    ):
         try:
             assert ClusterTask.from_tf_config(text).address
         except (TypeError, ValueError) as error:

