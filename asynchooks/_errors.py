@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Generator, Iterator
 from enum import Enum
 from types import TracebackType
 from typing import Any
@@ -325,7 +325,8 @@ def shown(value: object) -> str:
     """A value in a repr or a message, in one line: a function by its name, what is long is cut."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
-    name = getattr(value, "__qualname__", None) if callable(value) else None
+    # what a generator function returned is not that function
+    name = None if isinstance(value, Generator) else getattr(value, "__qualname__", None)
     lines = str(name or repr(value)).splitlines()
     text = " ".join(line.strip() for line in lines)
     return text if len(text) <= 200 else text[:197] + "..."
