@@ -27,8 +27,8 @@ from asynchooks import (
 )
 from asynchooks.data import prefetch, repeat
 
-from ._contenders import Block, called, median_ratio, run_by, secs_per_step
-from ._report import LOOPS, run_on
+from ._contenders import called, compare, function_session
+from ._report import LOOPS, median_ratio, run_on
 from .torch_steps import four_hooks
 
 NUM_ROUNDS, BLOCK_STEPS = 9, 60
@@ -83,16 +83,10 @@ class Training:
 
 
 async def beside_bare_loop(training: Training) -> None:
-    creator = FunctionSessionCreator(training.step)
-    blocks: dict[str, Block] = {"bare": called(training.step)}
-    async with (
-        MonitoredSession(four_hooks(), creator, step_runner="auto") as auto,
-        MonitoredSession(four_hooks(), creator, step_runner="inline") as inline,
-        MonitoredSession(four_hooks(), creator, step_runner="thread") as thread,
-    ):
-        for name, session in (("auto", auto), ("inline", inline), ("thread", thread)):
-            blocks[name] = run_by(session, "loss")
-        secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
+    contenders: dict[str, Any] = {"bare": called(training.step)}
+    for name in ("auto", "inline", "thread"):
+        contenders[name] = function_session(training.step, hooks=four_hooks(), step_runner=name)
+    secs = await compare(contenders, BLOCK_STEPS, NUM_ROUNDS)
     for name in ("auto", "inline", "thread"):
         ratio = median_ratio(secs[name], secs["bare"])
         print(f"4 hooks, {training.secs * 1e3:.1f} ms step, {name} / bare loop: {ratio}")
@@ -114,10 +108,9 @@ async def beside_torch_loop(training: Training) -> None:
         for x, y in bare:
             training.update(x, y)
 
-    creator = FunctionSessionCreator(training.update)
-    async with MonitoredSession([FeedHook(prefetch(repeat(fed), 2), ["x", "y"])], creator) as it:
-        blocks = {"loop": loop, "session": run_by(it, "loss")}
-        secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
+    hooks = [FeedHook(prefetch(repeat(fed), 2), ["x", "y"])]
+    session = function_session(training.update, hooks=hooks)
+    secs = await compare({"loop": loop, "session": session}, BLOCK_STEPS, NUM_ROUNDS)
     ratio = median_ratio(secs["session"], secs["loop"])
     millis = f"{training.secs * 1e3:.1f}"
     print(f"DataLoader, 2 workers, pinned, {millis} ms step / torch's loop: {ratio}")

@@ -70,6 +70,12 @@ class Training:
         return {"loss": loss.item()}
 
 
+def four_hooks() -> list[Any]:
+    stop, nan = StopAtStepHook(last_step=FAR_AWAY), NanTensorHook("loss")
+    logging = LoggingTensorHook(["loss"], every_n_iter=10**6)
+    return [stop, nan, logging, StepCounterHook(every_n_steps=10**6)]
+
+
 async def beside_bare_loop(training: Training) -> dict[str, str]:
     async def slept(num_steps: int) -> None:  # what is paid for the event loop's turn
         for _ in range(num_steps):
@@ -77,12 +83,7 @@ async def beside_bare_loop(training: Training) -> dict[str, str]:
             training.step()
 
     def ours(runner: str) -> Any:
-        hooks = [
-            StopAtStepHook(last_step=FAR_AWAY), NanTensorHook("loss"),
-            LoggingTensorHook(["loss"], every_n_iter=10**6),
-            StepCounterHook(every_n_steps=10**6),
-        ]  # fmt: skip
-        return function_session(training.step, hooks=hooks, step_runner=runner)
+        return function_session(training.step, hooks=four_hooks(), step_runner=runner)
 
     contenders: dict[str, Any] = {"bare": called(training.step)}
     for runner in ("auto", "inline", "thread"):
