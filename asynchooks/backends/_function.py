@@ -320,8 +320,9 @@ def checked_creator(creator: Any, name: str) -> SessionCreator:
         hint = f"that is TensorFlow's own; give asynchooks.{type(creator).__name__}(...)"
     elif callable(creator):
         return FunctionSessionCreator(creator)
-    elif isinstance(creator, Mapping | Coroutine):
-        function(name, creator)  # a coroutine
+    elif isinstance(creator, Coroutine):
+        return FunctionSessionCreator(function(name, creator))  # raises
+    elif isinstance(creator, Mapping):
         hint = "that is what a step returns; give the step function without a call"
     else:
         hint = "such as a step function, or ChiefSessionCreator()"

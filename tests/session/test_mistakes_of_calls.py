@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asynchooks import (
+    CheckpointSaverHook,
     Coordinator,
     EarlyStoppingHook,
     EvaluationHook,
@@ -82,3 +83,29 @@ def test_a_unit_that_an_option_has_not_is_answered_with_the_option() -> None:
     options: Any = {"minutes": 5}
     with pytest.raises(TypeError, match="TimeLimitHook got minutes; write secs"):
         TimeLimitHook(**options)
+
+
+async def steps() -> dict[str, Any]:
+    return {"loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("called", "mend"),
+    [
+        (step, "that is what a step returns; give the step function without a call"),
+        (steps, "give the function: steps in place of steps"),
+    ],
+)
+def test_a_step_function_that_was_called_already_is_refused(called: Any, mend: str) -> None:
+    with pytest.raises(TypeError, match=mend):
+        MonitoredSession([], called())
+
+
+@pytest.mark.parametrize(
+    ("option", "mend"),
+    [("keep_best", "write retention"), ("every_n_epochs", r"save_steps .* such as len\(loader\)")],
+)
+def test_an_option_of_another_library_is_answered_with_ours(option: str, mend: str) -> None:
+    options: Any = {option: 1}
+    with pytest.raises(TypeError, match=mend):
+        CheckpointSaverHook("model", **options)
