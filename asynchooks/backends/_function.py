@@ -314,14 +314,14 @@ def checked_creator(creator: Any, name: str) -> SessionCreator:
     """The creator; a step function stands for one. TypeError with the likely mistake."""
     if isinstance(creator, SessionCreator):
         return creator
+    if issubclass(type(creator), Coroutine):
+        function(name, creator)  # raises, and says what to write
     if isinstance(creator, type) and issubclass(creator, SessionCreator):
         hint = f"that is the class; give an instance: {creator.__name__}(...)"
     elif type(creator).__module__.startswith("tensorflow."):
         hint = f"that is TensorFlow's own; give asynchooks.{type(creator).__name__}(...)"
     elif callable(creator):
         return FunctionSessionCreator(creator)
-    elif isinstance(creator, Coroutine):
-        return FunctionSessionCreator(function(name, creator))  # raises
     elif isinstance(creator, Mapping):
         hint = "that is what a step returns; give the step function without a call"
     else:
