@@ -191,6 +191,7 @@ async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_
             await run_to(run, step + 2)
             rig.gated.let(step)
             await until(lambda: metrics_of(tmp_path).get(step) == distance(step))  # noqa: B023
+            await rig.wait_for_results()  # else the next one would not begin
     assert metrics_of(tmp_path) == {10: 0.0, 20: 10.0, 22: None}
     assert NOT_THERE not in caplog.text
 
