@@ -46,6 +46,12 @@ def test_a_sweep_has_all_settings_with_all_seeds() -> None:
     assert result.values(fast, lambda report: report.updates) == [300.0] * 3
 
 
+forks = pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ, reason="nothing is forked beside the threads of xdist"
+)
+
+
+@forks
 @pytest.mark.faults
 def test_the_number_of_processes_changes_nothing_and_options_need_not_be_pickled() -> None:
     here = os.getpid()
@@ -61,6 +67,7 @@ def test_the_number_of_processes_changes_nothing_and_options_need_not_be_pickled
         assert replace(after, protocol="True") == before
 
 
+@forks
 @pytest.mark.faults
 def test_a_process_that_dies_is_an_error_with_its_setting() -> None:
     def dies(seed: int, workers: int) -> Report:
