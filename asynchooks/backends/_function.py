@@ -23,6 +23,7 @@ from ._raw_session import RawSession
 logger = logging.getLogger("asynchooks")
 
 _MANY_STANDING = 1000
+"""Runs in a row that name one global step, after which a warning tells of it."""
 
 StepFunction = Callable[..., Any]
 Result = tuple[Any, int | Sentinel, Kept | None]
