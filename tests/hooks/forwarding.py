@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asynchooks import (
-    Coordinator,
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
+from asynchooks import SessionRunHook
 
 Wrap = Callable[[SessionRunHook], SessionRunHook]
+
+
+def _forwarded(moment: str) -> Any:
+    async def method(self: Forwards, *given: Any) -> Any:
+        return await getattr(self.hook, moment)(*given)
+
+    return method
 
 
 class Forwards(SessionRunHook):
@@ -29,38 +30,20 @@ class Forwards(SessionRunHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.hook.load_state_dict(state)
 
-    async def begin(self) -> None:
-        await self.hook.begin()
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        await self.hook.after_create_session(session, coord)
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        request: SessionRunArgs | None = await self.hook.before_run(run_context)
-        return request
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self.hook.after_run(run_context, run_values)
-
-    async def end(self, session: Any) -> None:
-        await self.hook.end(session)
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        await self.hook.on_error(session, exception)
+    begin = _forwarded("begin")
+    after_create_session = _forwarded("after_create_session")
+    before_run = _forwarded("before_run")
+    after_run = _forwarded("after_run")
+    end = _forwarded("end")
+    on_error = _forwarded("on_error")
 
 
 class ForwardsAll(Forwards):
     """It forwards every public moment, those that only our hooks have, too."""
 
-    async def restore_model(self, session: Any) -> Any:
-        return await self.hook.restore_model(session)
-
-    async def before_end(self, session: Any) -> None:
-        await self.hook.before_end(session)
-
-    async def after_close(self, exception: BaseException | None) -> bool | None:
-        is_swallowed: bool | None = await self.hook.after_close(exception)
-        return is_swallowed
+    restore_model = _forwarded("restore_model")
+    before_end = _forwarded("before_end")
+    after_close = _forwarded("after_close")
 
     def on_drop(self) -> None:
         self.hook.on_drop()

@@ -62,16 +62,6 @@ async def gated(items: Iterable[int], gates: Mapping[int, anyio.Event]) -> Async
         yield item
 
 
-class FromFunction:
-    """An async iterable that can be read again."""
-
-    def __init__(self, fn: Callable[[], AsyncIterator[int]]) -> None:
-        self._fn = fn
-
-    def __aiter__(self) -> AsyncIterator[int]:
-        return self._fn()
-
-
 class Counted:
     """A source that says whether it is open."""
 

@@ -20,12 +20,11 @@ from asynchooks import (
     SessionRunHook,
     SessionRunValues,
     SharedSessionCreator,
-    StateDictSaver,
     StopTraining,
 )
 from asynchooks.data import Stage, prefetch
 
-from .inputs import SHORT_SECS, Diary
+from .inputs import SHORT_SECS
 
 NUM_ITEMS = 60
 
@@ -85,21 +84,6 @@ class LifeModel(ABC):
     @abstractmethod
     def saving(self, path: Path) -> CheckpointSaverHook:
         """What saves it every few steps."""
-
-
-class DiaryModel(LifeModel):
-    def __init__(self) -> None:
-        self.diary = Diary()
-
-    def creator(self, path: Path) -> SessionCreator:
-        return self.diary.creator
-
-    def saving(self, path: Path) -> CheckpointSaverHook:
-        return CheckpointSaverHook(path, save_steps=4, saver=StateDictSaver(diary=self.diary))
-
-    @property
-    def items(self) -> list[int]:
-        return sorted(self.diary.items)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,8 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
-    Coordinator,
     MonitoredSession,
     PreemptionHook,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
     StateDictSaver,
 )
 from asynchooks.checkpoints import CheckpointDirectory
@@ -67,42 +63,6 @@ def saved_counts(directory: Path) -> dict[int, int]:
     finally:
         opened.close()
     return counts
-
-
-class At(SessionRunHook):
-    """Calls, or awaits, what is given for a moment."""
-
-    def __init__(self, **moments: Callable[[], Any]) -> None:
-        self.moments = moments
-        self.log: list[str] = []
-
-    async def _at(self, moment: str) -> None:
-        self.log.append(moment)
-        result = self.moments.get(moment, _nothing)()
-        if result is not None:
-            await result
-
-    async def begin(self) -> None:
-        await self._at("begin")
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        await self._at("after_create_session")
-
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        await self._at("before_run")
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self._at("after_run")
-
-    async def end(self, session: Any) -> None:
-        await self._at("end")
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        await self._at("on_error")
-
-
-def _nothing() -> None:
-    """What happens at a moment for which nothing was given."""
 
 
 def sigterm() -> None:

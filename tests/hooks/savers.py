@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import numpy as np
 
 from asynchooks import (
     CheckpointInUseError,
@@ -18,7 +19,6 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
-    SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
@@ -62,6 +62,17 @@ async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(LONG_SECS):
         while not condition():
             await anyio.lowlevel.checkpoint()
+
+
+@contextmanager
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns as often as can be: one that writes need not wait for an event loop."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Cell:
@@ -125,6 +136,18 @@ class CopyingSaver(PlainSaver):
         return lambda path: self._write(path, value)
 
 
+class SlowCopy(CopyingSaver):
+    """Its copy passes by a latch, too."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.copies = Latch()
+
+    def snapshot(self) -> Callable[[str], None]:
+        self.copies.pass_by()
+        return super().snapshot()
+
+
 def session_on(cell: Cell, *hooks: Any, **options: Any) -> MonitoredSession:
     return MonitoredSession(hooks, FunctionSessionCreator(cell.step), **options)
 
@@ -173,45 +196,6 @@ class Held:
     def written(self) -> list[int]:
         """The values of the cell whose writes have begun."""
         return [int(line.split()[1]) for line in self.saver.log if line.startswith("begin")]
-
-
-class Noisy:
-    """A model of arrays, and the generator of its noise."""
-
-    def __init__(self, seed: int = 7) -> None:
-        self.weights = {f"w{i}": np.zeros(3) for i in range(4)}
-        self.random = np.random.default_rng(seed)
-
-    def step(self, data: Any = 0.0) -> dict[str, float]:
-        for weight in self.weights.values():
-            weight += 0.5 * data + self.random.normal(size=3) - 0.1 * weight
-        return {"loss": float(sum(each.sum() for each in self.weights.values()))}
-
-
-class Noise(SessionRunHook):
-    """Feeds what a generator draws, and keeps the generators of hook and model in checkpoints."""
-
-    def __init__(self, seed: int, model: Noisy | None = None) -> None:
-        self.random = np.random.default_rng(seed)
-        self.model = model
-        self.total = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        generators = [self.random] + ([] if self.model is None else [self.model.random])
-        return {"states": [each.bit_generator.state for each in generators], "total": self.total}
-
-    def load_state_dict(self, state: Any) -> None:
-        generators = [self.random] + ([] if self.model is None else [self.model.random])
-        for generator, found in zip(generators, state["states"], strict=True):
-            generator.bit_generator.state = found
-        self.total = state["total"]
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        drawn = self.random.normal()
-        return None if self.model is None else SessionRunArgs(None, {"data": drawn})
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.total += self.random.normal()
 
 
 class Counter(SessionRunHook):

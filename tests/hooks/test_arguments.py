@@ -17,19 +17,24 @@ from asynchooks import (
     EvaluationHook,
     FeedFnHook,
     FeedHook,
+    HistoryHook,
     InputPositionHook,
     LoggingTensorHook,
     LoopLagHook,
+    MetricsHook,
     NanTensorHook,
     OnFailure,
     PreemptionHook,
+    ProgressHook,
+    Retention,
     StallHook,
     StepCounterHook,
     StopAtStepHook,
     SummarySaverHook,
     TimeLimitHook,
 )
-from asynchooks.data import prefetch
+from asynchooks.data import prefetch, repeat
+from asynchooks.metrics import histogram
 
 SAVES = ("save_secs", "save_steps")
 EVERY = ("every_n_secs", "every_n_steps")
@@ -40,6 +45,10 @@ TIMED = [
     (lambda **times: StepCounterHook(**{"every_n_steps": None, **times}), EVERY),
     (lambda **times: DataWaitHook(prefetch([], 1), **{"every_n_steps": None, **times}), EVERY),
 ]
+
+
+def saver(**options: Any) -> CheckpointSaverHook:
+    return CheckpointSaverHook(**{"checkpoint_dir": "never made", "save_steps": 1, **options})
 
 
 def evaluation(**options: Any) -> EvaluationHook:
@@ -63,8 +72,22 @@ def test_a_wrong_interval_is_named_as_the_hook_s_own_argument(
             hook(**times)
 
 
+@pytest.mark.parametrize("hook", [each for each, names in TIMED if names == SAVES])
+@pytest.mark.parametrize(("ours", "theirs"), list(zip(EVERY, SAVES, strict=True)))
+def test_both_spellings_are_one_option(hook: Callable[..., Any], ours: str, theirs: str) -> None:
+    assert repr(hook(**{ours: 7})) == repr(hook(**{theirs: 7}))
+    said = f"^got ({ours}=7 and {theirs}=8|{theirs}=8 and {ours}=7); "
+    with pytest.raises(ValueError, match=said):
+        hook(**{ours: 7, theirs: 8})
+
+
 LOG, EXCLUSIVE = OnFailure.LOG, Evaluate.EXCLUSIVE
+# the last ones are names of other libraries, or nearly right
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (saver, {"retention": 3}, r"retention is 3; give Retention\(max_to_keep=3\)"),
+    (saver, {"retention": Retention(keep_best=1)}, 'needs a metric; give metric="loss"'),
+    (saver, {"when_busy": "skip"}, "when_busy is 'skip'; give WhenBusy.WAIT or SKIP"),
+    (saver, {"checkpoint_dir": "s4://b/run"}, "'s4://b/run' is no address.*plain path"),
     (EarlyStoppingHook, {"metric": None, "patience": 1}, "metric is None"),
     (EarlyStoppingHook, {"metric": "loss", "patience": 0}, "patience is 0; give an integer"),
     (EarlyStoppingHook, {"metric": "loss", "patience": 1, "min_delta": -1}, "min_delta is -1"),
@@ -81,6 +104,8 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     *((NanTensorHook, {"loss_tensor": "loss", "max_rollbacks": each}, "give an integer >= 0")
       for each in (-1, 1.5)),
     *((PreemptionHook, {"deadline_secs": each}, "give seconds > 0") for each in (0, math.nan, "5")),
+    (ProgressHook, {"values": histogram("gradients")}, r"values are histogram.*; a histogram can"),
+    (ProgressHook, {"file": "log.txt"}, "file is 'log.txt'; give a text stream"),
     *((PreemptionHook, {"same_signal_secs": each}, "give seconds >= 0") for each in (-1, None)),
     (PreemptionHook, {"signals": ["SIGTERM"]}, "give signals, such as signal.SIGTERM"),
     (PreemptionHook, {"signals": 15}, "give several: .signal.SIGTERM."),
@@ -97,6 +122,16 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
       for secs in (0, math.nan, math.inf, "1", True)),
     *((SummarySaverHook, {"save_steps": 1, **each}, "give exactly one")
       for each in ({}, {"summary_op": "a", "scaffold": object()})),
+    *((hook, {wrong: 5}, f"^{hook.__name__} got .*; write {right}")
+      for hook, wrong, right in (
+          (EvaluationHook, "every_n_iter", "every_n_steps"), (MetricsHook, "save_steps", "every_n"),
+          (HistoryHook, "every_secs", "every_n_secs"), (DataWaitHook, "every_steps", "every_n_ste"),
+          (StepCounterHook, "every_n_step", "every_n_steps"), (repeat, "epochs", "num_epochs"),
+          (LoggingTensorHook, "save_steps", "every_n_steps"), (ProgressHook, "save_secs", "every"),
+          (EarlyStoppingHook, "monitor", "metric"), (SummarySaverHook, "every_n_iter", "every_n"),
+          (CheckpointSaverHook, "save_best_only", "retention"),
+          (StopAtStepHook, "max_steps", "last_step"), (StopAtStepHook, "x", "num_steps, last_st"))),
+    (StopAtStepHook, {"max_epochs": 5}, r"StopAtStepHook got max_epochs; repeat\(source, 5\) arou"),
 ]  # fmt: skip
 
 

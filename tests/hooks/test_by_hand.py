@@ -1,4 +1,4 @@
-"""Every shipped hook can be called by hand, in a test of one's own: no session is needed."""
+"""Every shipped hook does by hand, and in a wrapper, what it does in a session."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks import MonitoredSession, PreemptionHook, SessionRunHook
-from asynchooks._hook import SessionHooks
+from asynchooks import PreemptionHook
 
-from ..support.helpers import counting_creator, settle
-from ..support.hook_plays import PLAYS, Hand, Model, by_hand, checkpoints, in_a_session
-from .forwarding import bare
+from ..support.hook_plays import (
+    FAILING,
+    PLAYS,
+    Hand,
+    Model,
+    by_hand,
+    checkpoints,
+    in_a_session,
+    shipped_hooks,
+)
+from ..support.markers import exhaustive
+from ..support.moments import at, counting
+from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
 from .inputs import saving
 from .preemptions import handlers_are_kept
-from .training import Calls
 
 pytestmark = pytest.mark.anyio
 
@@ -32,21 +40,17 @@ NEEDS_OTHERS = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", sorted(PLAYS.keys() - SESSION_ONLY))
-async def test_a_hook_gives_by_hand_what_it_gives_in_a_session(name: str, tmp_path: Path) -> None:
+async def test_a_hook_gives_by_hand_what_it_gives_in_a_session_and_may_be_told_of_an_error(
+    name: str, tmp_path: Path
+) -> None:
+    make, model = PLAYS[name], Model()
     with anyio.fail_after(60):
-        found = await by_hand(PLAYS[name], tmp_path / "hand", 8)
+        found = await by_hand(make, tmp_path / "hand", 8)
         if name not in NEEDS_OTHERS:
-            make, path = PLAYS[name], tmp_path / "session"
+            path = tmp_path / "session"
             assert found == await in_a_session(make, path, bare, 8, is_alone=True)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", sorted(PLAYS.keys() - SESSION_ONLY))
-async def test_a_hook_may_be_told_of_an_error_by_hand(name: str, tmp_path: Path) -> None:
-    model = Model()
-    hook: Any = PLAYS[name](tmp_path, model).hooks[0]
-    hand = Hand(model.step)
-    with anyio.fail_after(60):
+        hook: Any = make(tmp_path / "error", model).hooks[0]
+        hand = Hand(model.step)
         await hand.open(hook)
         await hand.run(hook)
         await hook.on_error(hand.raw, OSError())
@@ -70,43 +74,41 @@ async def test_the_checkpoint_saver_resumes_and_releases_its_directory(tmp_path:
     assert checkpoints(tmp_path) == ["model.ckpt-0", "model.ckpt-1"]
 
 
-class Inner(SessionRunHook):
-    """Asks in each begin for the hooks of its session."""
-
-    def __init__(self) -> None:
-        self.is_by_hand: list[bool] = []
-
-    async def begin(self) -> None:
-        self.is_by_hand.append(SessionHooks.of(self).is_by_hand)
-
-
 async def test_a_hook_driven_later_in_a_task_of_a_begin_is_by_hand() -> None:
     """The task has inherited the context of the begin, which is over."""
-    inner, may_go_on = Inner(), anyio.Event()
+    hook, may_go_on = PreemptionHook(signals=()), anyio.Event()
 
     async def later() -> None:
         await may_go_on.wait()
-        await inner.begin()
+        with pytest.raises(RuntimeError, match="give it to a MonitoredSession"):
+            await hook.begin()
 
     async def outer() -> None:
         async with anyio.create_task_group() as own:  # what a begin waits for belongs to it
-            own.start_soon(inner.begin)
+            own.start_soon(hook.begin)
         group.start_soon(later)
 
     async with anyio.create_task_group() as group:
-        async with MonitoredSession([Calls(begin=outer)], counting_creator()):
+        async with counting(at(begin=outer)):
             may_go_on.set()
-    assert inner.is_by_hand == [False, True]
 
 
-async def test_a_task_of_an_earlier_begin_does_not_join_in_a_later_one() -> None:
-    inner = Inner()
+# In wrappers that forward the public moments
 
-    def start() -> None:  # anyio's start_soon may return what can be awaited
-        group.start_soon(inner.begin)
 
-    second = Calls(begin=settle)  # the task of the first one has run now
-    async with anyio.create_task_group() as group:
-        async with MonitoredSession([Calls(begin=start), second], counting_creator()):
-            pass
-    assert inner.is_by_hand == [True]
+def test_every_shipped_hook_is_played() -> None:
+    assert {name.partition(",")[0] for name in PLAYS} == shipped_hooks()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, *exhaustive(twice)])
+@pytest.mark.parametrize("name", PLAYS)
+async def test_a_wrapper_changes_nothing_in_two_lives(
+    name: str, wrap: Wrap, tmp_path: Path
+) -> None:
+    with anyio.fail_after(60):
+        for num_runs in (4, 8):
+            alone = await in_a_session(PLAYS[name], tmp_path / "alone", bare, num_runs)
+            wrapped = await in_a_session(PLAYS[name], tmp_path / "wrapped", wrap, num_runs)
+            assert wrapped == alone
+        assert bool(alone[1]) is (name in FAILING), alone

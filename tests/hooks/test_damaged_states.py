@@ -90,10 +90,8 @@ DAMAGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "no states of sinks": (METRICS, {"sinks": 7}),
     "a sink without a class": (METRICS, {"sinks": [{"position": None, "pending": []}]}),
     "a point that is none": (METRICS, of_sink(1e308)),
-    "a point with a text": (METRICS, of_point({"loss": "cos\nsystem"})),
     "a name that no file can hold": (METRICS, of_point({"\ud800": 1.0})),
     "columns without steps": (HISTORY, of_rows(None)),
-    "rows without secs": (HISTORY, of_rows(np.arange(3))),
 }
 
 

@@ -25,7 +25,6 @@ from asynchooks.data import (
     prefetch,
     repeat,
     rollouts,
-    shuffle,
     take,
 )
 
@@ -44,7 +43,6 @@ INPUTS: dict[str, Callable[[Any], Stage[Any]]] = {
     "batch": lambda source: batch(source, 1),
     "prefetch": lambda source: prefetch(source, 2),
     "map": lambda source: map_concurrent(same, source, 2),
-    "shuffle": lambda source: shuffle(source, 3, seed=1),
     "interleave": lambda source: interleave([source]),
     "epochs": lambda source: prefetch(repeat(source, 1), 2),
     "take": lambda source: take(source, 9),
@@ -72,8 +70,12 @@ async def train(source: Any, creator: Any, *, loops: bool = False) -> None:
             await session.run([], {"x": item})
 
 
-async def check_that_late_workers_end(source: Stage[Any], loops: bool) -> None:
-    creator, seen = counting()
+@pytest.mark.parametrize("around", INPUTS)
+@pytest.mark.parametrize("loops", [True, False])
+async def test_a_worker_that_opens_behind_the_end_of_its_input_ends_cleanly(
+    around: str, loops: bool
+) -> None:
+    source, (creator, seen) = INPUTS[around](range(6)), counting()
     for _ in range(3):
         await train(source, creator, loops=loops)
         assert len(seen) == 6
@@ -82,24 +84,6 @@ async def check_that_late_workers_end(source: Stage[Any], loops: bool) -> None:
             assert not session.should_stop()
             with pytest.raises(StopTraining, match="the input .* has ended"):
                 await session.run([])
-
-
-@pytest.mark.parametrize("around", INPUTS)
-@pytest.mark.parametrize("loops", [True, False])
-async def test_a_worker_that_opens_behind_the_end_of_its_input_ends_cleanly(
-    around: str, loops: bool
-) -> None:
-    await check_that_late_workers_end(INPUTS[around](range(6)), loops)
-
-
-@pytest.mark.parametrize("around", ["prefetch", "batch", "rollouts"])
-async def test_so_does_one_whose_input_is_a_stream_that_was_closed(around: str) -> None:
-    sender, receiver = anyio.create_memory_object_stream[int](6)
-    with receiver:
-        for number in range(6):
-            sender.send_nowait(number)
-        sender.close()
-        await check_that_late_workers_end(INPUTS[around](receiver), loops=False)
 
 
 @pytest.mark.parametrize("is_failed", [True, False])

@@ -57,11 +57,9 @@ def by_epoch(epoch: int) -> list[int]:
 
 
 SOURCES: list[tuple[Make, list[int]]] = [
-    (lambda: repeat(prefetch(lambda: iter([1, 2]), 2), 2), [1, 2, -1, 1, 2, -2]),
     (lambda: prefetch(batch(repeat([1, 2, 3], 2), 2), 1), [1, 2, -1, 3, 1, 2, 3, -2]),
     (lambda: take(repeat([1, 2]), 3), [1, 2, -1, 1, -2]),
     (lambda: prefetch([1, 2], 1), [1, 2, -1]),
-    (lambda: repeat(lambda items=(1,): list(items), 2), [1, -1, 1, -2]),
     (lambda: prefetch(repeat(batch(by_epoch, 1), 2), 4), [0, 1, -1, 10, 11, -2]),
     (lambda: repeat(repeat(by_epoch, 2), 2), [0, 1, 10, 11, -1, 0, 1, 10, 11, -2]),
     (lambda: prefetch(shuffle(repeat(range(3), 2), 2, seed=1), 3), []),  # in some order

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from asynchooks import FeedError, FeedFnHook, MonitoredSession, SessionRunHook, StopTraining
+from asynchooks import FeedFnHook, MonitoredSession, SessionRunHook, StopTraining
 from asynchooks.testing import RecordingHook
 
-from .training import Calls
+from ..support.moments import at
 
 pytestmark = pytest.mark.anyio
 runners = pytest.mark.parametrize("step_runner", ["inline", "thread"])
@@ -57,7 +56,6 @@ FORMS: dict[str, Callable[[Feeder], Any]] = {
     "async": lambda feeder: feeder.suspends,
     "a lambda of a coroutine": lambda feeder: lambda: feeder.suspends(),
     "an object": lambda feeder: feeder,
-    "a partial": lambda feeder: functools.partial(Feeder.suspends, feeder),
 }
 
 
@@ -84,32 +82,6 @@ async def test_a_sync_one_runs_where_blocking_steps_run_and_an_async_one_on_the_
     async with session_on([], sync, suspends, step_runner="thread") as session:
         await session.run([])
     assert [each == threading.get_ident() for each in threads] == [False, True]
-
-
-async def test_feeds_of_hooks_and_caller_go_into_one_run() -> None:
-    fed, mine = list[Any](), {"scale": 2}
-    async with session_on(fed, lambda: {"rate": 1}, lambda: None, dict) as session:
-        await session.run([], mine)
-    assert fed == [(1, 2)]
-    assert mine == {"scale": 2}, "the caller's mapping is not changed"
-
-
-@pytest.mark.parametrize(
-    ("feeds", "callers", "error", "message"),
-    [
-        ([{"rate": 1}], {"rate": 2}, RuntimeError, "is fed by a SessionRunHook and user"),
-        ([{"tempo": 1}], None, FeedError, r"unknown \['tempo'\]"),
-        ([[("rate", 1)]], None, TypeError, "FeedFnHook.before_run returned the feed_dict"),
-    ],
-)
-async def test_what_cannot_be_fed_is_an_error(
-    feeds: list[Any], callers: Any, error: type[Exception], message: str
-) -> None:
-    fed: list[Any] = []
-    async with session_on(fed, *[lambda each=each: each for each in feeds]) as session:
-        with pytest.raises(error, match=message):
-            await session.run([], callers)
-    assert fed == []
 
 
 TWO = [{"rate": 1}, {"rate": 2}]
@@ -145,7 +117,7 @@ async def test_what_was_fed_to_a_run_that_never_took_place_is_behind_the_saved_p
             raise refusals.pop()
 
     assert hook.state_dict() == {"count": 0}
-    async with session_on(fed, hooks=(hook, Calls(before_run=refuse))) as session:
+    async with session_on(fed, hooks=(hook, at(before_run=refuse))) as session:
         await session.run([])
         refusals += [ZeroDivisionError(), ZeroDivisionError()]
         for _ in range(2):
@@ -156,17 +128,3 @@ async def test_what_was_fed_to_a_run_that_never_took_place_is_behind_the_saved_p
         assert (fed, hook.state_dict()) == ([(1, None), (4, None)], {"count": 4})
     hook.load_state_dict({"count": 7})
     assert hook.state_dict() == {"count": 7}
-
-
-async def test_an_error_leaves_with_the_name_of_the_hook() -> None:
-    async def fails() -> None:
-        raise ZeroDivisionError("no rate")
-
-    async with session_on([], fails) as session:
-        with pytest.raises(ZeroDivisionError, match="no rate") as caught:
-            await session.run([])
-        assert not session.should_stop()
-    assert caught.value.__notes__ == ["in before_run of FeedFnHook"]
-
-
-# of a private name: it takes a rollback to meet all of these by public ones

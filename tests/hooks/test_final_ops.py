@@ -8,7 +8,7 @@ import pytest
 
 from asynchooks import FetchError, FinalOpsHook, MonitoredSession
 
-from ..support.helpers import counting_creator, counting_step
+from ..support.helpers import counting_step
 from .training import run_session
 
 pytestmark = pytest.mark.anyio
@@ -31,15 +31,6 @@ async def test_the_last_runs_outputs_are_kept_nested_as_asked(final_ops: Any, va
     assert calls == [1, 2, 3], "the end runs no further step"
     await run_session([hook], runs=0)
     assert hook.final_ops_values is None, "this session has run nothing"
-
-
-async def test_after_a_failure_there_are_no_values() -> None:
-    hook = FinalOpsHook("calls")
-    with pytest.raises(ZeroDivisionError):
-        async with MonitoredSession([hook], counting_creator()) as session:
-            await session.run([])
-            raise ZeroDivisionError
-    assert hook.final_ops_values is None
 
 
 async def test_a_run_that_failed_leaves_those_of_the_run_before() -> None:

@@ -20,7 +20,7 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, batch, prefetch
 
-from ..data.sources import Source, at
+from ..data.sources import at
 from ..support.afterwards import nothing_left
 from .inputs import Counted, Diary, saving, until_stopped
 from .training import Holds, run_session, tasks
@@ -77,41 +77,6 @@ async def test_what_took_the_place_of_a_pipeline_that_went_back_is_the_programs_
     assert diary.items == [num, num + 1]
     # what is read ahead of a stage without tasks is the next session's
     assert seen == num + 2 if around == "prefetch" else seen > num + 2
-
-
-async def test_the_programs_block_closes_what_was_read_ahead_for_a_next_session() -> None:
-    source, diary = Source(None), Diary()
-    async with nothing_left():
-        async with batch(source.items(), 1) as stage:
-            for _ in range(2):
-                await run_session([FeedHook(stage, "x")], diary.creator, runs=1)
-            assert not source.is_closed
-        assert source.is_closed
-    assert diary.items == [0, 1]
-
-
-async def test_a_session_goes_on_with_a_source_that_the_program_has_let_go_of() -> None:
-    source, diary = Source(6), Diary()
-    async with nothing_left():
-        stage = batch(source.items(), 1)
-        async with MonitoredSession([FeedHook(stage, "x")], diary.creator) as session:
-            async with stage:
-                await session.run([])
-            await until_stopped(session)
-    assert diary.items == [0, 1, 2, 3, 4, 5]
-    assert source.is_closed
-
-
-async def test_a_session_that_is_refused_the_hook_leaves_the_first_to_go_on_and_to_close() -> None:
-    source, diary = Counted(), Diary()
-    hook, message = FeedHook(source, "x"), "in use already; give each session one of its own"
-    async with MonitoredSession([hook], diary.creator) as session:
-        await session.run([])
-        with pytest.raises(RuntimeError, match=message):
-            await run_session([hook], Diary().creator)
-        await session.run([])
-        assert source.log == ["open"]
-    assert (diary.items, source.log) == ([0, 1], ["open", "closed"])
 
 
 # Workers of one model: an input is open as long as one may come to read it

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import logging
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from asynchooks import (
@@ -19,21 +17,14 @@ from asynchooks import (
     StepCounterHook,
     StopAtStepHook,
 )
-from asynchooks.metrics import histogram, mean, steps_per_sec
+from asynchooks.metrics import mean, steps_per_sec
 
-from .preemptions import Counter, saving
-from .training import Calls, run_session
+from ..support.kept import Model
+from ..support.moments import at
+from .training import rows_of, run_session
 from .virtual_time import on_trampoline, pause, quarter_step
 
 pytestmark = pytest.mark.anyio
-
-
-class Model(Counter):
-    """Its loss is the number of its step, and so are its weights."""
-
-    def step(self) -> dict[str, Any]:
-        self.count += 1
-        return {"loss": float(self.count), "weights": np.full(2, self.count)}
 
 
 class Points(list[tuple[int, dict[str, Any]]]):
@@ -46,25 +37,20 @@ class Points(list[tuple[int, dict[str, Any]]]):
 
 
 def points_of(history: HistoryHook) -> list[tuple[int, dict[str, Any]]]:
-    return [
-        (row["step"], {name: row[name] for name in row if name not in ("step", "secs")})
-        for row in history.rows
-    ]
+    return [(row.pop("step"), row) for row in rows_of(history)]
 
 
 async def train(hooks: list[Any], last_step: int, step: Any = None) -> None:
-    await run_session([*hooks, StopAtStepHook(last_step=last_step)], step or Model().step)
+    await run_session([*hooks, StopAtStepHook(last_step=last_step)], step or Model())
 
 
 @pytest.mark.parametrize(("last_step", "of_mean"), [(7, 4.5), (20, 15.5), (25, 23.0)])
 async def test_the_last_step_before_the_limit_is_given_once_with_all_its_values(
     last_step: int, of_mean: float
 ) -> None:
-    points, history = Points(), HistoryHook({"loss": "loss", "mean": mean("loss")}, 10)
-    wanted = {"loss": "loss", "mean": mean("loss"), "spread": histogram("weights")}
+    wanted = {"loss": "loss", "mean": mean("loss")}
+    points, history = Points(), HistoryHook(wanted, 10)
     await train([points.hook(wanted, 10), history], last_step)
-    spread = points[-1][1].pop("spread")
-    assert (spread.least, spread.greatest) == (last_step, last_step)
     expected = (last_step, {"loss": float(last_step), "mean": of_mean})
     assert points[-1] == points_of(history)[-1] == expected
     assert [each[0] for each in points].count(last_step) == 1
@@ -82,7 +68,7 @@ async def test_a_mean_of_a_part_of_the_interval_is_given_however_training_ends(
 
     points, history = Points(), HistoryHook(mean("loss"), every_n_steps=10)
     with suppress(ZeroDivisionError):
-        await train([points.hook(mean("loss"), 10), history, Calls(after_run=end)], 100)
+        await train([points.hook(mean("loss"), 10), history, at(after_run=end)], 100)
     assert points == points_of(history)
     assert points[-2:] == [(10, {"loss": 6.0}), (14, {"loss": 12.5})]
 
@@ -99,19 +85,6 @@ def test_statistics_of_a_part_of_the_interval_are_not_given() -> None:
     assert points_of(history) == [(1, {"steps_per_sec": 4.0}), (4, {"steps_per_sec": 4.0})]
 
 
-async def test_a_mean_goes_on_in_a_resumed_training_and_begins_anew_in_another(
-    tmp_path: Path,
-) -> None:
-    history = HistoryHook(mean("loss"), every_n_steps=10)
-    for _ in range(2):
-        await train([history], 14)
-        assert points_of(history) == [(1, {"loss": 1.0}), (10, {"loss": 6.0}), (14, {"loss": 12.5})]
-    for last_step in (14, 20):
-        model, resumed = Model(), HistoryHook(mean("loss"), every_n_steps=10)
-        await train([resumed, saving(tmp_path, model)], last_step, model.step)
-    assert points_of(resumed) == [(1, {"loss": 1.0}), (10, {"loss": 6.0}), (20, {"loss": 15.5})]
-
-
 def test_hooks_with_a_timer_are_due_as_often_in_a_second_session(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -119,14 +92,13 @@ def test_hooks_with_a_timer_are_due_as_often_in_a_second_session(
 
     async def step() -> dict[str, Any]:
         await pause(1.0)
-        return model.step()
+        return {"loss": 0.5}
 
     caplog.set_level(logging.INFO, "asynchooks")
     points, history = Points(), HistoryHook("loss", every_n_secs=5.0)
     counters = [StepCounterHook(5), StepCounterHook(None, 5.0)]
     hooks = [points.hook("loss", every_n_secs=5.0), history, *counters]
     for num_sessions in (1, 2):
-        model = Model()
         points.clear()
         on_trampoline(lambda engine: train(hooks, 12, step))
         assert [each[0] for each in points] == [row["step"] for row in history.rows] == [1, 7, 12]

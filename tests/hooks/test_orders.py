@@ -32,13 +32,14 @@ from asynchooks import (
     NanTensorHook,
     Retention,
     StateDictSaver,
-    StepCounterHook,
     StopAtStepHook,
 )
 from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.metrics import mean
 
-NUM_HOOKS = 12
+from .training import rows_of
+
+NUM_HOOKS = 11
 
 
 class Training:
@@ -75,8 +76,7 @@ class Training:
             evaluation, EvaluationHook(self.evaluate, every_n_steps=4, name="other"),
             self.stopping, self.watching, self.history, self.final,
             MetricsHook(self.note, wanted, every_n_steps=5), NanTensorHook("loss"),
-            FeedHook(list(range(1, 99)), "x"), StepCounterHook(every_n_steps=5),
-            StopAtStepHook(last_step=23),
+            FeedHook(list(range(1, 99)), "x"), StopAtStepHook(last_step=23),
             CheckpointSaverHook(
                 self.directory, every_n_steps=4, saver=StateDictSaver(model=self.weights),
                 retention=Retention(max_to_keep=2, keep_best=1), metric=coverage,
@@ -100,19 +100,17 @@ class Training:
             "best": (self.stopping.best, self.stopping.best_step),
             "watched": (self.watching.best, self.watching.best_step),
             "final": self.final.final_ops_values,
-            "rows": [{**row, "secs": 0} for row in self.history.rows],
+            "rows": rows_of(self.history),
             "checkpoints": self.checkpoints(),
         }
 
     def checkpoints(self) -> list[Any]:
         """Their states of hooks show in what a resumed training gives."""
-        directory, found = CheckpointDirectory(self.directory), []
-        directory.open()
-        for each in directory.checkpoints():
+        found = []
+        for each in CheckpointDirectory(self.directory).checkpoints():
             weights = {"w": np.zeros(1)}
             StateDictSaver(model=weights).restore(each.prefix)
             found.append((each.step, each.metric, float(weights["w"][0])))
-        directory.close()
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,18 +20,13 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks.metrics import JsonLinesSink, Point
+from asynchooks.metrics import Point
 
-from ..metrics.readers import json_lines
 from ..support.kept import Kept, Model
-from .inputs import saving
-from .training import Calls, run_session
+from ..support.moments import at
+from .training import rows_of, run_session
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-
-
-def without_secs(history: HistoryHook) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in row if name != "secs"} for row in history.rows]
 
 
 class LateEvaluation:
@@ -57,7 +51,7 @@ async def pause(*given: Any) -> None:
 
 
 async def train(hooks: list[Any], last_step: int, creator: Any = None) -> None:
-    hooks = [*hooks, Calls(after_run=pause), StopAtStepHook(last_step=last_step)]
+    hooks = [*hooks, at(after_run=pause), StopAtStepHook(last_step=last_step)]
     await run_session(hooks, creator or Model())
 
 
@@ -72,7 +66,7 @@ async def test_an_evaluation_that_ends_later_is_of_the_step_that_was_evaluated()
     assert metrics.num_dropped == 0
     losses = [{"step": step, "loss": float(step)} for step in (1, 3, 6, 9, 11)]
     late = [{"step": step, "eval/at": float(step)} for step in (4, 8)]
-    assert without_secs(history) == sorted(losses + late, key=lambda row: row["step"])
+    assert rows_of(history) == sorted(losses + late, key=lambda row: row["step"])
 
 
 async def test_of_two_values_of_one_name_and_step_the_first_stays_and_other_names_join() -> None:
@@ -87,6 +81,7 @@ async def test_of_two_values_of_one_name_and_step_the_first_stays_and_other_name
     hooks = [MetricsHook(sink, "loss", every_n_steps=1), history, StopAtStepHook(last_step=2)]
     async with MonitoredSession(hooks, Model()) as session:
         await session.run("loss")
+        read = history.rows[0]
         session.log_metrics({"loss": 7.0, "reward": 1.0})
         # once the point is written, nothing can join it any more
         assert await anyio.to_thread.run_sync(has_reward.wait, 10)
@@ -94,7 +89,8 @@ async def test_of_two_values_of_one_name_and_step_the_first_stays_and_other_name
         await session.run("loss")
     assert (sink.of("loss"), sink.of("reward")) == ([(1, 1.0), (2, 2.0)], [(1, 1.0)])
     assert sink.of("length") == [(1, 3.0)]
-    assert without_secs(history)[0] == {"step": 1, "loss": 1.0, "reward": 1.0, "length": 3.0}
+    assert rows_of(history)[0] == {"step": 1, "loss": 1.0, "reward": 1.0, "length": 3.0}
+    assert "reward" not in read, "a row that was read is not changed later"
 
 
 async def test_values_of_each_worker_are_of_the_step_that_its_own_run_made(
@@ -111,46 +107,11 @@ async def test_values_of_each_worker_are_of_the_step_that_its_own_run_made(
             hooks = [logs, MetricsHook(sink, "loss", every_n_steps=1), history]
             group.start_soon(train, hooks, 20, creator)
     for sink, history in zip(sinks, histories, strict=True):
-        rows = without_secs(history)
+        rows = rows_of(history)
         assert sink.of("loss") == [(row["step"], row["loss"]) for row in rows if "loss" in row]
         assert all(step == loss for step, loss in sink.of("loss"))
     found = sorted(step for sink in sinks for step, _ in sink.of("loss"))
     assert found == list(range(1, 21))
     said: list[Any] = [each for each in caplog.records if "loss =" in each.getMessage()]
     assert len(said) == 20 + 4, "each worker's last value comes twice"
-    for record in said:
-        assert record.getMessage().startswith(f"loss = {float(record.step)}")
-
-
-class PowerCutError(Exception):
-    """Ends a training without an orderly end."""
-
-
-async def test_a_resumed_training_has_each_late_value_once_at_its_step(tmp_path: Path) -> None:
-    """It ended at step 27, was saved at step 20, and what is of steps behind that comes again."""
-
-    async def life(last_step: int, *, fails: bool) -> None:
-        model = Model()
-        ends = {5: 8, 10: 13, 15: 18, 20: 24, 25: 27}
-        evaluation = LateEvaluation(ends, every_n_steps=5)
-        sink = JsonLinesSink(tmp_path / "m.jsonl")
-        hooks = [
-            saving(tmp_path / "model", model, every=20), evaluation.hook,
-            MetricsHook(sink, ["loss", evaluation.metric], every_n_steps=3),
-            Calls(after_run=pause), StopAtStepHook(last_step=last_step),
-        ]  # fmt: skip
-        async with MonitoredSession(hooks, model) as session:
-            while not session.should_stop():
-                await session.run([])
-            if fails:
-                raise PowerCutError
-
-    with pytest.raises(PowerCutError):
-        await life(27, fails=True)
-    await life(30, fails=False)
-    lines = json_lines(tmp_path / "m.jsonl")
-    losses = [line["step"] for line in lines if "loss" in line]
-    assert losses == [1, *range(3, 31, 3)]
-    # those of steps 5 to 20 are of the model that was restored; that of step 25 came again
-    late = [line["step"] for line in lines if "eval/at" in line]
-    assert sorted(late) == [5, 10, 15, 20, 25]
+    assert all(each.getMessage().startswith(f"loss = {float(each.step)}") for each in said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -21,26 +20,25 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator
-from .training import run_session, suspending_step
+from ..support.moments import at, moments_of
+from .training import run_session, run_to, suspending_step
 
 pytestmark = pytest.mark.anyio
 
 
 class Counter:
-    """A step function that is safe in threads, and may fail now and then."""
+    """A step function that may fail now and then."""
 
     def __init__(self, stride: int = 1, fail_every: int = 0) -> None:
         self.value = self.calls = 0
         self.stride, self.fail_every = stride, fail_every
-        self.lock = threading.Lock()
 
     def __call__(self) -> dict[str, int]:
-        with self.lock:
-            self.calls += 1
-            if self.fail_every and self.calls % self.fail_every == 0:
-                raise ValueError("now and then")
-            self.value += self.stride
-            return {"global_step": self.value}
+        self.calls += 1
+        if self.fail_every and self.calls % self.fail_every == 0:
+            raise ValueError("now and then")
+        self.value += self.stride
+        return {"global_step": self.value}
 
     async def later(self) -> dict[str, int]:
         await anyio.lowlevel.checkpoint()
@@ -50,7 +48,7 @@ class Counter:
 @pytest.mark.parametrize(
     ("options", "num_workers", "step_runner"),
     [
-        ({}, 1, "inline"), ({}, 8, "thread"), ({}, 8, "coroutine"),
+        ({}, 1, "inline"), ({}, 8, "thread"), ({}, 8, "auto"),
         ({"fail_every": 7}, 16, "inline"), ({"fail_every": 7}, 2, "thread"),
         ({"stride": 7}, 8, "inline"),
     ],
@@ -58,14 +56,13 @@ class Counter:
 async def test_all_workers_stop_exactly_also_where_some_fail_and_are_cancelled_or_within_a_stride(
     options: dict[str, int], num_workers: int, step_runner: Any
 ) -> None:
-    counter, is_async = Counter(**options), step_runner == "coroutine"
-    creator = SharedSessionCreator(counter.later if is_async else counter)
-    runner: Any = "auto" if is_async else step_runner
+    counter = Counter(**options)
+    creator = SharedSessionCreator(counter.later if step_runner == "auto" else counter)
 
     async def work(place: int) -> None:
         hooks = [StopAtStepHook(last_step=200)]
         with anyio.CancelScope() as scope:
-            async with MonitoredSession(hooks, creator, step_runner=runner) as session:
+            async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
                 while not session.should_stop():
                     with suppress(ValueError):
                         await session.run([])
@@ -97,10 +94,11 @@ async def test_each_hook_stops_its_own_session_and_the_largest_limit_holds() -> 
     creator, ran = SharedSessionCreator(suspending_step), {10: 0, 40: 0}
 
     async def work(last_step: int) -> None:
-        async with MonitoredSession([StopAtStepHook(last_step=last_step)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-                ran[last_step] += 1
+        def count(run_context: object, run_values: object) -> None:
+            ran[last_step] += 1
+
+        hooks = [StopAtStepHook(last_step=last_step), at(after_run=count)]
+        session = await run_session(hooks, creator)
         assert session.global_step.value >= last_step
 
     async with anyio.create_task_group() as group:
@@ -113,8 +111,7 @@ async def test_each_hook_stops_its_own_session_and_the_largest_limit_holds() -> 
 async def test_a_worker_that_comes_too_late_runs_nothing_and_ends_cleanly() -> None:
     creator, late = SharedSessionCreator(counting_creator()), RecordingHook("late")
     async with MonitoredSession([StopAtStepHook(last_step=3)], creator) as first:
-        while not first.should_stop():
-            await first.run([])
+        await run_to(first, 3)
         session = await run_session([StopAtStepHook(last_step=3), late], creator, runs=1)
         assert session.global_step.value == 3
-    assert [moment for _, moment in late.log] == ["begin", "after_create_session", "end"]
+    assert moments_of(late) == ["begin", "after_create_session", "end"]

@@ -15,21 +15,20 @@ from asynchooks import (
     Evaluate,
     EvaluationHook,
     FeedHook,
-    FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
     Recovery,
     StepCounterHook,
     SummarySaverHook,
 )
-from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.data import prefetch
 
 from ..metrics.readers import steps_shown
+from ..support.moments import at
 from ..support.threads import threads_left
 from .event_files import largest_file, scalars
 from .inputs import Diary, saving
-from .training import Calls, run_session
+from .training import run_session
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -87,19 +86,11 @@ async def test_the_file_stays_open_for_the_session_that_goes_on(tmp_path: Path) 
     assert read(tmp_path) == {"eval/score": [1, 2], "other/score": [1, 2]}
 
 
-async def test_a_later_session_has_a_later_file(tmp_path: Path) -> None:
-    for first in range(0, 24, 3):  # so many that they share a second
-        creator = FunctionSessionCreator(dict, initial_step=first)
-        await run_session([evaluation(tmp_path)], creator, runs=3)
-    assert num_files(tmp_path) == 8
-    assert read(tmp_path) == {"eval/score": list(range(1, 25))}
-
-
 async def test_the_file_is_closed_after_a_failure_and_after_a_refused_begin(tmp_path: Path) -> None:
     def refuse() -> None:
         raise ZeroDivisionError
 
-    for hooks in ([], [Calls(begin=refuse)]):
+    for hooks in ([], [at(begin=refuse)]):
         with pytest.raises(ZeroDivisionError):
             async with MonitoredSession([evaluation(tmp_path), *hooks], Diary().creator) as session:
                 await session.run([], {"x": 0})
@@ -150,15 +141,6 @@ async def test_after_a_new_beginning_each_step_is_shown_once(how: str, tmp_path:
         steps = steps_shown(tmp_path / "logs", tag)
         assert steps == sorted(set(steps)), tag
         assert steps[-1] == last, tag
-
-
-async def test_a_directory_that_cannot_be_made_does_not_keep_training_from_beginning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "logs").touch()  # which stands for a disk that is full at the restart
-    await train(tmp_path, 6)
-    assert [each.step for each in CheckpointDirectory(tmp_path / "saved").checkpoints()] == [0, 4]
-    assert len([each for each in caplog.messages if "could not be written" in each]) == len(TAGS)
 
 
 async def test_a_disk_of_logs_that_is_full_does_not_end_training(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asynchooks import FetchError, FunctionSessionCreator, MonitoredSession, SummarySaverHook
+from asynchooks import FunctionSessionCreator, MonitoredSession, SummarySaverHook
 
 from .training import run_session
 
@@ -70,14 +68,10 @@ async def written(num_runs: int, step: Any = None, first: int = 0, **options: An
     return writer.written
 
 
-@pytest.mark.parametrize(("save_steps", "steps"), [(3, [11, 14, 17]), (0, [11, 12, 13])])
-async def test_the_first_run_and_then_every_nth_step_is_written_with_the_step_after_it(
-    save_steps: int, steps: list[int]
-) -> None:
-    runs = 8 if save_steps == 3 else 3
-    assert await written(runs, first=10, save_steps=save_steps, summary_op="message") == [
-        (11, "session", START), *((step, "message", float(step - 10)) for step in steps), "flush"
-    ]  # fmt: skip
+async def test_the_first_run_and_then_every_nth_step_is_written_with_the_step_after_it() -> None:
+    found = await written(8, first=10, save_steps=3, summary_op="message")
+    summaries = [(step, "message", float(step - 10)) for step in (11, 14, 17)]
+    assert found == [(11, "session", START), *summaries, "flush"]
 
 
 @pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array(0.5)])
@@ -95,8 +89,6 @@ async def test_numbers_messages_and_bytes_are_written_in_order(loss: Any) -> Non
 async def test_what_is_no_summary_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="summary_op 'loss' gave .*; expected a number"):
         await written(1, lambda: {"loss": given}, save_steps=2, summary_op="loss")
-    with pytest.raises(FetchError, match="fetch 'missing' is not among"):
-        await written(1, save_steps=1, summary_op="missing")
 
 
 @pytest.mark.parametrize("op", ["message", None])
@@ -107,14 +99,14 @@ async def test_the_scaffolds_op_is_used_and_none_gives_only_the_start(op: str | 
 
 
 def test_seconds_are_those_of_the_engine() -> None:
-    counter, found = Counter(), list[Any]()
+    found: list[Any] = []
 
     async def step() -> dict[str, Any]:
         await pause(0.25)
-        return counter()
+        return {"loss": 0.5}
 
     async def main(engine: Any) -> None:
-        found.extend(await written(9, step, save_secs=0.75, summary_op="message"))
+        found.extend(await written(9, step, save_secs=0.75, summary_op="loss"))
 
     on_trampoline(main)
     # looked at before a run, when its own quarter of a second has not passed yet
@@ -139,13 +131,3 @@ async def test_a_hook_that_is_used_again_begins_with_its_first_run_and_flushes_a
 
 async def test_without_writer_and_directory_nothing_is_even_fetched() -> None:
     await run_session([SummarySaverHook(save_steps=1, summary_op="missing")], Counter(), runs=1)
-
-
-async def test_a_directory_without_tensorboard_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    hook = SummarySaverHook(save_steps=1, output_dir=str(tmp_path), summary_op="message")
-    with pytest.raises(ImportError, match=r"pip install 'asynchooks\[tensorboard\]'") as caught:
-        await run_session([hook], Counter(), runs=1)
-    assert caught.value.__notes__ == ["in begin of SummarySaverHook"]

@@ -12,34 +12,16 @@ from asynchooks import (
     GlobalStepWaiterHook,
     MonitoredSession,
     SharedSessionCreator,
-    StepUnreachableError,
     StopAtStepHook,
 )
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator, settle
+from ..support.moments import at
 from .evaluations import stop_when_settled
-from .training import Calls, run_and_close, run_session, suspending_step
+from .training import run_and_close, run_session
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_workers_start_at_their_steps_without_polling() -> None:
-    creator, started = SharedSessionCreator(suspending_step), dict[int, int]()
-
-    async def work(wait_until: int) -> None:
-        hooks = [GlobalStepWaiterHook(wait_until), StopAtStepHook(last_step=100)]
-        async with MonitoredSession(hooks, creator) as session:
-            await session.run([])
-            started[wait_until] = session.global_step.value
-            while not session.should_stop():
-                await session.run([])
-
-    async with anyio.create_task_group() as group:
-        for wait_until in (-5, 0, 30, 90):
-            group.start_soon(work, wait_until)
-    assert list(started)[2:] == [30, 90]
-    assert all(0 < started[each] - each <= 8 for each in (30, 90))
 
 
 async def test_while_all_wait_nothing_runs_and_all_resume_before_the_next_run() -> None:
@@ -49,7 +31,7 @@ async def test_while_all_wait_nothing_runs_and_all_resume_before_the_next_run() 
         log.append("run")
         return {}
 
-    notes = Calls(before_run=lambda run_context: log.append("resumed"))
+    notes = at(before_run=lambda run_context: log.append("resumed"))
     creator, limit = SharedSessionCreator(step), StopAtStepHook(last_step=300)
     async with anyio.create_task_group() as group:
         for _ in range(100):
@@ -89,21 +71,3 @@ async def test_a_stop_ends_the_wait_cleanly() -> None:
         await session.run([])
         raise AssertionError("not reached")
     assert log.log[-1] == ("a", "end")
-
-
-async def test_the_wait_of_a_worker_left_alone_fails_as_its_step_cannot_come() -> None:
-    creator, ended = SharedSessionCreator(counting_creator()), anyio.Event()
-
-    async def waits() -> None:
-        with pytest.raises(StepUnreachableError, match="can no longer come"):
-            await run_session([GlobalStepWaiterHook(10)], creator, runs=1)
-        ended.set()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(waits)
-        await settle()
-        async with MonitoredSession([StopAtStepHook(last_step=5)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-            assert not ended.is_set()
-    assert ended.is_set()

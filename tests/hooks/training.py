@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,11 +11,10 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from asynchooks import (
-    Coordinator,
+    HistoryHook,
     MonitoredSession,
     SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
 )
 
 from ..support.helpers import counting_creator
@@ -66,6 +65,11 @@ async def run_session(
     return session
 
 
+def rows_of(history: HistoryHook) -> list[dict[str, Any]]:
+    """Without the seconds."""
+    return [{name: row[name] for name in row if name != "secs"} for row in history.rows]
+
+
 async def suspending_step() -> dict[str, int]:
     """A step during which other tasks run."""
     await anyio.lowlevel.checkpoint()
@@ -80,45 +84,23 @@ async def tasks() -> AsyncIterator[TaskGroup]:
             yield group
 
 
-class Calls(SessionRunHook):
-    """Calls, or awaits, what is given for a moment, with what the hook is given then."""
+class Holds(SessionRunHook):
+    """Holds its worker up at its begin, or before a run or its end, until an event comes."""
 
-    def __init__(self, **moments: Callable[..., Any]) -> None:
-        self._moments = moments
+    def __init__(self, moment: str, until: anyio.Event) -> None:
+        self.has_come = anyio.Event()
+        self._moment, self._until = moment, until
 
-    async def _at(self, moment: str, *given: Any) -> None:
-        if moment in self._moments:
-            result = self._moments[moment](*given)
-            if isinstance(result, Awaitable):
-                await result
+    async def _at(self, moment: str) -> None:
+        if moment == self._moment:
+            self.has_come.set()
+            await self._until.wait()
 
     async def begin(self) -> None:
         await self._at("begin")
 
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        await self._at("after_create_session", session, coord)
-
     async def before_run(self, run_context: SessionRunContext) -> None:
-        await self._at("before_run", run_context)
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self._at("after_run", run_context, run_values)
-
-    async def before_end(self, session: Any) -> None:
-        await self._at("before_end", session)
+        await self._at("before_run")
 
     async def end(self, session: Any) -> None:
-        await self._at("end", session)
-
-
-class Holds(Calls):
-    """Holds its worker up at a moment, such as "before_run", until an event comes."""
-
-    def __init__(self, moment: str, until: anyio.Event) -> None:
-        super().__init__(**{moment: self._hold})
-        self.has_come = anyio.Event()
-        self._until = until
-
-    async def _hold(self, *_: Any) -> None:
-        self.has_come.set()
-        await self._until.wait()
+        await self._at("end")

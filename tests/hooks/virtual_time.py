@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asynchooks._engine.base import Engine, Slot
@@ -54,25 +52,6 @@ async def quarter_step() -> dict[str, int]:
 def guard_threads() -> list[str]:
     """The names of the threads of guards that are alive."""
     return [*threads_left("asynchooks-stall"), *threads_left("asynchooks-lag")]
-
-
-@contextmanager
-def logged_at(engine: Engine, level: int) -> Iterator[list[tuple[float, str]]]:
-    """(When on the engine's clock, message) of each log record of this level."""
-    records: list[tuple[float, str]] = []
-
-    class Notes(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno == level:
-                records.append((engine.now(), record.getMessage()))
-
-    handler = Notes()
-    logger = logging.getLogger("asynchooks")
-    logger.addHandler(handler)
-    try:
-        yield records
-    finally:
-        logger.removeHandler(handler)
 
 
 class Writer:

@@ -20,15 +20,15 @@ from asynchooks import (
     WhenBusy,
 )
 
-from ...support.helpers import settle
+from ...support.helpers import in_task, settle
+from ...support.moments import at
 from ...support.threads import threads_left
-from ..preemptions import At
 from ..savers import (
     Cell,
     CopyingSaver,
     Held,
-    Latch,
     PlainSaver,
+    SlowCopy,
     check_that_training_goes_on,
     is_free,
     saved,
@@ -65,13 +65,13 @@ async def test_without_background_or_a_copy_the_run_waits_for_the_write(
     saver: type[PlainSaver], background: bool, tmp_path: Path
 ) -> None:
     held = Held(tmp_path, saver, background=background)
-    async with held.session, anyio.create_task_group() as group:
+    async with held.session:
         held.latch.close()
-        group.start_soon(held.run, 2)
-        await held.latch.wait_for_arrival()
-        await settle()
-        assert held.cell.value == 1
-        held.latch.open()
+        async with in_task(held.run, 2):
+            await held.latch.wait_for_arrival()
+            await settle()
+            assert held.cell.value == 1
+            held.latch.open()
     assert saved(tmp_path) == {0: "0", 1: "1", 2: "2"}
 
 
@@ -79,8 +79,7 @@ async def test_wait_holds_the_run_until_the_earlier_one_is_written(tmp_path: Pat
     held = Held(tmp_path, when_busy=WhenBusy.WAIT)
     async with held.session:
         await held.hold_the_write_of_the_next_step()
-        async with anyio.create_task_group() as group:
-            group.start_soon(held.run, 2)
+        async with in_task(held.run, 2):
             await until(lambda: held.cell.value == 2)
             await settle()
             assert (held.cell.value, held.written()) == (2, [0, 1])
@@ -125,12 +124,11 @@ async def test_the_end_waits_for_the_last_write_before_listeners_and_the_directo
             log.append(f"end at {global_step_value}")
 
     held = Held(tmp_path, listeners=[Notes()])
-    async with held.session, anyio.create_task_group() as group:
+    async with held.session:
         await held.hold_the_write_of_the_next_step()
-        group.start_soon(held.session.close)
-        await settle()
-        assert log == ["saved 0 as [0]"]
-        held.latch.open()
+        async with in_task(held.session.close):
+            assert log == ["saved 0 as [0]"]
+            held.latch.open()
     assert log == ["saved 0 as [0]", "saved 1 as [0, 1]", "end at 1"]
 
 
@@ -171,13 +169,6 @@ async def test_a_step_that_is_saved_is_not_saved_again_beside(
 # Errors
 
 
-async def failed_write(held: Held) -> None:
-    """Have a write begin, then fail, while no run is under way."""
-    await held.hold_the_write_of_the_next_step()
-    held.latch.open()
-    await held.wait_idle()
-
-
 IN_A_WRITE = "in a write"
 
 
@@ -190,7 +181,10 @@ async def test_the_error_of_a_write_stops_training_and_leaves_the_end_as_itself_
     held = Held(tmp_path, errors=[*[None] * step, error])
     with pytest.raises(kind) as caught:
         async with held.session:
-            await (failed_write(held) if step else held.wait_idle())
+            if step:
+                await held.hold_the_write_of_the_next_step()
+                held.latch.open()
+            await held.wait_idle()
             assert held.session.should_stop()
             reason = held.session.stop_reason
             assert reason is not None
@@ -252,7 +246,7 @@ async def test_a_step_whose_write_failed_is_made_good_at_the_end_once_the_error_
     background: bool, tmp_path: Path
 ) -> None:
     # so that it fails while a run is under way: afterwards none begins
-    waits = At(before_run=lambda: held.wait_idle())
+    waits = at(before_run=lambda run_context: held.wait_idle())
     errors = [None, ZeroDivisionError(IN_A_WRITE)]
     held = Held(tmp_path, errors=errors, before=[waits], background=background)
     async with held.session:
@@ -271,25 +265,13 @@ async def test_an_error_in_restore_names_the_checkpoint_and_changes_nothing(tmp_
     async with Held(tmp_path).session:
         pass
     with pytest.raises(ZeroDivisionError) as caught:
-        await Held(tmp_path, Refuses).session.__aenter__()
+        await Held(tmp_path, Refuses).session.open()
     assert any(str(tmp_path / "model.ckpt-0") in note for note in caught.value.__notes__)
     assert threads_left() == []
     await check_that_training_goes_on(tmp_path, 0)
 
 
 # Cancellations
-
-
-class SlowCopy(CopyingSaver):
-    """Its copy passes by a latch, too."""
-
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(cell)
-        self.copies = Latch()
-
-    def snapshot(self) -> Callable[[str], None]:
-        self.copies.pass_by()
-        return super().snapshot()
 
 
 async def test_no_run_begins_while_a_thread_that_was_given_up_still_copies(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,10 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
-    EarlyStoppingHook,
-    FetchError,
     FunctionSessionCreator,
-    Mode,
     MonitoredSession,
     PreemptionError,
-    Recovery,
     Retention,
-    SessionCreator,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -35,18 +29,19 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..savers import happened, metrics_of
+from ...support.moments import NOW, HeldStep
+from ..savers import metrics_of
 
 pytestmark = pytest.mark.anyio
 ALL = Retention(max_to_keep=None, keep_best=1)
 
 
 class Model:
-    """Weights of one number, the number of updates; the loss of an update is that number."""
+    """The number of updates, and the loss of the last one, which is the number of that call."""
 
-    def __init__(self, loss_of: Callable[[float], float] = float) -> None:
-        self.weights = {"w": np.zeros(1)}
-        self._loss_of, self._lock = loss_of, threading.Lock()
+    def __init__(self) -> None:
+        self.weights = {"w": np.zeros(1), "loss": np.zeros(1)}
+        self._lock, self._calls = threading.Lock(), itertools.count(1)
         self._pauses = itertools.cycle((2, 0, 3, 1))
 
     @property
@@ -56,7 +51,8 @@ class Model:
     def step(self) -> dict[str, Any]:
         with self._lock:
             self.weights["w"] += 1
-            loss = self._loss_of(self.count)
+            loss = float(next(self._calls))
+            self.weights["loss"][:] = loss
             return {"loss": loss, "minus": -loss}
 
     async def step_later(self) -> dict[str, Any]:
@@ -90,34 +86,28 @@ class Notes(SessionRunHook):
 
 
 async def run_workers(
-    creator: SessionCreator, hooks: list[list[Any]], to: int, **options: Any
-) -> None:
-    """One worker for each list of hooks, until the step is there or training stops.
+    step: FunctionSessionCreator, hooks: list[Any], savers: list[Any], num: int, to: int,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Workers of one model, up to a step; the first saves, the others run a step for each of it."""
+    creator, has_run = SharedSessionCreator(step), anyio.Event()
 
-    The others run one step for each of the first worker, overlapping with it.
-    """
-    has_run = anyio.Event()  # the first worker, since the others looked
-
-    async def work(own: list[Any]) -> None:
+    async def work(place: int) -> None:
         nonlocal has_run
-        async with MonitoredSession(
-            [StopAtStepHook(last_step=to), *own], creator, **options
-        ) as session:
-            try:
-                while not session.should_stop():
-                    await session.run([])
-                    if own is hooks[0]:
-                        has_run.set()
-                        has_run = anyio.Event()
-                    elif not session.should_stop():
-                        await session.or_stop(has_run.wait)
-            finally:
-                if own is hooks[0]:  # perhaps at the limit, which ends no wait of the others
+        own = [StopAtStepHook(last_step=to), *hooks, *(savers if place == 0 else ())]
+        async with MonitoredSession(own, creator, recovery=NOW, **options) as session:
+            while not session.should_stop():
+                await session.run([])
+                if place == 0:
                     has_run.set()
+                    has_run = anyio.Event()
+                elif not session.should_stop():
+                    await session.or_stop(has_run.wait)
+        has_run.set()  # the limit ends no wait of the others
 
     async with anyio.create_task_group() as group:
-        for own in hooks:
-            group.start_soon(work, own)
+        for place in range(num):
+            group.start_soon(work, place)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +126,12 @@ async def test_a_checkpoint_has_the_metric_of_the_run_of_its_step_with_any_numbe
     model, notes = Model(), Notes()
     is_thread_safe = runner == "thread" and kind == "step"
     step = FunctionSessionCreator(getattr(model, kind), thread_safe=is_thread_safe)
-    hooks: list[list[Any]] = [[notes] for _ in range(num_workers)]
     signs = {"loss": 1, "minus": -1}
-    for metric in signs:
-        saver = model.saver_hook(tmp_path / metric, 1, background=background, metric=metric)
-        hooks[0].append(saver)
-    await run_workers(SharedSessionCreator(step), hooks, 5 * num_workers, step_runner=runner)
+    savers = [
+        model.saver_hook(tmp_path / metric, 1, background=background, metric=metric)
+        for metric in signs
+    ]
+    await run_workers(step, [notes], savers, num_workers, 5 * num_workers, step_runner=runner)
     for metric, sign in signs.items():
         metrics = metrics_of(tmp_path / metric)
         known = {step: value for step, value in metrics.items() if value is not None}
@@ -150,16 +140,15 @@ async def test_a_checkpoint_has_the_metric_of_the_run_of_its_step_with_any_numbe
 
 
 @pytest.mark.parametrize(
-    ("feed", "fetches", "metrics"),
+    ("feed", "metrics"),
     [
-        ({}, [], {0: None, 2: 2.0}),
-        ({"is_bare": True}, [], {0: None, 2: None}),  # the step has no such output
-        ({"fails": True}, [], {0: None, 1: 1.0}),
-        ({}, "missing", {0: None, 2: 2.0}),  # fails after its step
+        ({}, {0: None, 2: 2.0}),
+        ({"is_bare": True}, {0: None, 2: None}),  # the step has no such output
+        ({"fails": True}, {0: None, 1: 1.0}),
     ],
 )
 async def test_a_saver_whose_worker_does_not_run_has_the_metric_of_the_last_run_that_made_a_step(
-    feed: dict[str, bool], fetches: Any, metrics: dict[int, Any], tmp_path: Path
+    feed: dict[str, bool], metrics: dict[int, Any], tmp_path: Path
 ) -> None:
     model = Model()
 
@@ -173,29 +162,22 @@ async def test_a_saver_whose_worker_does_not_run_has_the_metric_of_the_last_run_
     async with MonitoredSession([model.saver_hook(tmp_path)], creator):
         async with MonitoredSession([], creator) as other:
             await other.run([])
-            with suppress(ZeroDivisionError, FetchError):
-                await other.run(fetches, feed)
+            with suppress(ZeroDivisionError):
+                await other.run([], feed)
     assert metrics_of(tmp_path) == metrics
 
 
 async def test_a_cancelled_run_whose_step_was_made_gives_the_metric_of_its_step(
     tmp_path: Path,
 ) -> None:
-    model, holds, may_end = Model(), threading.Event(), threading.Event()
-
-    def step() -> dict[str, Any]:
-        holds.set()
-        may_end.wait(10)
-        return model.step()
-
-    saver = model.saver_hook(tmp_path)
-    creator = FunctionSessionCreator(step)
-    async with MonitoredSession([saver], creator, step_runner="thread") as session:
+    model = Model()
+    saver, step = model.saver_hook(tmp_path), HeldStep(model.step)
+    async with MonitoredSession([saver], step, step_runner="thread") as session:
         async with anyio.create_task_group() as group:
             group.start_soon(session.run, [])
-            await happened(holds)
+            await step.has_begun()
             group.cancel_scope.cancel()
-            may_end.set()
+            step.may_end.set()
         assert session.global_step.value == 1
     assert metrics_of(tmp_path) == {0: None, 1: 1.0}
 
@@ -204,8 +186,7 @@ async def test_a_cancelled_run_whose_step_was_made_gives_the_metric_of_its_step(
 async def test_after_a_loss_no_checkpoint_has_a_metric_of_what_was_undone(
     tmp_path: Path, num_workers: int
 ) -> None:
-    model, calls, is_lost = Model(), itertools.count(), False
-    model.weights["loss"] = np.zeros(1)
+    model, is_lost = Model(), False
 
     async def step() -> dict[str, Any]:
         nonlocal is_lost
@@ -213,21 +194,15 @@ async def test_after_a_loss_no_checkpoint_has_a_metric_of_what_was_undone(
         if model.count == 7 and not is_lost:
             is_lost = True
             raise PreemptionError("the machine went away")
-        model.step()
-        model.weights["loss"][0] = next(calls)  # another one where a step is made again
-        return {"loss": model.weights["loss"][0]}
+        return model.step()
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
-    hooks: list[list[Any]] = [[] for _ in range(num_workers)]
-    hooks[0].append(model.saver_hook(tmp_path, 5))
-    await run_workers(creator, hooks, 20, recovery=Recovery(first_pause_secs=0))
+    saver = model.saver_hook(tmp_path, 5)
+    await run_workers(FunctionSessionCreator(step), [], [saver], num_workers, 20)
     assert is_lost
-    metrics = []
     for each in CheckpointDirectory(tmp_path).checkpoints():
         StateDictSaver(weights=model.weights).restore(each.prefix)
-        metrics.append(each.metric)
         assert each.metric in (None, model.weights["loss"][0])
-    assert len(metrics) - metrics.count(None) >= 2
+    assert len([each for each in metrics_of(tmp_path).values() if each is not None]) >= 2
 
 
 async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_it(
@@ -247,22 +222,3 @@ async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_
         for _ in range(5):
             await session.run([])
     assert metrics_of(tmp_path) == {0: None, 2: 4.0}
-
-
-@pytest.mark.parametrize(
-    ("losses", "save_steps", "min_delta", "mode", "best"),
-    [
-        ([5.0, 3.9, 3.5, 3.6, 3.7], 1, 1.0, Mode.MIN, 3),  # which min_delta made no improvement
-        ([-5.0, -3.9, -3.5, -3.6, -3.7], 1, 1.0, Mode.MAX, 3),
-        ([5.0, 4.0, 1.0, 2.0, 3.0, 6.0, 7.0], 2, 0.0, Mode.MIN, 4),  # step 3 is in no checkpoint
-    ],
-)
-async def test_best_is_the_checkpoint_that_came_back(
-    losses: list[float], save_steps: int, min_delta: float, mode: Mode, best: int, tmp_path: Path
-) -> None:
-    model = Model(lambda count: losses[int(count) - 1])
-    stopping = EarlyStoppingHook("loss", 3, min_delta=min_delta, mode=mode, restore_best=True)
-    retention = Retention(None, keep_best=1, mode=mode)
-    saver = model.saver_hook(tmp_path, save_steps, retention=retention)
-    await run_workers(FunctionSessionCreator(model.step), [[stopping, saver]], 50)
-    assert (stopping.best, stopping.best_step, model.count) == (losses[best - 1], best, best)

@@ -20,8 +20,6 @@ from asynchooks import (
     MonitoredSession,
     NanTensorHook,
     PreemptionError,
-    Recovery,
-    SessionCreator,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
@@ -30,8 +28,9 @@ from asynchooks import (
 from asynchooks.simulation import Simulation
 
 from ...checkpoints.stores import opened, steps_in
-from ..forwarding import ForwardsAll, Wrap, bare
+from ...support.moments import NOW
 from ..savers import metrics_of
+from ..training import run_session
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +41,7 @@ Hooks = Sequence[SessionRunHook]
 
 
 class PowerLostError(Exception):
-    pass
+    """Ends a training of which nothing is saved then."""
 
 
 class Training(SessionRunHook):
@@ -79,34 +78,24 @@ class Training(SessionRunHook):
     def savers(self, names: Sequence[str], **options: Any) -> list[SessionRunHook]:
         return [self.saver(name, **options) for name in names]
 
-    async def run(self, hooks: Hooks, last_step: int, creator: SessionCreator | None = None) -> int:
+    async def run(self, hooks: Hooks, last_step: int, creator: Any = None) -> int:
         """Train until the end, or until power is lost; returns the step where it began last."""
-        creator = creator or FunctionSessionCreator(self.step)
+        creator = creator or self.step
         hooks = [*hooks, self, StopAtStepHook(last_step=last_step)]
-        recovery = Recovery(first_pause_secs=0)
         with suppress(PowerLostError):
-            async with MonitoredSession(hooks, creator, recovery=recovery) as session:
-                while not session.should_stop():
-                    await session.run([])
+            await run_session(hooks, creator, recovery=NOW)
         assert all(step == of_model for step, of_model in self.began)
         return self.began[-1][0]
 
 
-async def train_until_power_is_lost(path: Path, names: Sequence[str], step: int = 33) -> None:
-    training = Training(path, "no power", step)
-    await training.run(training.savers(names), 1000)
-
-
 @BOTH_ORDERS
-@pytest.mark.parametrize("wrap", [bare, ForwardsAll])
 async def test_a_session_goes_on_from_the_newest_checkpoint_of_its_savers_and_its_states(
-    tmp_path: Path, order: Sequence[str], wrap: Wrap
+    tmp_path: Path, order: Sequence[str]
 ) -> None:
     for names, begun in ((order[::-1], 0), (order, 30)):
         training = Training(tmp_path, "" if begun else "no power", 33)
         stopping = EarlyStoppingHook("loss", patience=500)
-        hooks = [wrap(each) for each in training.savers(names)]
-        assert await training.run([*hooks, stopping], 40) == begun
+        assert await training.run([*training.savers(names), stopping], 40) == begun
     assert stopping.best_step == 40
     assert (steps_in(tmp_path / "often")[-1], steps_in(tmp_path / "rare")[-1]) == (40, 40)
 
@@ -135,11 +124,6 @@ async def test_bad_checkpoints_are_moved_aside_in_the_directories_of_all_savers(
         assert [each.partition(".rejected")[0] for each in rejected] == ["model.ckpt-2"]
 
 
-def damage(path: Path, steps: Sequence[int]) -> None:
-    for step in steps:
-        (path / f"model.ckpt-{step}/manifest.json").write_bytes(b"damage")
-
-
 @BOTH_ORDERS
 @pytest.mark.parametrize(
     ("names", "damaged", "begun"),
@@ -152,8 +136,10 @@ def damage(path: Path, steps: Sequence[int]) -> None:
 async def test_what_one_directory_lacks_hides_no_checkpoint_of_another(
     tmp_path: Path, names: Sequence[str], damaged: Sequence[int], begun: int, order: Sequence[str]
 ) -> None:
-    await train_until_power_is_lost(tmp_path, names, 23)
-    damage(tmp_path / "often", damaged)
+    training = Training(tmp_path, "no power", 23)
+    await training.run(training.savers(names), 1000)
+    for step in damaged:
+        (tmp_path / f"often/model.ckpt-{step}/manifest.json").write_bytes(b"damage")
     training = Training(tmp_path)
     assert await training.run(training.savers(order), 25) == begun
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +23,12 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from ..preemptions import At
+from ...checkpoints.stores import newest_step
+from ...support.helpers import raises_at
+from ...support.hook_models import Losses
+from ..preemptions import saving
 from ..savers import Cell, CopyingSaver, Held, PlainSaver, check_that_training_goes_on
+from ..training import run_session
 
 pytestmark = pytest.mark.anyio
 
@@ -29,12 +37,12 @@ def held_in(path: Path, saver: type[PlainSaver] = PlainSaver, **options: Any) ->
     return Held(path, saver, **{"background": False, "save_steps": 10, **options})
 
 
-async def interrupted(session: MonitoredSession, num_steps: int, fetches: Any = ()) -> None:
+async def interrupted(session: MonitoredSession, num_steps: int) -> None:
     """Run steps; then cancel the task, as a notebook's stop button does."""
     with anyio.CancelScope() as scope:
         async with session:
             for _ in range(num_steps):
-                await session.run(fetches)
+                await session.run([])
             scope.cancel()
             await anyio.sleep_forever()
     assert scope.cancelled_caught
@@ -82,25 +90,19 @@ async def test_a_dropped_session_says_it(tmp_path: Path, caplog: pytest.LogCaptu
     assert warning.endswith("open sessions by `async with`, or `await session.close()`")
 
 
-def fail() -> None:
-    raise ValueError("of end")
-
-
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("ending", ["just saved", "no step", "clean", "end fails"])
+@pytest.mark.parametrize("ending", ["just saved", "no step", "end fails"])
 async def test_nothing_is_said_where_nothing_is_unsaved(
     ending: str, background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = [At(end=fail)] if ending == "end fails" else []
+    before = [raises_at("end", ValueError)] if ending == "end fails" else []
     held = held_in(tmp_path, CopyingSaver, before=before, background=background)
-    try:
-        if ending in ("clean", "end fails"):
+    with suppress(ValueError):
+        if before:
             async with held.session:
                 await held.run(13)
         else:
             await interrupted(held.session, 0 if ending == "no step" else 20)
-    except ValueError:
-        assert before
     assert caplog.messages == []
 
 
@@ -141,14 +143,9 @@ async def test_steps_since_the_last_write_that_succeeded_count(
 async def test_nothing_is_said_of_steps_that_are_not_worth_saving(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Diverges(Cell):
-        def step(self) -> dict[str, float]:
-            return {**super().step(), "loss": float("nan")}
-
-    held = held_in(tmp_path, cell=Diverges(), after=[NanTensorHook("loss")])
+    model = Losses(math.nan)
     with pytest.raises(NanLossDuringTrainingError):
-        async with held.session:
-            await held.run(1)
+        await run_session([saving(tmp_path, model), NanTensorHook("loss")], model.step)
     assert "not saved" not in caplog.text
 
 
@@ -186,13 +183,62 @@ async def test_of_two_savers_of_one_model_the_newest_checkpoint_counts(
     assert f"The newest checkpoint in {tmp_path / 'often'} is of step 10: 2 steps are" in warning
 
 
-@pytest.mark.tensorflow
-async def test_steps_of_a_graph_count_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tf = pytest.importorskip("tensorflow")
-    v1 = tf.compat.v1
-    with tf.Graph().as_default():
-        step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
-        hook = CheckpointSaverHook(str(tmp_path), save_steps=10, saver=v1.train.Saver())
-        await interrupted(MonitoredSession([hook]), 3, step)
-    [warning] = [each for each in caplog.messages if "cancelled" in each]
-    assert f"The newest checkpoint in {tmp_path} is of step 0: 3 steps are not saved" in warning
+PROGRAM = """
+import os, signal, sys
+import anyio
+import numpy as np
+from asynchooks import *
+
+directory, backend, preempts = sys.argv[1:]
+weights, steps = np.zeros(1), []
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def step():
+    await anyio.sleep(0.001)
+    weights[:] += 1.0
+    steps.append(weights[0])
+    if len(steps) == 5:
+        os.kill(os.getpid(), signal.SIGINT)
+    return {}
+
+
+async def main():
+    saver = StateDictSaver(model={"w": weights})
+    hooks = [CheckpointSaverHook(directory, save_secs=600, saver=saver)]
+    hooks += [PreemptionHook()] * (preempts == "preempts")
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        print("from step", session.global_step.value)
+        while not session.should_stop():
+            await session.run([])
+
+
+uses_uvloop = backend == "uvloop"
+options = {"use_uvloop": True} if uses_uvloop else {}
+try:
+    anyio.run(main, backend="asyncio" if uses_uvloop else backend, backend_options=options)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
+def test_ctrl_c_says_what_is_not_saved_and_what_saves_it_does(backend: str, tmp_path: Path) -> None:
+    if backend == "uvloop":
+        pytest.importorskip("uvloop")
+
+    def run(preempts: str) -> tuple[list[str], str]:
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path), backend, preempts]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.splitlines(), done.stderr
+
+    lines, said = run("")
+    assert lines == ["from step 0", "interrupted"]
+    assert said.count("\n") == 1
+    assert "The newest checkpoint in" in said
+    assert "or by a Ctrl-C or signal that a PreemptionHook() handles" in said
+    lines, said = run("preempts")
+    assert lines == ["from step 0", "interrupted"]
+    assert "not saved" not in said
+    assert newest_step(tmp_path) > 1

@@ -13,11 +13,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks import LoopLag, LoopLagHook, MonitoredSession, SharedSessionCreator, StepContext
+from asynchooks import (
+    LoopLag,
+    LoopLagHook,
+    MonitoredSession,
+    SessionRunHook,
+    SharedSessionCreator,
+    StepContext,
+)
 from asynchooks._engine.base import Engine
 from asynchooks.hooks.guards import _loop_lag
 
-from ..preemptions import At
 from ..virtual_time import guard_threads, in_virtual_time
 
 MAX_LAG_SECS = 0.03
@@ -55,18 +61,14 @@ def compute(secs: float = HELD_SECS, from_ping: bool = True) -> dict[str, int]:
 HERE = f"{Path(__file__).name}:{compute.__code__.co_firstlineno + 5} in compute"
 
 
-class Slow(At):
-    """Holds the event loop in one moment."""
+def slow(moment: str, secs: float = HELD_SECS, name: str = "Slow") -> SessionRunHook:
+    """A hook, of a class with this name, that holds the event loop in one moment."""
 
-    def __init__(self, moment: str, secs: float = HELD_SECS) -> None:
-        def hold() -> None:
-            compute(secs)
+    async def hold(*_: object) -> None:
+        compute(secs)
 
-        super().__init__(**{moment: hold})
-
-
-class Brief(Slow):
-    """Holds it not as long as the other one."""
+    hook: SessionRunHook = type(name, (SessionRunHook,), {moment: hold})()
+    return hook
 
 
 def the_lag(watchdog: LoopLagHook) -> LoopLag:
@@ -152,7 +154,9 @@ async def test_the_code_that_holds_the_loop_is_named(
 ) -> None:
     caplog.set_level(logging.INFO, "asynchooks")
     watchdog, (body, culprit) = LoopLagHook(MAX_LAG_SECS), BODIES[place]
-    hooks, step = [watchdog, Slow("nothing"), Slow(place)], compute if "step" in culprit else dict
+    hooks, step = list[SessionRunHook]([watchdog]), compute if "step" in culprit else dict
+    if culprit.endswith("of Slow"):
+        hooks.append(slow(place))
     with suppress(Abort):
         async with MonitoredSession(hooks, step, step_runner="inline") as session:
             await body(session)
@@ -171,8 +175,8 @@ async def test_a_step_in_a_thread_holds_nothing() -> None:
 async def test_what_held_it_for_the_largest_part_is_named() -> None:
     watchdog = LoopLagHook(MAX_LAG_SECS)
     # on a busy machine the shorter ones take several times as long as they ask for
-    brief = [Brief("after_run", 1.5 * MAX_LAG_SECS) for _ in range(2)]
-    hooks = [watchdog, brief[0], Slow("after_run", 0.5), brief[1]]
+    brief = [slow("after_run", 1.5 * MAX_LAG_SECS, "Brief") for _ in range(2)]
+    hooks = [watchdog, brief[0], slow("after_run", 0.5), brief[1]]
     async with MonitoredSession(hooks, dict, step_runner="inline") as session:
         await session.run([])
     assert the_lag(watchdog).culprit == "after_run of Slow"
@@ -181,7 +185,7 @@ async def test_what_held_it_for_the_largest_part_is_named() -> None:
 async def test_one_hook_sees_what_other_sessions_do() -> None:
     watchdog, creator = LoopLagHook(MAX_LAG_SECS), SharedSessionCreator(dict)
     async with MonitoredSession([watchdog], creator):
-        async with MonitoredSession([Slow("after_run")], creator, step_runner="inline") as other:
+        async with MonitoredSession([slow("after_run")], creator, step_runner="inline") as other:
             await other.run([])
     assert the_lag(watchdog).culprit == "after_run of Slow"
 

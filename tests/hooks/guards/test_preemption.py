@@ -21,14 +21,15 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
+from ...support.afterwards import nothing_left
 from ...support.faults import LOOPS
 from ...support.helpers import raises_at, settle
+from ...support.moments import at
+from ...support.stop_requests import call_in_thread
 from ...support.threads import threads_left
 from ..preemptions import (
-    At,
     Counter,
     handlers_are_kept,
     left_by_signal,
@@ -77,23 +78,14 @@ async def test_a_hook_leaves_no_task_thread_or_handler_and_can_be_used_again(
 ) -> None:
     hook = PreemptionHook()
     for _ in range(2):
-        tasks = len(current_engine().running_tasks())
-        with left_by_signal() if is_signalled else handlers_are_kept():
-            async with session_with(hook, StopAtStepHook(last_step=3)) as session:
-                assert hook.received is None
-                if is_signalled:
-                    sigterm()
-                await train(session)
+        async with nothing_left():
+            with left_by_signal() if is_signalled else handlers_are_kept():
+                async with session_with(hook, StopAtStepHook(last_step=3)) as session:
+                    assert hook.received is None
+                    if is_signalled:
+                        sigterm()
+                    await train(session)
             assert threads_left() == [], "it has ended when the block has"
-        await settle()
-        assert len(current_engine().running_tasks()) == tasks
-
-
-class Moments(At):
-    """It has the moment after the session, too."""
-
-    async def after_close(self, exception: BaseException | None) -> None:
-        await self._at("after_close")
 
 
 STOPS: dict[str, Callable[[PreemptionHook], object]] = {
@@ -110,12 +102,12 @@ async def test_an_error_of_another_hook_leaves_with_a_note_and_handlers_are_back
 ) -> None:
     hook = PreemptionHook()
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         STOPS[why](hook)
         raise LookupError("broken")
 
     with handlers_are_kept(), pytest.raises(LookupError, match="broken") as caught:
-        async with session_with(hook, Moments(**{moment: fail})) as session:
+        async with session_with(hook, at(**{moment: fail})) as session:
             await session.run([])
     assert (f"after {why}" in getattr(caught.value, "__notes__", [])) is bool(why)
 
@@ -131,12 +123,12 @@ async def test_a_begin_that_fails_before_the_hooks_own_leaves_handlers_alone() -
 async def test_handlers_stay_until_every_after_close_has_returned_and_take_a_second_signal(
     order: int, is_signalled: bool
 ) -> None:
-    def look() -> None:
+    def look(exception: object) -> None:
         seen.append(signal.getsignal(SIGTERM))
         if is_signalled:
             sigterm()
 
-    hooks, seen = [PreemptionHook(same_signal_secs=60), Moments(after_close=look)], list[Any]()
+    hooks, seen = [PreemptionHook(same_signal_secs=60), at(after_close=look)], list[Any]()
     with left_by_signal() if is_signalled else handlers_are_kept():
         before = signal.getsignal(SIGTERM)
         async with session_with(*hooks[::order]) as session:
@@ -242,32 +234,22 @@ def test_in_another_thread_a_call_stops_and_the_log_says_that_no_signal_does(
     assert "PreemptionHook sees no signals: this is the thread 'trainer'" in caplog.text
 
 
-def from_here(hook: PreemptionHook) -> None:
-    hook.preempt("the host ends")
-
-
-def from_another_thread(hook: PreemptionHook) -> None:
-    thread = threading.Thread(target=from_here, args=(hook,))
-    thread.start()
-    thread.join()
-
-
-def from_a_handler(hook: PreemptionHook) -> None:
+def from_a_handler(call: Callable[[], None]) -> None:
     """As a web server's, which stays in its place."""
-    before = signal.signal(SIGTERM, lambda number, frame: from_here(hook))
+    before = signal.signal(SIGTERM, lambda number, frame: call())
     sigterm()
     signal.signal(SIGTERM, before)
 
 
 @on_all_loops
-@pytest.mark.parametrize("call", [from_here, from_another_thread, from_a_handler])
+@pytest.mark.parametrize("through", [call_in_thread, from_a_handler])
 async def test_a_call_ends_a_wait_saves_and_ends_the_block_cleanly(
-    tmp_path: Path, call: Any
+    tmp_path: Path, through: Any
 ) -> None:
     async def call_when_it_waits() -> None:
         await settle()
         assert not hook.is_preempted
-        call(hook)
+        through(lambda: hook.preempt("the host ends"))
 
     model, hook = Counter(), PreemptionHook(signals=())
     with handlers_are_kept():

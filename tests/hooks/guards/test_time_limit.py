@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynchooks import (
     MonitoredSession,
@@ -20,23 +18,11 @@ from asynchooks._engine.base import Engine
 from asynchooks.testing import RecordingHook
 
 from ...support.helpers import KeepsCoord, counting_creator
-from ..preemptions import At
+from ...support.moments import at
 from ..training import run_session
-from ..virtual_time import in_virtual_time, on_trampoline, pause, quarter_step
+from ..virtual_time import in_virtual_time, pause, quarter_step
 
 REASON = StopReason("TimeLimitHook", "1 s have passed")
-
-
-@given(st.floats(0.01, 20.0))
-def test_training_goes_on_until_the_run_in_which_the_time_is_up(secs: float) -> None:
-    async def main(engine: Engine) -> None:
-        async with MonitoredSession([TimeLimitHook(secs)], quarter_step) as session:
-            while not session.should_stop():
-                assert engine.now() <= secs
-                await session.run([])
-        assert secs <= engine.now() <= secs + 0.25
-
-    on_trampoline(main)
 
 
 @in_virtual_time
@@ -44,7 +30,7 @@ async def test_a_wait_of_the_body_ends_at_the_very_moment_counted_from_begin(
     engine: Engine,
 ) -> None:
     log = RecordingHook("a")
-    hooks = [TimeLimitHook(1), At(begin=lambda: pause(0.75)), log]
+    hooks = [TimeLimitHook(1), at(begin=lambda: pause(0.75)), log]
     async with MonitoredSession(hooks, counting_creator()) as session:
         with pytest.raises(StopTraining, match="a stop was requested"):
             await session.or_stop(pause, 100.0)
