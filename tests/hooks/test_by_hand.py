@@ -20,9 +20,8 @@ from ..support.hook_plays import (
     in_a_session,
     shipped_hooks,
 )
-from ..support.markers import exhaustive
 from ..support.moments import at, counting
-from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
+from .forwarding import Forwards, ForwardsAll, Wrap, bare
 from .inputs import saving
 from .preemptions import handlers_are_kept
 
@@ -101,7 +100,7 @@ def test_every_shipped_hook_is_played() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, *exhaustive(twice)])
+@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll])
 @pytest.mark.parametrize("name", PLAYS)
 async def test_a_wrapper_changes_nothing_in_two_lives(
     name: str, wrap: Wrap, tmp_path: Path

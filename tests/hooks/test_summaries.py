@@ -137,10 +137,11 @@ async def test_after_a_new_beginning_each_step_is_shown_once(how: str, tmp_path:
     # else on from step 4
     last, runs = {"recovered": (8, (10, 7)), "begun again": (4, (4,))}.get(how, (10, (6,)))
     await train(tmp_path, *runs)
+    shown = read(tmp_path / "logs")
+    assert shown["x"] == steps_shown(tmp_path / "logs", "x")
     for tag in TAGS:
-        steps = steps_shown(tmp_path / "logs", tag)
-        assert steps == sorted(set(steps)), tag
-        assert steps[-1] == last, tag
+        assert shown[tag] == sorted(set(shown[tag])), tag
+        assert shown[tag][-1] == last, tag
 
 
 async def test_a_disk_of_logs_that_is_full_does_not_end_training(
