@@ -18,7 +18,11 @@ from asynchooks import (
 )
 
 from ..support.helpers import counting_creator
+from ..support.moments import at
 from .inputs import SHORT_SECS
+
+Calls = at
+"""As tests of the data call it."""
 
 
 async def run_to(session: MonitoredSession, step: int) -> None:
@@ -33,14 +37,12 @@ async def run_and_close(
     runs: int | None = None,
     to: int | None = None,
     fetches: Any = (),
-    takes_turns: bool = False,
 ) -> None:
     """Open a session, run it until it is to stop, and close it.
 
     Args:
         runs: how many there are instead.
         to: the global step to which there are runs instead.
-        takes_turns: whether other tasks run between its runs.
     """
     async with session:
         if to is not None:
@@ -51,8 +53,6 @@ async def run_and_close(
         else:
             while not session.should_stop():
                 await session.run(fetches)
-                if takes_turns:
-                    await anyio.lowlevel.checkpoint()
 
 
 async def run_session(
