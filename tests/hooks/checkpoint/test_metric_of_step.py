@@ -21,7 +21,6 @@ from asynchooks import (
     Retention,
     SessionRunArgs,
     SessionRunContext,
-    SessionRunHook,
     SessionRunValues,
     SharedSessionCreator,
     StateDictSaver,
@@ -29,7 +28,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ...support.moments import NOW, HeldStep
+from ...support.moments import NOW, HeldStep, at
 from ..savers import metrics_of
 
 pytestmark = pytest.mark.anyio
@@ -72,19 +71,6 @@ class Model:
         return CheckpointSaverHook(path, save_steps=save_steps, saver=saver, **options)
 
 
-class Notes(SessionRunHook):
-    """Notes the losses of runs by the step that each has made."""
-
-    def __init__(self) -> None:
-        self.losses: dict[int, float] = {}
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        return SessionRunArgs("loss")
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.losses[run_context.step] = run_values.results
-
-
 async def run_workers(
     step: FunctionSessionCreator, hooks: list[Any], savers: list[Any], num: int, to: int,
     **options: Any,
@@ -123,7 +109,12 @@ async def test_a_checkpoint_has_the_metric_of_the_run_of_its_step_with_any_numbe
     tmp_path: Path, kind: str, runner: Any, num_workers: int, background: bool
 ) -> None:
     """Each of two savers ranks by one of its own; calls in threads overlap."""
-    model, notes = Model(), Notes()
+
+    def note(run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        losses[run_context.step] = run_values.results
+
+    model, losses = Model(), dict[int, float]()
+    notes = at(before_run=lambda run_context: SessionRunArgs("loss"), after_run=note)
     is_thread_safe = runner == "thread" and kind == "step"
     step = FunctionSessionCreator(getattr(model, kind), thread_safe=is_thread_safe)
     signs = {"loss": 1, "minus": -1}
@@ -135,7 +126,7 @@ async def test_a_checkpoint_has_the_metric_of_the_run_of_its_step_with_any_numbe
     for metric, sign in signs.items():
         metrics = metrics_of(tmp_path / metric)
         known = {step: value for step, value in metrics.items() if value is not None}
-        assert known == {step: sign * notes.losses[step] for step in known}
+        assert known == {step: sign * losses[step] for step in known}
         assert len(known) >= len(metrics) - 1 > 0, "the first may come before any run"
 
 

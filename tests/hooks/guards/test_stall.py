@@ -1,4 +1,4 @@
-"""StallHook: when a stall is reported, to the moment, what stalls, and what the dump shows."""
+"""StallHook: when a stall is reported, what stalls, what the dump shows; the threads of guards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import anyio
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from asynchooks import (
     Coordinator,
     GlobalStepWaiterHook,
+    LoopLagHook,
     MonitoredSession,
     OnStall,
     PreemptionError,
@@ -24,10 +26,12 @@ from asynchooks import (
     StopTraining,
 )
 from asynchooks._engine.base import Engine
-from asynchooks.testing import RecordingHook
+from asynchooks.testing import RecordingHook, ScriptedSessionCreator
 
-from ...support.helpers import KeepsCoord, StartsTask, counting_creator
-from ...support.moments import HeldStep, at
+from ...support.helpers import KeepsCoord, StartsTask, counting_creator, raises_at
+from ...support.loops import LOOPS, loop_of
+from ...support.moments import NOW, HeldStep, at, losing
+from ...support.threads import own_threads
 from ..training import run_session
 from ..virtual_time import guard_threads, on_trampoline, pause, quarter_step
 
@@ -253,3 +257,46 @@ async def test_a_step_that_holds_the_event_loop_is_reported_each_time(
     assert (session.stop_reason is not None) is is_stop
     assert len(dumps(caplog)) == (1 if is_stop else 2)
     assert "in holds_the_loop\n    assert came.wait(30)" in dumps(caplog)[-1]
+
+
+# Threads of guards: one for each raw session, and none is left behind
+
+THREADS = ["asynchooks-lag", "asynchooks-stall"]
+
+
+def session_with(*hooks: Any, creator: Any = dict) -> MonitoredSession:
+    """Behind both guards."""
+    return MonitoredSession([LoopLagHook(), StallHook(60), *hooks], creator, recovery=NOW)
+
+
+async def test_a_recreated_session_has_no_thread_of_the_lost_one() -> None:
+    async with session_with(creator=ScriptedSessionCreator(losing(3))) as session:
+        await session.run([])
+        assert sorted(guard_threads()) == THREADS
+
+
+@pytest.mark.parametrize("moment", ["begin", "after_create_session", "end", "the block"])
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+async def test_threads_end_with_an_error_also_when_the_side_task_has_never_run(
+    moment: str, error: type[BaseException]
+) -> None:
+    with pytest.raises(error):
+        async with session_with(raises_at(moment, error)):
+            assert sorted(guard_threads()) == THREADS
+            if moment == "the block":
+                raise error
+    assert guard_threads() == []
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_threads_of_a_session_that_was_not_closed_end(loop: str) -> None:
+    async def forgets() -> None:
+        await session_with().open()
+        await anyio.lowlevel.checkpoint()
+        assert "asynchooks-lag" in guard_threads()  # ends with its task, the other one at once
+
+    backend, options = loop_of(loop)
+    with pytest.warns(ResourceWarning, match="dropped without being closed"):
+        anyio.run(forgets, backend=backend, backend_options=options)
+    for thread in own_threads("asynchooks-stall"):
+        thread.join(10)  # it was told to end, and not waited for
