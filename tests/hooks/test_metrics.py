@@ -31,13 +31,6 @@ def test_a_call_gives_the_newest_value_and_of_fetches_none() -> None:
     assert Metric("loss")() is None
 
 
-def test_a_metric_of_nothing_or_without_a_mode_is_refused() -> None:
-    with pytest.raises(TypeError, match='metric is None; give fetches, such as "loss"'):
-        Metric(None)
-    with pytest.raises(ValueError, match="mode is 'best'; give Mode.MIN or Mode.MAX"):
-        Metric("loss", "best")
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [

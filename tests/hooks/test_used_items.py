@@ -50,13 +50,6 @@ def breaking_at(step: int, how: str, scope: list[anyio.CancelScope]) -> SessionR
         else:
             await fail()
 
-    def fail_plainly(hook: SessionRunHook, run_context: SessionRunContext, values: Any) -> None:
-        if run_context.step == step:
-            raise errors.pop()
-
-    if how == "plain error":
-        hook: SessionRunHook = type("Fails", (SessionRunHook,), {"after_run": fail_plainly})()
-        return hook
     return at(after_run=after_run)
 
 
@@ -76,7 +69,6 @@ async def run_all(
     [
         "cancelled",
         "error",
-        "plain error",
         "cancelled in finish_with",
         "error in finish_with",
         "lost",
