@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import nullcontext
+from fractions import Fraction
 from typing import Any
 
 import anyio
@@ -317,6 +319,14 @@ async def test_what_is_no_result_is_an_error_of_the_hook(results: Any, message: 
     hook = EvaluationHook(lambda session, step: evaluate(), every_n_steps=1)
     with pytest.raises((MetricError, TypeError), match=message):
         await run_session([hook], runs=1)
+
+
+async def test_numbers_of_any_library_become_floats() -> None:
+    values = [True, Fraction(1, 4), np.array(0.5), math.inf, math.nan]
+    results: dict[str, Any] = dict(zip("abcde", values, strict=True))
+    hook = EvaluationHook(lambda session, step: results, every_n_steps=1)
+    await run_session([hook], runs=1)
+    assert str(hook.latest) == str({key: float(each) for key, each in results.items()})
 
 
 @both_modes

@@ -20,7 +20,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks._engine.base import Engine
-from asynchooks.metrics import Histogram, histogram, steps_per_sec
+from asynchooks.metrics import Histogram, steps_per_sec
 
 from ..support.kept import Model
 from .preemptions import saving
@@ -133,20 +133,6 @@ async def test_threads_may_log_at_once() -> None:
                 await session.run([])
     assert steps(history) == sorted(set(steps(history)))
     assert len(history.names) == 601
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"values": {"step": "loss"}}, ValueError, "a value is called 'step'"),
-        ({"values": histogram("loss")}, TypeError, "keeps numbers, not histogram"),
-        ({"values": "loss", "every_n_steps": "mae"}, TypeError, r"as a list: \['loss', 'mae'\]"),
-        ({"max_rows": 1}, ValueError, "max_rows is 1"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments: Any, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        HistoryHook(**arguments)
 
 
 def drawn(num: int) -> HistoryHook:

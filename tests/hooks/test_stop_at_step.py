@@ -17,11 +17,9 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks.testing import RecordingHook
 
-from ..support.helpers import counting_creator
-from ..support.moments import at, moments_of
-from .training import run_session, run_to, suspending_step
+from ..support.moments import at
+from .training import run_session, suspending_step
 
 pytestmark = pytest.mark.anyio
 
@@ -106,12 +104,3 @@ async def test_each_hook_stops_its_own_session_and_the_largest_limit_holds() -> 
         group.start_soon(work, 40)
     assert ran[10] < 10
     assert ran[10] + ran[40] == 40
-
-
-async def test_a_worker_that_comes_too_late_runs_nothing_and_ends_cleanly() -> None:
-    creator, late = SharedSessionCreator(counting_creator()), RecordingHook("late")
-    async with MonitoredSession([StopAtStepHook(last_step=3)], creator) as first:
-        await run_to(first, 3)
-        session = await run_session([StopAtStepHook(last_step=3), late], creator, runs=1)
-        assert session.global_step.value == 3
-    assert moments_of(late) == ["begin", "after_create_session", "end"]

@@ -23,6 +23,7 @@ from asynchooks import (
 )
 from asynchooks.data import prefetch
 
+from ..checkpoints.stores import newest_step
 from ..metrics.readers import steps_shown
 from ..support.moments import at
 from ..support.threads import threads_left
@@ -142,6 +143,15 @@ async def test_after_a_new_beginning_each_step_is_shown_once(how: str, tmp_path:
     for tag in TAGS:
         assert shown[tag] == sorted(set(shown[tag])), tag
         assert shown[tag][-1] == last, tag
+
+
+async def test_a_directory_that_cannot_be_made_does_not_keep_training_from_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "logs").touch()  # which stands for a disk that is full at the restart
+    await train(tmp_path, 6)
+    assert newest_step(tmp_path / "saved") == 4
+    assert len([each for each in caplog.messages if "could not be written" in each]) == len(TAGS)
 
 
 async def test_a_disk_of_logs_that_is_full_does_not_end_training(
