@@ -175,7 +175,7 @@ async def test_a_step_in_a_thread_holds_nothing() -> None:
 async def test_what_held_it_for_the_largest_part_is_named() -> None:
     watchdog = LoopLagHook(MAX_LAG_SECS)
     # on a busy machine the shorter ones take several times as long as they ask for
-    brief = [slow("after_run", 1.5 * MAX_LAG_SECS, "Brief") for _ in range(2)]
+    brief = [slow("after_run", 1.5 * MAX_LAG_SECS, name) for name in ("Brief", "Later")]
     hooks = [watchdog, brief[0], slow("after_run", 0.5), brief[1]]
     async with MonitoredSession(hooks, dict, step_runner="inline") as session:
         await session.run([])
