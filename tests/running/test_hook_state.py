@@ -162,8 +162,9 @@ def an_array(
         ),
         *(an_array(data=each) for each in ("A", "%%%%AAAAAA==", 7)),
         an_array(order=True), an_array(shape=[], order=1),
-        b"3", b"[]", b"null", b"NaN",
-        b'{"Holds": 3}', b'{"Holds": null}', b'{"AbsentHook": []}', b'{"AbsentHook": "text"}',
+        *(json.dumps({"Holds": {"asynchooks.of": each}}).encode() for each in ("x", [1, 2], None)),
+        b"3", b"null",
+        b'{"Holds": null}', b'{"AbsentHook": []}',
     ],
     ids=lambda text: text[:60].decode(errors="replace"),
 )  # fmt: skip

@@ -11,26 +11,16 @@ from asynchooks import MonitoredSession, SessionRunArgs, SessionRunHook
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import in_task
-from ..support.moments import HeldStep, counting
+from ..support.moments import HeldStep, at, counting
 
 pytestmark = pytest.mark.anyio
 
-Log = list[tuple[str, str]]
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
 
 
-def plain(name: str, log: Log, threads: list[int], fetches: Any = None) -> SessionRunHook:
-    """As RecordingHook, without a coroutine; notes the threads that it is called in, too."""
-
-    def method(moment: str) -> Any:
-        def note(hook: Any, *given: Any) -> Any:
-            log.append((name, moment))
-            threads.append(threading.get_ident())
-            return fetches if moment == "before_run" else None
-
-        return note
-
-    methods = {moment: method(moment) for moment in (*MOMENTS, "on_error")}
+def plain(**moments: Any) -> SessionRunHook:
+    """As `at`, with plain methods that call what is given."""
+    methods = {moment: lambda hook, *given, fn=fn: fn() for moment, fn in moments.items()}
     hook: SessionRunHook = type("Plain", (SessionRunHook,), methods)()
     return hook
 
@@ -40,7 +30,7 @@ def plain(name: str, log: Log, threads: list[int], fetches: Any = None) -> Sessi
 async def test_plain_hooks_keep_their_order_among_others_and_run_where_the_step_runs(
     step_runner: Any, fails: bool
 ) -> None:
-    log: Log = []
+    log: list[tuple[str, str]] = []
     where, threads = list[int](), list[int]()
 
     def step() -> dict[str, int]:
@@ -49,9 +39,20 @@ async def test_plain_hooks_keep_their_order_among_others_and_run_where_the_step_
             raise ZeroDivisionError
         return {"calls": 1}
 
-    asks = plain("d", log, [], SessionRunArgs("calls"))
-    hooks = [plain("a", log, threads), RecordingHook("b", log), plain("c", log, []), asks]
-    session = MonitoredSession([*hooks, RecordingHook("e", log)], step, step_runner=step_runner)
+    def notes(name: str, moment: str) -> Any:
+        log.append((name, moment))
+        if name == "a":
+            threads.append(threading.get_ident())
+        return SessionRunArgs("calls") if (name, moment) == ("d", "before_run") else None
+
+    hooks = [
+        RecordingHook(name, log) if name in "be" else plain(
+            **{each: lambda name=name, each=each: notes(name, each)
+               for each in (*MOMENTS, "on_error")}
+        )
+        for name in "abcde"
+    ]  # fmt: skip
+    session = MonitoredSession(hooks, step, step_runner=step_runner)
     if fails:
         with pytest.raises(ZeroDivisionError):
             async with session:
@@ -69,12 +70,7 @@ async def test_plain_hooks_keep_their_order_among_others_and_run_where_the_step_
 
 async def test_a_plain_hook_that_blocks_at_first_does_not_hold_the_event_loop() -> None:
     held = HeldStep(lambda: None)
-
-    class Blocks(SessionRunHook):
-        def before_run(self, run_context: Any) -> None:
-            held()
-
-    async with counting(Blocks()) as session:
+    async with counting(plain(before_run=held)) as session:
         async with in_task(session.run, []):
             held.may_end.set()  # reached although the hook blocks
 
@@ -91,4 +87,4 @@ async def test_a_method_with_a_yield_in_it_is_refused() -> None:
     for hook, moment in ((Generator(), "after_run"), (AsyncGenerator(), "end")):
         words = rf"{moment} of hooks\[1\], a {type(hook).__name__}, holds a `yield`"
         with pytest.raises(TypeError, match=words):
-            counting(RecordingHook("a"), hook)
+            counting(at(), hook)

@@ -112,6 +112,27 @@ def test_the_end_waits_for_a_shielded_clean_up_within_the_grace_period(
 
 
 @on_every_engine
+def test_a_side_task_that_fails_after_its_session_is_only_logged(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(backend, 0.0)
+
+    async def stubborn() -> None:
+        try:
+            await scene.sleep(50.0)
+        finally:
+            raise OSError("too late")
+
+    async def main() -> None:
+        await scene.train(lambda: scene.session.start_soon(stubborn))
+        await scene.simulation.sleep(60.0)
+
+    scene.simulation.run(main)
+    assert "stubborn failed after its session had ended" in caplog.text
+    assert scene.session.stop_reason is None
+
+
+@on_every_engine
 @by_either
 def test_a_cancelled_block_waits_for_the_clean_up_and_gives_other_tasks_one_second(
     backend: Any, starter: str, caplog: pytest.LogCaptureFixture

@@ -15,7 +15,6 @@ import pytest
 
 from asynchooks import (
     FeedFnHook,
-    FunctionSessionCreator,
     MonitoredSession,
     Recovery,
     SessionRunContext,
@@ -28,7 +27,7 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..support.faults import LOOPS
-from ..support.helpers import KeepsCoord, counting_creator, in_task, raises_at, settle
+from ..support.helpers import KeepsCoord, counting_creator, in_task, settle
 from ..support.moments import (
     NOW,
     at,
@@ -40,7 +39,7 @@ from ..support.moments import (
     together,
     train,
 )
-from ..support.stop_requests import AT, REASON, WAYS, Asks, Training
+from ..support.stop_requests import AT, REASON, WAYS, Training
 
 pytestmark = pytest.mark.anyio
 
@@ -66,39 +65,30 @@ async def run_refused(session: MonitoredSession) -> None:
 
 @KINDS
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_run_after_a_stop_ends_the_block(way: type[Asks], kind: str) -> None:
-    calls: list[int] = []
-    training = Training(way, 1, all_workers=False)
-    await training.run(MonitoredSession, FunctionSessionCreator(step_of(kind, calls)), "calls")
-    training.check()
-    assert len(calls) == AT
-    assert moments_of(training.hooks[0]).count("before_run") == AT, "none of one that is refused"
+async def test_the_run_after_a_stop_ends_the_block_and_no_other_worker_s(
+    way: str, kind: str
+) -> None:
+    calls, training = list[int](), Training(way)
+    creator = SharedSessionCreator(step_of(kind, calls))
+    async with MonitoredSession([], creator) as other:
+        await training.run(creator)
+        training.check()
+        assert len(calls) == AT
+        assert moments_of(training.hooks[0]).count("before_run") == AT, "none of one refused"
+        if training.asks.error is None:
+            assert await other.run("calls") == AT + 1
+            assert other.stop_reason is None
+        else:
+            assert other.should_stop(), "an error of one worker stops all"
 
 
 @pytest.mark.parametrize("anyio_backend", LOOPS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_stop_for_all_ends_every_block(way: type[Asks]) -> None:
-    calls: list[int] = []
-    training = Training(way, 3, all_workers=True)
-    creator = SharedSessionCreator(step_of("plain", calls))
-    await training.run(MonitoredSession, creator, "calls")
+async def test_a_stop_for_all_ends_every_block(way: str) -> None:
+    calls, training = list[int](), Training(way, 3, all_workers=True)
+    await training.run(SharedSessionCreator(step_of("plain", calls)))
     training.check()
     assert len(calls) == sum(training.num_runs)
-
-
-@pytest.mark.parametrize("way", [each for each in WAYS if each.error is None])
-async def test_a_plain_stop_is_one_worker_s(way: type[Asks]) -> None:
-    creator = SharedSessionCreator(counting_creator())
-    asks = way(all_workers=False)
-    async with MonitoredSession([], creator) as other:
-        async with MonitoredSession([asks], creator) as session:
-            while True:
-                await session.run([])
-                await asks.between(session)
-        assert asks.num_runs == AT
-        assert not other.should_stop()
-        assert await other.run("calls") == AT + 1
-    assert other.stop_reason is None
 
 
 async def test_runs_go_on_when_the_coordinator_s_stop_is_cleared_unless_a_hook_has_asked() -> None:
@@ -362,19 +352,3 @@ async def test_the_hook_that_asked_first_is_named_with_its_reason_and_later_ones
         await session.run([])
     assert session.stop_reason == StopReason("after_run of At", given or "no reason given")
     assert seen == [False, True]
-
-
-async def test_the_failure_of_one_worker_reaches_the_others_as_a_stop_with_that_reason() -> None:
-    creator, error = SharedSessionCreator(counting_creator()), ValueError("of the first worker")
-    one, other = (MonitoredSession([], creator) for _ in range(2))
-
-    async def wait(session: MonitoredSession) -> None:
-        async with session:
-            await session.or_stop(anyio.sleep_forever)
-
-    async with in_task(wait, one), in_task(wait, other):
-        with pytest.raises(ValueError, match="of the first worker"):
-            await MonitoredSession([raises_at("begin", error)], creator).open()
-    for session in (one, other):
-        assert session.stop_reason is not None
-        assert session.stop_reason.error is error

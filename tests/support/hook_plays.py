@@ -195,11 +195,6 @@ def best_by_an_evaluation(path: Path, model: Model) -> Play:
     return Play([hook, evaluation, best_of(path, model, by)], lambda: (hook.best_step, by()))
 
 
-def best_by_an_evaluation_that_is_missing(path: Path, model: Model) -> Play:
-    by = EvaluationHook(model.evaluate, every_n_steps=1).metric("loss")
-    return Play([EarlyStoppingHook(by, 2)], lambda: None)
-
-
 def evaluated(mode: Evaluate) -> Make:
     def play(path: Path, model: Model) -> Play:
         async def evaluate(session: Any, step: int) -> dict[str, float]:
@@ -258,9 +253,6 @@ PLAYS: dict[str, Make] = {
     "CheckpointSaverHook": lambda path, model: Play(
         [saving(path, model, every=3)], lambda: checkpoints(path)
     ),
-    "CheckpointSaverHook, background": lambda path, model: Play(
-        [saving(path, model, every=3, background=True)], lambda: checkpoints(path)
-    ),
     "DataWaitHook": data_wait,
     "EarlyStoppingHook": seen(
         lambda: EarlyStoppingHook("loss", 2), lambda hook: (hook.best, hook.best_step)
@@ -271,7 +263,6 @@ PLAYS: dict[str, Make] = {
     ),
     "EarlyStoppingHook, by evaluation": best_by_an_evaluation,
     "EarlyStoppingHook, no saver": seen(lambda: EarlyStoppingHook("loss", 2, restore_best=True)),
-    "EarlyStoppingHook, no evaluation": best_by_an_evaluation_that_is_missing,
     "EvaluationHook": evaluated(Evaluate.EXCLUSIVE),
     "EvaluationHook, concurrent": evaluated(Evaluate.CONCURRENT),
     "FeedFnHook": lambda path, model: saved(FeedFnHook(Drawing(9)))(path, model),
@@ -308,10 +299,7 @@ PLAYS: dict[str, Make] = {
 }
 
 
-FAILING = {
-    "EarlyStoppingHook, no evaluation", "EarlyStoppingHook, no saver", "NanTensorHook",
-    "NanTensorHook, rollbacks", "StallHook",
-}  # fmt: skip
+FAILING = {"EarlyStoppingHook, no saver", "NanTensorHook", "NanTensorHook, rollbacks", "StallHook"}
 """Plays that end with an error in a session."""
 
 
