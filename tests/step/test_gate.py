@@ -339,7 +339,7 @@ def test_the_limit_ends_with_the_last_worker_and_those_in_line_may_run() -> None
     assert type(asker.outcome) is Ticket
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     st.builds(
         World,

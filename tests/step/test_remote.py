@@ -283,7 +283,7 @@ def test_a_wait_for_a_credit_outlasts_a_loss_and_ends_with_the_source() -> None:
     assert step.statistics().tasks_waiting_for_ticket == 0
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     st.builds(
         World,
