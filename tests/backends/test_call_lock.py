@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from asynchooks._engine.sync import CallLock
 from ..support.helpers import cancelled_when_settled, in_task, settle
 from ..support.loops import anyio_backend as anyio_backend
 from ..support.markers import exhaustive
-from ..support.moments import NOW, HeldStep, at, lost, together
+from ..support.moments import NOW, HeldStep, at, lost, plain_at, together
 
 pytestmark = pytest.mark.anyio
 
@@ -82,27 +82,16 @@ class Model:
         return CheckpointSaverHook(path, save_steps=save_steps, saver=StateDictSaver(model=self))
 
 
-class PlainHook(SessionRunHook):
+def plain_hook(model: Model) -> SessionRunHook:
     """Touches the model at every moment, in plain methods."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def begin(self) -> None:
-        self.model.use("begin", 0.001)
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self.model.use("after_create_session")
-
-    def before_run(self, run_context: Any) -> None:
-        self.model.use("before_run")
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.model.use("after_run")
+    def after_run(run_context: Any, run_values: Any) -> None:
+        model.use("after_run")
         run_context.session.run("loss")
 
-    def end(self, session: Any) -> None:
-        self.model.use("end")
+    moments = ("begin", "after_create_session", "before_run", "end")
+    uses = {moment: lambda *_, name=moment: model.use(name, 0.002) for moment in moments}
+    return plain_at(**uses, after_run=after_run)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +109,7 @@ async def test_steps_plain_hooks_savers_evaluations_and_runs_of_the_raw_session_
     )
 
     async def worker(index: int) -> None:
-        hooks, runner = [PlainHook(model), in_threads], runners[index % len(runners)]
+        hooks, runner = [plain_hook(model), in_threads], runners[index % len(runners)]
         if index == 0:
             evaluation = EvaluationHook(model.evaluate, every_n_steps=1)
             hooks += [evaluation, model.saver(tmp_path, 1)]
@@ -190,21 +179,11 @@ async def test_calls_come_in_order_of_asking_without_those_that_are_cancelled(
     assert gated.calls == [0, 2, 1, 3]
 
 
-class PlainAsk(SessionRunHook):
-    """A plain hook, which must not overlap a call of the step function."""
-
-    def __init__(self, fn: Callable[[], object] = dict) -> None:
-        self.fn = fn
-
-    def before_run(self, run_context: Any) -> None:
-        self.fn()
-
-
 @pytest.mark.parametrize("by", ["step", "plain hook", "feed_fn", "step_fn"])
 async def test_a_stop_ends_the_wait_for_another_call(by: str) -> None:
     gated = Gated()
     hooks: dict[str, list[Any]] = {
-        "plain hook": [PlainAsk()],
+        "plain hook": [plain_at(before_run=dict)],
         "feed_fn": [FeedFnHook(lambda: {"worker": 1})],
     }
     async with gated.session() as a, gated.session(*hooks.get(by, [])) as b:
@@ -224,9 +203,8 @@ async def test_a_save_that_is_cancelled_while_it_waits_for_a_hook_lets_the_worke
 ) -> None:
     gated, held = Gated(), HeldStep()
     saving = gated.model.saver(tmp_path)
-    async with (
-        gated.session(PlainAsk(held)) as a, gated.session(saving) as b, in_task(a.run, "loss"),
-    ):  # fmt: skip
+    waits = gated.session(plain_at(before_run=held))
+    async with waits, gated.session(saving) as b, in_task(waits.run, "loss"):
         await held.has_begun()
         async with anyio.create_task_group() as saves:
             saves.start_soon(partial(saving.checkpointer.save, may_stop=False), b.raw_session())
@@ -293,7 +271,7 @@ async def test_nothing_overlaps_through_cancellations_failures_and_recoveries(se
 
     async def worker() -> None:
         options: Any = {"step_runner": dice.choice(["auto", "thread", "inline"]), "recovery": NOW}
-        hooks = [PlainHook(model), StopAtStepHook(last_step=60)]
+        hooks = [plain_hook(model), StopAtStepHook(last_step=60)]
         session = MonitoredSession(hooks, shared, dice.choice([0.0, 30.0]), **options)
         # a plain hook that is refused, as a call that was given up goes on, ends its worker
         with suppress(OverlappingCallError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
@@ -30,8 +29,8 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks._engine.base import TIMED_OUT, Slot
-from asynchooks._engine.current import current_engine, now
-from asynchooks._engine.real_time import PASS_SECS, AsyncioEngine, TrioEngine
+from asynchooks._engine.current import current_engine
+from asynchooks._engine.real_time import PASS_SECS
 
 from ..simulation.engines import output_of
 from ..support.faults import Halt
@@ -45,23 +44,6 @@ from ..support.virtual_kernel import Trampoline
 pytestmark = pytest.mark.anyio
 
 
-async def test_there_is_one_engine_an_event_loop_and_none_but_a_clock_outside(
-    anyio_backend_name: str,
-) -> None:
-    engine = current_engine()
-    assert engine is current_engine()
-    assert type(engine) is (AsyncioEngine if anyio_backend_name == "asyncio" else TrioEngine)
-
-    def outside() -> None:
-        with pytest.raises(RuntimeError):
-            current_engine()
-        assert math.isfinite(now())
-
-    thread = threading.Thread(target=outside)
-    thread.start()
-    thread.join()
-
-
 @pytest.mark.parametrize("secs", [0.0013, 0.0024, 0.0049])  # uvloop counts milliseconds
 async def test_a_deadline_ends_a_park_and_not_before(secs: float) -> None:
     engine = current_engine()
@@ -70,33 +52,6 @@ async def test_a_deadline_ends_a_park_and_not_before(secs: float) -> None:
     assert await engine.park(slot, begun + secs) is TIMED_OUT
     assert engine.now() >= begun + secs
     assert slot.is_woken
-
-
-async def test_a_cancelled_park_can_be_taken_up_again() -> None:
-    engine = current_engine()
-    slot = Slot(engine, "a test")
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        await engine.park(slot)
-    assert scope.cancelled_caught
-    assert not slot.is_woken
-    slot.wake("later")
-    assert await engine.park(slot) == "later"
-
-
-async def test_a_shield_holds_a_cancellation_back_for_its_time_only() -> None:
-    engine, log = current_engine(), list[object]()
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        with engine.shielded(10):
-            await anyio.lowlevel.checkpoint()
-            log.append("shielded")
-        with engine.shielded(0.01) as shield:
-            await anyio.sleep_forever()
-        log.append(shield.cancelled_caught)
-        await anyio.lowlevel.checkpoint()
-        log.append("not reached")
-    assert log == ["shielded", True]
 
 
 async def test_a_turn_lets_all_that_were_woken_run_first() -> None:

@@ -17,9 +17,9 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks._engine.current import current_engine
-from asynchooks._engine.threads import StepRunner, StepTimes, WorkThread, is_async
+from asynchooks._engine.threads import StepRunner, StepTimes, WorkThread
 
-from ..support.helpers import another_task, settle
+from ..support.helpers import another_task
 from ..support.loops import LOOPS, loop_of
 from ..support.moments import HeldStep
 
@@ -179,13 +179,3 @@ async def test_what_a_cancelled_or_abandoned_call_comes_to_is_not_lost(grace_sec
             await anyio.lowlevel.checkpoint()
     assert [outcome.value for outcome in late] == ["late"]
     thread.close()
-
-
-def test_what_only_makes_a_coroutine_is_recognised() -> None:
-    class Object:
-        async def __call__(self) -> None: ...
-
-        async def method(self) -> None: ...
-
-    assert all(is_async(each) for each in (settle, Object(), Object().method))
-    assert not any(is_async(each) for each in (a_runner, dict, lambda: settle()))

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
-from asynchooks import MonitoredSession, SessionRunArgs, SessionRunHook
+from asynchooks import MonitoredSession, SessionRunHook
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import in_task
-from ..support.moments import HeldStep, at, counting
+from ..support.moments import HeldStep, at, counting, plain_at
 
 pytestmark = pytest.mark.anyio
 
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
-
-
-def plain(**moments: Any) -> SessionRunHook:
-    """As `at`, with plain methods that call what is given."""
-    methods = {moment: lambda hook, *given, fn=fn: fn() for moment, fn in moments.items()}
-    hook: SessionRunHook = type("Plain", (SessionRunHook,), methods)()
-    return hook
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -39,38 +33,33 @@ async def test_plain_hooks_keep_their_order_among_others_and_run_where_the_step_
             raise ZeroDivisionError
         return {"calls": 1}
 
-    def notes(name: str, moment: str) -> Any:
-        log.append((name, moment))
-        if name == "a":
+    def plain(name: str) -> SessionRunHook:
+        def note(moment: str, *given: object) -> None:
+            log.append((name, moment))
             threads.append(threading.get_ident())
-        return SessionRunArgs("calls") if (name, moment) == ("d", "before_run") else None
 
-    hooks = [
-        RecordingHook(name, log) if name in "be" else plain(
-            **{each: lambda name=name, each=each: notes(name, each)
-               for each in (*MOMENTS, "on_error")}
-        )
-        for name in "abcde"
-    ]  # fmt: skip
+        return plain_at(**{each: partial(note, each) for each in (*MOMENTS, "on_error")})
+
+    hooks = [plain("a"), RecordingHook("b", log), plain("c"), RecordingHook("d", log)]
     session = MonitoredSession(hooks, step, step_runner=step_runner)
     if fails:
         with pytest.raises(ZeroDivisionError):
             async with session:
                 await session.run("calls")
-        assert log[-5:] == [(name, "on_error") for name in "edcba"]
+        assert log[-4:] == [(name, "on_error") for name in "dcba"]
         return
     async with session:
         assert await session.run("calls") == 1
-    assert log == [(name, moment) for moment in MOMENTS for name in "abcde"]
+    assert log == [(name, moment) for moment in MOMENTS for name in "abcd"]
     if step_runner != "auto":
         here = threading.get_ident()
         assert (where == [here]) == (step_runner == "inline")
-        assert threads == [here, *where * 4]
+        assert threads == [here, here, *where * 8]
 
 
 async def test_a_plain_hook_that_blocks_at_first_does_not_hold_the_event_loop() -> None:
     held = HeldStep(lambda: None)
-    async with counting(plain(before_run=held)) as session:
+    async with counting(plain_at(before_run=held)) as session:
         async with in_task(session.run, []):
             held.may_end.set()  # reached although the hook blocks
 

@@ -6,7 +6,6 @@ And `session.stop_reason`: what ended training, and why.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
 import anyio
@@ -20,7 +19,6 @@ from asynchooks import (
     SessionRunContext,
     SharedSessionCreator,
     StepContext,
-    StopAtStepHook,
     StopReason,
     StopTraining,
 )
@@ -36,8 +34,6 @@ from ..support.moments import (
     losing_step,
     lost,
     moments_of,
-    together,
-    train,
 )
 from ..support.stop_requests import AT, REASON, WAYS, Training
 
@@ -126,22 +122,6 @@ async def test_a_stop_before_or_in_opening_lets_no_run_begin(by_hook: bool) -> N
         await run_refused(session)
     assert moments_of(hook) == ["begin", "after_create_session", "end"]
     assert session.stop_reason is REASON
-
-
-async def test_a_run_under_way_completes_when_the_caller_asks() -> None:
-    may_end, hook = anyio.Event(), RecordingHook("a")
-
-    async def step() -> dict[str, int]:
-        await may_end.wait()
-        return {"loss": 1}
-
-    async with MonitoredSession([hook], step) as session:
-        async with in_task(session.run, "loss") as run:
-            session.request_stop(REASON)
-            may_end.set()
-        assert run.value == 1
-        await run_refused(session)
-    assert moments_of(hook)[-3:] == ["before_run", "after_run", "end"]
 
 
 async def test_a_stop_of_another_thread_reaches_a_loop_that_never_waits() -> None:
@@ -273,19 +253,6 @@ async def test_a_stop_for_all_holds_for_later_workers_until_the_last_has_closed(
     async with MonitoredSession([], creator) as fresh, MonitoredSession([], dict) as unshared:
         unshared.request_stop(all_workers=True)
         assert (fresh.should_stop(), unshared.should_stop()) == (False, True)
-
-
-async def test_the_limit_stays_the_reason_of_all_workers_when_the_last_has_closed() -> None:
-    creator = SharedSessionCreator(counting_creator())
-    sessions = [MonitoredSession([StopAtStepHook(last_step=4)], creator) for _ in range(2)]
-
-    async def work(session: MonitoredSession) -> None:
-        async with session:
-            await train(session)
-
-    await together(*(partial(work, each) for each in sessions))
-    words = "the limit: global_step is at 4 of 4"
-    assert [str(each.stop_reason) for each in sessions] == [words] * 2
 
 
 async def test_the_first_reason_stays_where_an_input_ends_or_all_workers_are_stopped() -> None:

@@ -83,12 +83,12 @@ MOMENTS = {
     "after_run": "after_run", "end": "end", "on_error": "on_error",
 }  # fmt: skip
 """Those of a hook, and what their places are called."""
-LATE_PLACES = ("after_run", "finish", "evaluate", "save", "before_save", "after_save")
+LATE_PLACES = ["after_run", "finish", "evaluate", "save", "before_save", "after_save"]
 """Those that a run may come to behind its step; one that is lost there is made again."""
-PLACES = (
-    *MOMENTS.values(), "finish", "side task", "coord task", "body", "step", "source", "map", "save",
-    "restore", "before_save", "after_save", "evaluate",
-)  # fmt: skip
+PLACES = [
+    *MOMENTS.values(), *LATE_PLACES[1:], "side task", "coord task", "body", "step", "source", "map",
+    "restore",
+]  # fmt: skip
 
 STOPS = (
     "hook", "hook all", "before_run", "session", "session all", "coord", "coord all", "thread",

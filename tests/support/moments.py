@@ -36,6 +36,13 @@ def _method(fn: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def plain_at(**moments: Callable[..., Any]) -> SessionRunHook:
+    """As `at`, of the class `Plain`, with plain methods."""
+    methods = {moment: lambda hook, *given, fn=fn: fn(*given) for moment, fn in moments.items()}
+    hook: SessionRunHook = type("Plain", (SessionRunHook,), methods)()
+    return hook
+
+
 def counting(*hooks: Any, **options: Any) -> MonitoredSession:
     """A session of a step that counts its calls."""
     return MonitoredSession(hooks, counting_creator(), **options)
