@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -35,33 +33,13 @@ from ..support.helpers import cancelled_when_settled, in_task, settle
 from ..support.loops import anyio_backend as anyio_backend
 from ..support.markers import exhaustive
 from ..support.moments import NOW, HeldStep, at, lost, plain_at, together
+from .uses import SLOW_SECS, Used
 
 pytestmark = pytest.mark.anyio
 
-SLOW_SECS = 0.003  # more than "auto" leaves on the event loop
 
-
-class Model:
-    """What is not thread-safe: it notes each use that begins while another one goes on."""
-
-    def __init__(self) -> None:
-        self.users: list[str] = []
-        self.overlaps: set[tuple[str, ...]] = set()
-        self.num_uses: Counter[str] = Counter()
-
-    def use(self, name: str, secs: float = SLOW_SECS) -> None:
-        self.users.append(name)
-        self.num_uses[name] += 1
-        if len(self.users) > 1:
-            self.overlaps.add(tuple(self.users))
-        threading.Event().wait(secs)  # releases the GIL, as large steps do
-        if len(self.users) > 1:
-            self.overlaps.add(tuple(self.users))
-        self.users.remove(name)
-
-    def step(self) -> dict[str, int]:
-        self.use("step")
-        return {"loss": 0}
+class Model(Used):
+    """With all that plain functions may do with it."""
 
     def step_fn(self, step_context: Any) -> Any:
         self.use("step_fn")

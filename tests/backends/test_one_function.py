@@ -25,45 +25,21 @@ from asynchooks import (
 )
 
 from ..support.moments import HeldStep, at, losing_step, together
+from .uses import Used
 
 pytestmark = pytest.mark.anyio
 
 StepFunction = Callable[..., Any]
 
 
-class Equal:
-    """Models are told apart by their identity, not by what users define."""
+class Meter(Used):
+    """A model that may be called itself."""
 
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Equal)
-
-
-class Meter(Equal):
-    """A step that notes how many calls of it are under way at once; calls end some ms later."""
-
-    def __init__(self) -> None:
-        self.num_calls = self.most_at_once = self._num_now = 0
-        self._mutex, self._second = threading.Lock(), threading.Event()
-
-    def __call__(self, number: Any = 0) -> dict[str, float]:
-        with self._mutex:
-            self.num_calls += 1
-            self._num_now += 1
-            self.most_at_once = max(self.most_at_once, self._num_now)
-            if self._num_now > 1:
-                self._second.set()
-        self._second.wait(0.005)
-        with self._mutex:
-            self._num_now -= 1
-        return {"loss": 0.5}
-
-    def step(self, number: int = 0) -> dict[str, float]:
-        return self(number)
+    def __call__(self, number: int = 0) -> dict[str, float]:
+        return self.step()
 
     def other_step(self) -> dict[str, float]:
-        return self()
+        return self.step()
 
 
 def decorated(step: StepFunction) -> StepFunction:
@@ -122,7 +98,7 @@ async def test_calls_of_one_function_never_overlap_whoever_made_the_creator(kind
     meter = Meter()
     step_functions = KINDS[kind](meter)
     await together(*(partial(train, FunctionSessionCreator(each)) for each in step_functions))
-    assert (meter.num_calls, meter.most_at_once) == (2 * len(step_functions), 1)
+    assert (meter.num_uses["step"], meter.overlaps) == (2 * len(step_functions), set())
 
 
 async def test_calls_never_overlap_on_several_event_loops_nor_a_plain_step_fn() -> None:
@@ -139,7 +115,7 @@ async def test_calls_never_overlap_on_several_event_loops_nor_a_plain_step_fn() 
     await together(
         elsewhere, elsewhere, run_step_fn, lambda: train(FunctionSessionCreator(meter.step))
     )
-    assert (meter.num_calls, meter.most_at_once) == (7, 1)
+    assert (meter.num_uses["step"], meter.overlaps) == (7, set())
 
 
 @pytest.mark.parametrize("kind", ["thread-safe", "methods", "decorated methods", "closures"])
@@ -150,8 +126,8 @@ async def test_thread_safe_calls_and_those_of_different_models_overlap(kind: str
         both.wait()
         return {"loss": 0.5}
 
-    class Model(Equal):
-        def step(self) -> dict[str, float]:
+    class Model(Used):
+        def step(self, number: int = 0) -> dict[str, float]:
             return meet()
 
         decorated_step = decorated(step)
