@@ -17,17 +17,16 @@ from asynchooks import (
     EarlyStoppingHook,
     FeedHook,
     MetricsHook,
-    MonitoredSession,
     SessionRunHook,
     StateDictSaver,
     StepCounterHook,
-    StopAtStepHook,
 )
 from asynchooks.metrics import Point, Resume, Sink
 from asynchooks.simulation import Simulation
 
 from ..hooks.forwarding import Forwards, ForwardsAll, bare, twice
 from ..support.moments import at
+from ..support.step_loops import run_steps
 
 pytestmark = pytest.mark.anyio
 
@@ -69,10 +68,7 @@ async def train(
 
     saving = CheckpointSaverHook(path, save_steps=100, saver=StateDictSaver(model=model))
     looks = at(after_create_session=lambda *_: seen.append(look()))
-    last = [saving, looks, StopAtStepHook(last_step=last_step)]
-    async with MonitoredSession([*hooks, *last], step) as session:
-        while not session.should_stop():
-            await session.run([])
+    await run_steps(step, last_step, *hooks, saving, looks)
     return seen[0], fed
 
 

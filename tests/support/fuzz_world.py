@@ -457,7 +457,7 @@ class Worker:
                 counts[moment] += 1
                 if moment == "after_create_session":
                     self.coord = given[1]
-                    if world.has("coord task"):
+                    if world.has("coord task") and not is_plain:  # that one may be in a thread
                         given[1].start_soon(world.at, "coord task")
                 return SessionRunArgs("x") if moment == "before_run" else None
 
