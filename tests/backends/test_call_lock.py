@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,13 @@ from asynchooks import (
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
-    StopAtStepHook,
     StopTraining,
 )
 from asynchooks._engine.sync import CallLock
 
 from ..support.helpers import cancelled_when_settled, in_task, settle
-from ..support.loops import anyio_backend as anyio_backend
-from ..support.markers import exhaustive
-from ..support.moments import NOW, HeldStep, at, lost, plain_at, together
-from .uses import SLOW_SECS, Used
+from ..support.moments import HeldStep, at, plain_at, together
+from .uses import Used
 
 pytestmark = pytest.mark.anyio
 
@@ -230,39 +226,6 @@ async def test_the_event_loop_does_not_wait_for_a_thread_but_refuses() -> None:
                 b.raw_session().run("loss")
             gated.release()
         assert b.raw_session().run("loss") == 0
-
-
-@pytest.mark.parametrize("seed", [0, *exhaustive(1)])
-async def test_nothing_overlaps_through_cancellations_failures_and_recoveries(seed: int) -> None:
-    dice, model = random.Random(seed), Model()
-
-    def step() -> dict[str, int]:
-        luck = dice.random()
-        model.use("step", luck * 2 * SLOW_SECS)
-        if luck < 0.04:
-            raise lost()
-        if luck > 0.95:
-            raise ValueError("failed")
-        return {"loss": 0}
-
-    shared = SharedSessionCreator(step)
-
-    async def worker() -> None:
-        options: Any = {"step_runner": dice.choice(["auto", "thread", "inline"]), "recovery": NOW}
-        hooks = [plain_hook(model), StopAtStepHook(last_step=60)]
-        session = MonitoredSession(hooks, shared, dice.choice([0.0, 30.0]), **options)
-        # a plain hook that is refused, as a call that was given up goes on, ends its worker
-        with suppress(OverlappingCallError):
-            async with session:
-                while not session.should_stop():
-                    with anyio.move_on_after(dice.choice([0.004, 30])):
-                        try:
-                            await session.run("loss")
-                        except (ValueError, OverlappingCallError):
-                            await anyio.sleep(0.001)
-
-    await together(*[worker] * 4)
-    assert not model.overlaps
 
 
 def test_a_call_that_is_abandoned_before_it_began_is_never_made() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-SLOW_SECS = 0.003  # more than "auto" leaves on the event loop
-
 
 class Used:
     """What is not thread-safe."""
@@ -22,7 +20,8 @@ class Used:
         self.overlaps: set[tuple[str, ...]] = set()
         self.num_uses: Counter[str] = Counter()
 
-    def use(self, name: str, secs: float = SLOW_SECS) -> None:
+    def use(self, name: str, secs: float = 0.003) -> None:
+        """It takes longer than what "auto" leaves on the event loop."""
         self.users.append(name)
         self.num_uses[name] += 1
         for wait_secs in (secs, 0.0):

@@ -180,17 +180,6 @@ def test_the_step_of_unread_runs_is_read_when_it_is_asked_for_and_once() -> None
         take(step)
 
 
-@pytest.mark.parametrize("num_before", [0, 1, 2])
-def test_a_waiter_sees_the_unread_runs_before_it_and_after_it(num_before: int) -> None:
-    graph = Graph()
-    graph.run(num_before)
-    waiter = Call(graph.step.wait_for, 2)
-    for _ in range(num_before, 2):
-        assert waiter.is_waiting
-        graph.run()
-    assert (waiter.outcome, graph.num_reads) == (2, 2 if num_before < 2 else 1)
-
-
 def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> None:
     graph = Graph()
 
@@ -234,20 +223,6 @@ def test_a_restart_forgets_unread_runs_and_what_is_read_meanwhile() -> None:
     graph.step.gate.reader = read_slowly
     graph.run()
     assert (graph.step.value, graph.step.epoch) == (2, 2)
-
-
-def test_a_graph_s_step_is_followed_back_and_its_runs_go_on_from_there() -> None:
-    graph, slot = Graph(), Slot(Trampoline(), "a test")
-    graph.run(5)
-    assert graph.step.value == 5
-    graph.step.gate.watch(slot, 9)
-    under_way = take(graph.step)
-    graph.variable = 2
-    graph.step.gate.reread()
-    assert (graph.step.value, graph.step.epoch, slot.value) == (2, 1, 2)
-    graph.variable = 3
-    graph.step.gate.settle(under_way, 3)
-    assert (graph.step.value, graph.step.epoch) == (3, 1)
 
 
 def test_a_model_that_is_brought_back_after_the_end_takes_no_step_back() -> None:
