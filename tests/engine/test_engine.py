@@ -21,12 +21,7 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks import (
-    Coordinator,
-    GlobalStepWaiterHook,
     MonitoredSession,
-    SessionRunHook,
-    SharedSessionCreator,
-    StopAtStepHook,
 )
 from asynchooks._engine.base import TIMED_OUT, Slot
 from asynchooks._engine.current import current_engine
@@ -37,9 +32,7 @@ from ..support.faults import Halt
 from ..support.helpers import counting_creator, settle
 from ..support.loops import LOOPS, loop_of
 from ..support.loops import anyio_backend as anyio_backend
-from ..support.moments import at
 from ..support.steps import pause
-from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -273,69 +266,3 @@ def test_an_engine_outlives_its_loop_in_what_still_refers_to_it() -> None:
     thread.start()
     thread.join()
     assert not slot.is_woken
-
-
-# a program that the tests of simulations run on all of their engines
-
-Trace = list[tuple[float, str]]
-
-
-def tracing(name: str, note: Callable[[str], None]) -> SessionRunHook:
-    """Writes its moments, with their virtual times, and keeps a side task ticking."""
-
-    async def tick(coord: Coordinator) -> None:
-        while not await coord.wait_stopped(timeout=2.5):
-            note(f"{name} ticks")
-        note(f"{name} stops ticking")
-
-    def created(session: Any, coord: Coordinator) -> None:
-        note(f"{name} created")
-        coord.start_soon(tick, coord)
-
-    return at(
-        after_create_session=created,
-        after_run=lambda context, _: note(f"{name} ran {context.global_step.value}"),
-        end=lambda _: note(f"{name} ends"),
-        on_error=lambda *_: note(f"{name} on error"),
-    )
-
-
-def program(kernel: Trampoline, trace: Trace) -> Callable[[], Awaitable[None]]:
-    """Three workers on one step function: one waits for step 4, one is cancelled at 5.25 s."""
-
-    def note(what: str) -> None:
-        trace.append((kernel.now(), what))
-
-    async def step() -> dict[str, float]:
-        await pause(1.0)
-        return {"loss": 0.5}
-
-    creator = SharedSessionCreator(step)
-
-    async def worker(name: str, wait_until: int) -> None:
-        waits, stops = GlobalStepWaiterHook(wait_until), StopAtStepHook(last_step=12)
-        hooks = [waits, stops, tracing(name, note)]
-        async with MonitoredSession(hooks, creator, stop_grace_period_secs=10) as session:
-            while not session.should_stop():
-                await session.run("loss")
-                await pause(0.25)
-        note(f"{name} left at {session.global_step.value}")
-
-    async def main() -> None:
-        tasks = [kernel.start(worker, "a", 0), kernel.start(worker, "b", 4)]
-        doomed = kernel.start(worker, "c", 0)
-        await pause(5.25)
-        note("cancelling c")
-        doomed.cancel()
-        for task in (*tasks, doomed):
-            await task.wait()
-        note("all done")
-
-    return main
-
-
-def trace_on_trampoline() -> Trace:
-    trace: Trace = []
-    kernel = Trampoline()
-    kernel.run(program(kernel, trace))
-    return trace

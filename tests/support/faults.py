@@ -77,10 +77,6 @@ class Kind(Enum):
         return kinds.get(self, FaultError)(f"{self.name} at {place}")
 
 
-EXCEPTIONS = [Kind.ERROR, Kind.CANCEL, Kind.INPUT_ENDS]
-"""What is an Exception or no error at all; the other kinds go up past `except Exception`."""
-
-
 class Start(Enum):
     """When the worker of the fault begins to open."""
 

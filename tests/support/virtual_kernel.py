@@ -14,13 +14,8 @@ from contextvars import copy_context
 from types import SimpleNamespace, coroutine
 from typing import Any
 
-import anyio
-import anyio.to_thread
-import sniffio
-
 from asynchooks._engine.base import TIMED_OUT, Engine, EngineTask, Slot
 from asynchooks._engine.current import use_engine
-from asynchooks.simulation import Simulation
 
 
 class Cancelled(BaseException):
@@ -130,11 +125,3 @@ async def _as_coroutine(fn: Callable[..., Awaitable[None]], args: tuple[Any, ...
 @coroutine
 def _suspend(slot: Slot) -> Generator[Slot, None, None]:
     yield slot
-
-
-class AnyioKernel:
-    """The simulator's own engine, on an event loop of the kind that runs here."""
-
-    async def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        backend: Any = sniffio.current_async_library()
-        await anyio.to_thread.run_sync(Simulation(backend=backend).run, main)
