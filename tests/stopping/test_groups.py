@@ -101,28 +101,6 @@ async def test_a_group_with_another_error_and_the_last_of_all_attempts_leave_as_
     assert caught.value.__notes__ == ["recreating the session was given up after 2 attempts"]
 
 
-@pytest.mark.tensorflow
-async def test_groups_of_tensorflows_errors_count_as_these_but_not_in_a_singular_session() -> None:
-    tf = pytest.importorskip("tensorflow")
-    from asynchooks import SingularMonitoredSession  # it needs TensorFlow
-
-    errors = [tf.errors.AbortedError(None, None, "a"), tf.errors.UnavailableError(None, None, "b")]
-    ends = [tf.errors.OutOfRangeError(None, None, "c")] * 2
-    raws = [ScriptedSession([{}, ExceptionGroup("lost", errors)])]
-    raws.append(ScriptedSession([{}, ExceptionGroup("ends", ends)]))
-    hook = RecordingHook("a")
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
-        await train(session)
-    assert raws[1].num_runs == 2
-    assert hook.log[-1] == ("a", "end")
-    with tf.Graph().as_default():
-        tf.compat.v1.train.get_or_create_global_step()
-        singular = SingularMonitoredSession([at(after_run=lambda *_: lose())])
-    with pytest.raises(ExceptionGroup):
-        async with singular:
-            await singular.run([])
-
-
 @pytest.mark.parametrize("is_lost", [False, True])
 async def test_a_step_whose_waits_a_stop_has_ended_raises_one_stop_also_beside_a_preemption(
     is_lost: bool,
