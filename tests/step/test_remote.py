@@ -128,6 +128,19 @@ def test_a_fed_step_goes_back_with_its_source_and_not_with_its_variable() -> Non
     assert (step.value, step.epoch) == (2, 1)
 
 
+@pytest.mark.parametrize("is_void", [False, True])
+def test_a_cancelled_asker_gives_its_credit_to_the_next_unless_it_is_void(is_void: bool) -> None:
+    step, _ = fed(limit=5)
+    first, second = ask(step), ask(step)
+    first.cancel()
+    assert step.grant(1, epoch=0)  # before its task has gone on
+    if is_void:
+        step.restart(0)
+    assert first.outcome is None
+    assert isinstance(second.outcome, Ticket) is not is_void
+    assert (step.demand().num_short, step.demand().num_spare) == (is_void, 0)
+
+
 def test_a_source_that_was_replaced_changes_nothing_any_more() -> None:
     step, old = fed(limit=10)
     step.set_source_state(LOST, source=old)
