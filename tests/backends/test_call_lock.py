@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,95 +15,65 @@ from anyio.abc import TaskGroup
 
 from asynchooks import (
     CheckpointSaverHook,
+    EvaluationHook,
     FeedFnHook,
     FunctionSessionCreator,
     MonitoredSession,
     OverlappingCallError,
     SessionRunHook,
     SharedSessionCreator,
-    StopAtStepHook,
+    StateDictSaver,
     StopTraining,
 )
 from asynchooks._engine.sync import CallLock
 
-from ..support.helpers import in_task, settle
-from ..support.loops import anyio_backend as anyio_backend
-from ..support.markers import exhaustive
-from ..support.moments import NOW, HeldStep, at, lost, together
+from ..support.helpers import cancelled_when_settled, in_task, settle
+from ..support.moments import HeldStep, at, plain_at, together
+from .uses import Used
 
 pytestmark = pytest.mark.anyio
 
-SLOW_SECS = 0.003  # more than "auto" leaves on the event loop
 
-
-class Model:
-    """What is not thread-safe: it notes each use that begins while another one goes on."""
-
-    def __init__(self) -> None:
-        self.users: list[str] = []
-        self.overlaps: set[tuple[str, ...]] = set()
-        self.num_uses: dict[str, int] = {}
-
-    def use(self, name: str, secs: float = SLOW_SECS) -> None:
-        self.users.append(name)
-        self.num_uses[name] = self.num_uses.get(name, 0) + 1
-        if len(self.users) > 1:
-            self.overlaps.add(tuple(self.users))
-        threading.Event().wait(secs)  # releases the GIL, as large steps do
-        if len(self.users) > 1:
-            self.overlaps.add(tuple(self.users))
-        self.users.remove(name)
-
-    def step(self) -> dict[str, int]:
-        self.use("step")
-        return {"loss": 0}
+class Model(Used):
+    """With all that plain functions may do with it."""
 
     def step_fn(self, step_context: Any) -> Any:
         self.use("step_fn")
         return step_context.session.run("loss")
 
+    def evaluate(self, session: Any, step: int) -> dict[str, float]:
+        self.use("evaluate")
+        return {}
 
-class PlainHook(SessionRunHook):
+    def state_dict(self) -> dict[str, Any]:
+        self.use("save", 0.001)
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.use("restore", 0.001)
+
+    def saver(self, path: Path, save_steps: int = 99) -> CheckpointSaverHook:
+        return CheckpointSaverHook(path, save_steps=save_steps, saver=StateDictSaver(model=self))
+
+
+def plain_hook(model: Model) -> SessionRunHook:
     """Touches the model at every moment, in plain methods."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def begin(self) -> None:
-        self.model.use("begin", 0.001)
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self.model.use("after_create_session")
-
-    def before_run(self, run_context: Any) -> None:
-        self.model.use("before_run")
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.model.use("after_run")
+    def after_run(run_context: Any, run_values: Any) -> None:
+        model.use("after_run")
         run_context.session.run("loss")
 
-    def end(self, session: Any) -> None:
-        self.model.use("end")
+    moments = ("begin", "after_create_session", "before_run", "end")
+    uses = {moment: lambda *_, name=moment: model.use(name, 0.002) for moment in moments}
+    return plain_at(**uses, after_run=after_run)
 
 
-class Saver:
-    """Reads the model itself, and notes that."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def save(self, path: str) -> None:
-        self.model.use("save", 0.001)
-        Path(path).write_text("model")
-
-    def restore(self, path: str) -> None:
-        self.model.use("restore", 0.001)
-
-
-@pytest.mark.parametrize("is_shared", [True, False])
-@pytest.mark.parametrize("runners", [["auto"], ["thread"], ["inline", "thread", "auto"]])
-async def test_steps_plain_hooks_and_runs_of_the_raw_session_never_overlap(
-    runners: list[Any], is_shared: bool
+@pytest.mark.parametrize(
+    ("runners", "is_shared"),
+    [(["auto"], True), (["thread"], False), (["inline", "thread", "auto"], True)],
+)
+async def test_steps_plain_hooks_savers_evaluations_and_runs_of_the_raw_session_never_overlap(
+    runners: list[Any], is_shared: bool, tmp_path: Path
 ) -> None:
     model = Model()
     creator: Any = FunctionSessionCreator(model.step)
@@ -115,7 +83,10 @@ async def test_steps_plain_hooks_and_runs_of_the_raw_session_never_overlap(
     )
 
     async def worker(index: int) -> None:
-        hooks, runner = [PlainHook(model), in_threads], runners[index % len(runners)]
+        hooks, runner = [plain_hook(model), in_threads], runners[index % len(runners)]
+        if index == 0:
+            evaluation = EvaluationHook(model.evaluate, every_n_steps=1)
+            hooks += [evaluation, model.saver(tmp_path, 1)]
         async with MonitoredSession(hooks, creator, step_runner=runner) as session:
             for _ in range(3):
                 await session.run("loss")
@@ -125,6 +96,7 @@ async def test_steps_plain_hooks_and_runs_of_the_raw_session_never_overlap(
     assert not model.overlaps
     assert model.num_uses["step"] == 4 * 3 * 4
     assert model.num_uses["begin"] == model.num_uses["end"] == 4
+    assert min(model.num_uses["evaluate"], model.num_uses["save"]) > 1
 
 
 class Gated:
@@ -145,6 +117,9 @@ class Gated:
         self.model.use("step", 0)
         return {"loss": 0}
 
+    def session(self, *hooks: Any, runner: Any = "thread") -> MonitoredSession:
+        return MonitoredSession(hooks, self.shared, step_runner=runner)
+
     @asynccontextmanager
     async def under_way(self, session: MonitoredSession) -> AsyncIterator[TaskGroup]:
         """A call in a thread, in a task of the group; it returns once it is let."""
@@ -162,19 +137,13 @@ class Gated:
 
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
 async def test_calls_come_in_order_of_asking_without_those_that_are_cancelled(
-    step_runner: Any,
+    step_runner: str,
 ) -> None:
     gated = Gated()
-    first, a, b, c = (
-        MonitoredSession([], gated.shared, step_runner=each)
-        for each in ("thread", step_runner, step_runner, step_runner)
-    )
+    first, (a, b, c) = gated.session(), (gated.session(runner=step_runner) for _ in range(3))
     async with first, a, b, c:
         async with gated.under_way(first) as group:
-            async with anyio.create_task_group() as cancelled:
-                cancelled.start_soon(a.run, "loss", {"worker": 9})
-                await settle()
-                cancelled.cancel_scope.cancel()
+            assert await cancelled_when_settled(a.run, "loss", {"worker": 9})
             for index, session in ((2, b), (1, a), (3, c)):
                 group.start_soon(session.run, "loss", {"worker": index})
                 await settle()
@@ -184,34 +153,19 @@ async def test_calls_come_in_order_of_asking_without_those_that_are_cancelled(
     assert gated.calls == [0, 2, 1, 3]
 
 
-class PlainAsk(SessionRunHook):
-    """A plain hook, which must not overlap a call of the step function."""
-
-    def __init__(self, fn: Callable[[], object] = dict) -> None:
-        self.fn = fn
-
-    def before_run(self, run_context: Any) -> None:
-        self.fn()
-
-
 @pytest.mark.parametrize("by", ["step", "plain hook", "feed_fn", "step_fn"])
 async def test_a_stop_ends_the_wait_for_another_call(by: str) -> None:
     gated = Gated()
     hooks: dict[str, list[Any]] = {
-        "plain hook": [PlainAsk()],
+        "plain hook": [plain_at(before_run=dict)],
         "feed_fn": [FeedFnHook(lambda: {"worker": 1})],
     }
-    async with (
-        MonitoredSession([], gated.shared, step_runner="thread") as a,
-        MonitoredSession(hooks.get(by, []), gated.shared, step_runner="thread") as b,
-    ):
-        run: tuple[Any, ...] = (
-            (b.run_step_fn, lambda step_context: None) if by == "step_fn" else (b.run, [])
-        )
-        async with gated.under_way(a), in_task(*run) as waiting:
+    async with gated.session() as a, gated.session(*hooks.get(by, [])) as b:
+        run: tuple[Any, ...] = (b.run_step_fn, lambda step_context: None)
+        async with gated.under_way(a), in_task(*(run if by == "step_fn" else (b.run, []))) as other:
             b.request_stop()
             await settle()
-            error = waiting.error
+            error = other.error
             gated.release()
         assert isinstance(error, StopTraining)
         assert "while waiting for the end of another call" in str(error)
@@ -222,12 +176,9 @@ async def test_a_save_that_is_cancelled_while_it_waits_for_a_hook_lets_the_worke
     tmp_path: Path,
 ) -> None:
     gated, held = Gated(), HeldStep()
-    saving = CheckpointSaverHook(tmp_path, save_steps=99, saver=Saver(gated.model))
-    async with (
-        MonitoredSession([PlainAsk(held)], gated.shared, step_runner="thread") as a,
-        MonitoredSession([saving], gated.shared, step_runner="thread") as b,
-        in_task(a.run, "loss"),
-    ):
+    saving = gated.model.saver(tmp_path)
+    waits = gated.session(plain_at(before_run=held))
+    async with waits, gated.session(saving) as b, in_task(waits.run, "loss"):
         await held.has_begun()
         async with anyio.create_task_group() as saves:
             saves.start_soon(partial(saving.checkpointer.save, may_stop=False), b.raw_session())
@@ -247,7 +198,7 @@ async def test_the_next_call_waits_for_one_that_was_abandoned_or_is_refused(
 ) -> None:
     """And nothing is restored beside it."""
     gated = Gated()
-    saving = CheckpointSaverHook(tmp_path, 600, saver=Saver(gated.model))
+    saving = gated.model.saver(tmp_path)
     async with MonitoredSession([saving], gated.creator):
         pass
     await gated.abandon()
@@ -269,48 +220,12 @@ async def test_the_next_call_waits_for_one_that_was_abandoned_or_is_refused(
 
 async def test_the_event_loop_does_not_wait_for_a_thread_but_refuses() -> None:
     gated = Gated()
-    async with (
-        MonitoredSession([], gated.shared, step_runner="thread") as a,
-        MonitoredSession([], gated.shared) as b,
-    ):
+    async with gated.session() as a, gated.session(runner="auto") as b:
         async with gated.under_way(a):
             with pytest.raises(OverlappingCallError, match=r"cannot wait .*run_with_hooks"):
                 b.raw_session().run("loss")
             gated.release()
         assert b.raw_session().run("loss") == 0
-
-
-@pytest.mark.parametrize("seed", [0, *exhaustive(1, 2, 3)])
-async def test_nothing_overlaps_through_cancellations_failures_and_recoveries(seed: int) -> None:
-    dice, model = random.Random(seed), Model()
-
-    def step() -> dict[str, int]:
-        luck = dice.random()
-        model.use("step", luck * 2 * SLOW_SECS)
-        if luck < 0.04:
-            raise lost()
-        if luck > 0.95:
-            raise ValueError("failed")
-        return {"loss": 0}
-
-    shared = SharedSessionCreator(step)
-
-    async def worker() -> None:
-        options: Any = {"step_runner": dice.choice(["auto", "thread", "inline"]), "recovery": NOW}
-        hooks = [PlainHook(model), StopAtStepHook(last_step=60)]
-        session = MonitoredSession(hooks, shared, dice.choice([0.0, 30.0]), **options)
-        # a plain hook that is refused, as a call that was given up goes on, ends its worker
-        with suppress(OverlappingCallError):
-            async with session:
-                while not session.should_stop():
-                    with anyio.move_on_after(dice.choice([0.004, 30])):
-                        try:
-                            await session.run("loss")
-                        except (ValueError, OverlappingCallError):
-                            await anyio.sleep(0.001)
-
-    await together(*[worker] * 4)
-    assert not model.overlaps
 
 
 def test_a_call_that_is_abandoned_before_it_began_is_never_made() -> None:

@@ -21,13 +21,10 @@ from asynchooks import (
     SessionRunArgs,
     SharedSessionCreator,
     StepFunctionError,
-    StopAtStepHook,
-    StopTraining,
 )
-from asynchooks.testing import RecordingHook
 
 from ..support.helpers import in_task
-from ..support.moments import at, moments_of
+from ..support.moments import at
 
 pytestmark = pytest.mark.anyio
 
@@ -95,27 +92,6 @@ async def test_any_callable_is_a_step(step: Any, step_runner: Any) -> None:
         FunctionSessionCreator(3)  # type: ignore[arg-type]
 
 
-async def test_training_may_begin_at_a_later_step_and_stops_at_once_if_it_is_there() -> None:
-    hook = RecordingHook("a")
-    creator = FunctionSessionCreator(step, initial_step=100)
-    async with MonitoredSession([StopAtStepHook(last_step=100), hook], creator) as session:
-        assert session.should_stop()
-        with pytest.raises(StopTraining):
-            await session.run("loss")
-    assert "after_run" not in moments_of(hook)
-
-
-async def test_run_context_session_bypasses_hooks_and_moves_the_step() -> None:
-    hook, bypasses = (
-        RecordingHook("a"),
-        at(before_run=lambda context: context.session.run([]) or None),
-    )
-    async with MonitoredSession([bypasses, hook], step) as session:
-        await session.run("loss")
-        assert session.global_step.value == 2
-    assert moments_of(hook).count("before_run") == 1
-
-
 UNKNOWN = "fetch 'los' is not among .* 'batch', 'loss', 'weights'"
 NO_NAME = "give the name of an output"
 
@@ -179,7 +155,7 @@ def test_runs_in_many_threads_are_all_counted() -> None:
     session.attach(GlobalStep())
 
     def run() -> None:
-        for _ in range(5000):
+        for _ in range(2000):
             session.run([])
 
     threads = [threading.Thread(target=run) for _ in range(4)]
@@ -192,7 +168,7 @@ def test_runs_in_many_threads_are_all_counted() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert session.read_step() == session.global_step.value == 20_000
+    assert session.read_step() == session.global_step.value == 8000
 
 
 @pytest.mark.parametrize("said", [(7,), (7, 7), (None, 7), (7, None), (3, 3, np.int64(8), 8)])

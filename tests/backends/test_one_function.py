@@ -24,44 +24,22 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from ..support.loops import anyio_backend as anyio_backend
-from ..support.moments import at, losing_step, together
+from ..support.moments import HeldStep, at, losing_step, together
+from .uses import Used
 
 pytestmark = pytest.mark.anyio
 
 StepFunction = Callable[..., Any]
 
 
-class Meter:
-    """A step that notes how many calls of it are under way at once; calls end some ms later."""
+class Meter(Used):
+    """A model that may be called itself."""
 
-    # models are told apart by their identity, not by what users define
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Meter)
-
-    def __init__(self) -> None:
-        self.num_calls = self.most_at_once = self._num_now = 0
-        self._mutex, self._second = threading.Lock(), threading.Event()
-
-    def __call__(self, number: Any = 0) -> dict[str, float]:
-        with self._mutex:
-            self.num_calls += 1
-            self._num_now += 1
-            self.most_at_once = max(self.most_at_once, self._num_now)
-            if self._num_now > 1:
-                self._second.set()
-        self._second.wait(0.02)
-        with self._mutex:
-            self._num_now -= 1
-        return {"loss": 0.5}
-
-    def step(self, number: int = 0) -> dict[str, float]:
-        return self(number)
+    def __call__(self, number: int = 0) -> dict[str, float]:
+        return self.step()
 
     def other_step(self) -> dict[str, float]:
-        return self()
+        return self.step()
 
 
 def decorated(step: StepFunction) -> StepFunction:
@@ -83,22 +61,25 @@ class Compiled:
         return self._step()
 
 
-def of_closure(wrap: Callable[[StepFunction], list[StepFunction]]) -> Any:
-    def make(meter: Meter) -> list[StepFunction]:
-        def step() -> dict[str, float]:
-            return meter()
+def closure(fn: Callable[[], Any]) -> StepFunction:
+    """A function of its own that calls it."""
+    return lambda: fn()
 
-        return [*wrap(step), step]
+
+def wrapped(*wraps: Callable[[StepFunction], StepFunction]) -> Callable[[Meter], Any]:
+    """One function, and what these make of it."""
+
+    def make(meter: Meter) -> list[StepFunction]:
+        step = closure(meter)
+        return [step, *(wrap(step) for wrap in wraps)]
 
     return make
 
 
 KINDS: dict[str, Callable[[Meter], list[StepFunction]]] = {
-    "function": of_closure(lambda step: [step]),
-    "wrapped functions": of_closure(lambda step: [decorated(step), decorated(step)]),
-    "wrapping objects": of_closure(
-        lambda step: [Compiled(step), Compiled(step), functools.lru_cache(0)(step)]
-    ),
+    "function": wrapped(lambda step: step),
+    "wrapped functions": wrapped(decorated, decorated),
+    "wrapping objects": wrapped(Compiled, Compiled, functools.lru_cache(0)),
     "object": lambda meter: [meter, meter.__call__],
     "methods": lambda meter: [meter.step, meter.step, meter.other_step, meter],
     "partials": lambda meter: [partial(meter.step, 1), partial(meter.step, 2), meter.step],
@@ -117,8 +98,7 @@ async def test_calls_of_one_function_never_overlap_whoever_made_the_creator(kind
     meter = Meter()
     step_functions = KINDS[kind](meter)
     await together(*(partial(train, FunctionSessionCreator(each)) for each in step_functions))
-    assert meter.num_calls == 2 * len(step_functions)
-    assert meter.most_at_once == 1
+    assert (meter.num_uses["step"], meter.overlaps) == (2 * len(step_functions), set())
 
 
 async def test_calls_never_overlap_on_several_event_loops_nor_a_plain_step_fn() -> None:
@@ -135,36 +115,28 @@ async def test_calls_never_overlap_on_several_event_loops_nor_a_plain_step_fn() 
     await together(
         elsewhere, elsewhere, run_step_fn, lambda: train(FunctionSessionCreator(meter.step))
     )
-    assert (meter.num_calls, meter.most_at_once) == (7, 1)
+    assert (meter.num_uses["step"], meter.overlaps) == (7, set())
 
 
 @pytest.mark.parametrize("kind", ["thread-safe", "methods", "decorated methods", "closures"])
 async def test_thread_safe_calls_and_those_of_different_models_overlap(kind: str) -> None:
     both = threading.Barrier(2, timeout=30)
 
-    class Model:
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Model)
+    def meet() -> dict[str, float]:
+        both.wait()
+        return {"loss": 0.5}
 
-        def step(self) -> dict[str, float]:
-            both.wait()
-            return {"loss": 0.5}
+    class Model(Used):
+        def step(self, number: int = 0) -> dict[str, float]:
+            return meet()
 
         decorated_step = decorated(step)
 
-    def closure() -> StepFunction:
-        def step() -> dict[str, float]:
-            both.wait()
-            return {"loss": 0.5}
-
-        return step
-
-    one = closure()
     make: dict[str, Callable[[], StepFunction]] = {
-        "thread-safe": lambda: one,
+        "thread-safe": lambda: meet,
         "methods": lambda: Model().step,
         "decorated methods": lambda: Model().decorated_step,
-        "closures": closure,
+        "closures": lambda: closure(meet),
     }
     creators = [FunctionSessionCreator(make[kind](), thread_safe=kind[0] == "t") for _ in range(2)]
     await together(*(partial(train, each) for each in creators))
@@ -185,10 +157,8 @@ async def test_a_step_that_runs_a_session_of_itself_does_not_wait_for_its_own_en
 
         def step(depth: int) -> dict[str, int]:
             depths.append(depth)
-            if depth < 3 and where == "the event loop":
-                portal.call(descend, depth + 1)
-            elif depth < 3:
-                anyio.run(descend, depth + 1)
+            if depth < 3:
+                (portal.call if where == "the event loop" else anyio.run)(descend, depth + 1)
             return {"depth": depth}
 
         creator = FunctionSessionCreator(step)
@@ -201,25 +171,31 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.name == "asynchooks"]
 
 
-def counting(is_async: bool = False) -> StepFunction:
-    async def async_step() -> dict[str, float]:
-        await anyio.lowlevel.checkpoint()
-        return {"loss": 0.5}
-
-    return async_step if is_async else lambda: {"loss": 0.5}
-
-
-@pytest.mark.parametrize("thread_safe", [False, True])
-@pytest.mark.parametrize("kind", ["function", "async function", "method", "partial"])
-@pytest.mark.parametrize("is_one_creator", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "is_one_creator", "thread_safe"),
+    [
+        ("function", False, False),
+        ("async function", True, False),
+        ("method", False, True),
+        ("partial", True, True),
+    ],
+)
 async def test_sessions_of_one_function_with_a_step_each_are_warned_of_once(
     caplog: pytest.LogCaptureFixture, is_one_creator: bool, kind: str, thread_safe: bool
 ) -> None:
-    meter, step = Meter(), counting(kind == "async function")
+    meter, plain = Meter(), closure(dict)
+
+    async def in_coroutine() -> dict[str, float]:
+        return {}
 
     def creator() -> FunctionSessionCreator:
-        made: dict[str, Any] = {"method": meter.step, "partial": partial(meter.step, 1)}
-        return FunctionSessionCreator(made.get(kind, step), thread_safe=thread_safe)
+        steps: dict[str, Any] = {
+            "function": plain,
+            "async function": in_coroutine,
+            "method": meter.step,
+            "partial": partial(meter.step, 1),
+        }
+        return FunctionSessionCreator(steps[kind], thread_safe=thread_safe)
 
     first = creator()
     async with MonitoredSession([], first):
@@ -235,14 +211,14 @@ async def test_sessions_of_one_function_with_a_step_each_are_warned_of_once(
 async def test_what_counts_one_step_or_runs_one_after_the_other_is_not_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    step, meter, global_step = counting(), Meter(), GlobalStep()
+    step, meter, global_step = closure(dict), Meter(), GlobalStep()
     shared = SharedSessionCreator(step)
     pairs: list[list[Any]] = [
         [FunctionSessionCreator(step)],
         [FunctionSessionCreator(step)],
         [shared, shared],
         [FunctionSessionCreator(step, global_step=global_step) for _ in range(2)],
-        [counting(), counting()],
+        [closure(dict), closure(dict)],
         [Meter().step, meter.step],
         [meter.step, meter.other_step],  # such as an evaluation
     ]
@@ -275,10 +251,10 @@ async def test_a_session_that_recovered_or_was_dropped_is_not_taken_for_another_
 
 async def test_a_step_function_lives_no_longer_than_its_creators_and_sessions() -> None:
     weak: list[weakref.ref[Any]] = []
-    for step in (Meter().step, counting()):
+    for step in (Meter().step, closure(dict)):
         weak.append(weakref.ref(getattr(step, "__self__", step)))
         async with MonitoredSession([], step) as session:
-            await session.run("loss")
+            await session.run([])
     del step, session
     gc.collect()
     assert [each() for each in weak] == [None, None]
@@ -291,18 +267,16 @@ def _train_in_child(step: StepFunction, results: Any) -> None:
 
 @pytest.mark.faults
 def test_a_forked_child_does_not_wait_for_a_call_of_its_parent() -> None:
-    begun, release = threading.Event(), threading.Event()
-    parent = threading.get_ident()
+    held, parent = HeldStep(dict), threading.get_ident()
 
     def step() -> dict[str, float]:
-        if threading.get_ident() != parent and not begun.is_set():
-            begun.set()
-            assert release.wait(30)
+        if threading.get_ident() != parent and not held.begun.is_set():
+            held()
         return {"loss": 0.5}
 
     thread = threading.Thread(target=anyio.run, args=(train, FunctionSessionCreator(step)))
     thread.start()
-    assert begun.wait(30)
+    assert held.begun.wait(30)
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     child = context.Process(target=_train_in_child, args=(step, results))
@@ -310,7 +284,7 @@ def test_a_forked_child_does_not_wait_for_a_call_of_its_parent() -> None:
         child.start()
         assert results.get(timeout=30) == "trained"
     finally:
-        release.set()
+        held.may_end.set()
         child.kill()
         child.join()
         thread.join()

@@ -23,47 +23,41 @@ from asynchooks import (
     StateDictSaver,
     StopTraining,
 )
+from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.data import Stage, prefetch
+from asynchooks.simulation import Simulation
 from asynchooks.testing import ScriptedSessionCreator
 
-from ..hooks.inputs import Diary, until_stopped
-from ..hooks.savers import Latch, is_free, until
-from ..hooks.training import Holds, tasks
+from ..hooks.inputs import Diary
+from ..simulation.engines import on_every_engine
 from ..support.afterwards import check_gate, nothing_left
-from ..support.helpers import in_task, settle
-from ..support.moments import NOW, at, lost
+from ..support.helpers import in_task
+from ..support.moments import NOW, HeldStep, at, lost, together, train
 
 pytestmark = pytest.mark.anyio
 
 NUM_ITEMS, NUM_SAVED = 9, 3
+ALL = list(range(NUM_ITEMS))
 
 
-class Life:
+class Life(Diary):
     """A model, its input, and the creator that its workers share."""
 
-    def __init__(
-        self, path: Path, *, is_async: bool = False, errors: dict[int, BaseException] | None = None
-    ) -> None:
+    def __init__(self, path: Path, errors: dict[int, BaseException] | None = None) -> None:
+        super().__init__(errors)
         self.path = path
-        self.diary = Diary(errors)
         self.source: Stage[int] = prefetch(range(NUM_ITEMS), 2)
-        self.may_restore = Latch()
-        step = self._step_async if is_async else self._step
-        self.creator = SharedSessionCreator(step)
+        self.shared = SharedSessionCreator(self.step)
+        self.held: HeldStep | None = None  # holds the model up while it is restored
 
-    def _step(self, x: Any) -> dict[str, Any]:
-        return self.diary.step(x)
-
-    async def _step_async(self, x: Any) -> dict[str, Any]:
+    async def step_async(self, x: Any) -> dict[str, Any]:
         await anyio.lowlevel.checkpoint()
-        return self.diary.step(x)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.diary.state_dict()
+        return self.step(x)
 
     def load_state_dict(self, state: Any) -> None:
-        self.may_restore.pass_by()
-        self.diary.load_state_dict(state)
+        if self.held is not None:
+            self.held()
+        super().load_state_dict(state)
 
     def saver(self, name: str = "") -> CheckpointSaverHook:
         saver = StateDictSaver(model=self)
@@ -74,7 +68,7 @@ class Life:
         return FeedHook(self.source, "x")
 
     def session(self, *hooks: SessionRunHook, **options: Any) -> MonitoredSession:
-        return MonitoredSession(hooks, self.creator, recovery=NOW, **options)
+        return MonitoredSession(hooks, self.shared, **{"recovery": NOW, **options})
 
     @asynccontextmanager
     async def refused(self, hook: SessionRunHook, match: str) -> AsyncIterator[None]:
@@ -84,7 +78,9 @@ class Life:
                 await self.session(hook).open()
         assert "Open the session with that hook first" in str(caught.value)
         yield
-        assert is_free(self.path)
+        directory = CheckpointDirectory(self.path)  # it is free
+        directory.open()
+        directory.close()
 
 
 async def save_some(path: Path) -> None:
@@ -101,38 +97,39 @@ async def test_a_saver_that_opens_before_any_step_restores_model_step_and_input_
 ) -> None:
     """Model and input go back together, whichever worker notices."""
     await save_some(tmp_path)
-    life = Life(tmp_path, is_async=is_async, errors={4: lost()})
+    life = Life(tmp_path, {4: lost()})
+    if is_async:
+        life.shared = SharedSessionCreator(life.step_async)
     async with life.session(life.feed) as early, life.session(life.feed, life.saver()) as late:
         assert early.global_step.value == late.global_step.value == NUM_SAVED
-        assert life.diary.items == [0, 1, 2]
+        assert life.items == [0, 1, 2]
         await late.run([])
         for _ in range(2):
             await early.run([])
-        assert life.diary.items == [0, 1, 2, 3, 4, 5]
+        assert life.items == [0, 1, 2, 3, 4, 5]
         await early.run([])  # from the checkpoint of step 4
-        assert life.diary.items == [0, 1, 2, 3, 4]
-        await until_stopped(late)
-    assert life.diary.items == list(range(NUM_ITEMS))
-    check_gate(life.creator)
+        assert life.items == [0, 1, 2, 3, 4]
+        await train(late)
+    assert life.items == ALL
+    check_gate(life.shared)
 
 
 @pytest.mark.parametrize("kind", ["saver", "saver without a checkpoint", "own"])
-@pytest.mark.parametrize("is_async", [False, True])
 async def test_a_saver_that_opens_after_a_step_is_refused_and_the_others_go_on(
-    is_async: bool, kind: str, tmp_path: Path
+    kind: str, tmp_path: Path
 ) -> None:
     if kind == "saver":
         await save_some(tmp_path)
-    life = Life(tmp_path, is_async=is_async)
+    life = Life(tmp_path)
     hook = at(restore_model=lambda raw: 2) if kind == "own" else life.saver()
     words = "would restore the model, but its worker opens late: others have trained the model to"
     async with nothing_left(), life.session(life.feed) as early:
         await early.run([])
         async with life.refused(hook, f"{type(hook).__name__} {words} step 1"):
-            assert (early.stop_reason, early.global_step.value, life.diary.items) == (None, 1, [0])
-            await until_stopped(early)
-    assert life.diary.items == list(range(NUM_ITEMS))
-    check_gate(life.creator)
+            assert (early.stop_reason, early.global_step.value, life.items) == (None, 1, [0])
+            await train(early)
+    assert life.items == ALL
+    check_gate(life.shared)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -141,17 +138,17 @@ async def test_a_second_saver_opens_at_any_step_and_leaves_the_model_alone(
 ) -> None:
     """Also where the first has left and the raw session was lost: the function's model stays."""
     await save_some(tmp_path)
-    life = Life(tmp_path, errors={2: lost()} if is_lost else None)
+    life = Life(tmp_path, {2: lost()} if is_lost else None)
     async with life.session() as other:
         async with life.session(life.saver()) as first:
             await first.run([], {"x": 3})
         await other.run([], {"x": 4})
         async with life.session(life.saver("second")) as second:
             assert second.global_step.value == 5
-            assert life.diary.items == [0, 1, 2, 3, 4]
+            assert life.items == [0, 1, 2, 3, 4]
     again = Life(tmp_path / "second")
     async with again.session(again.saver()):
-        assert again.diary.items == [0, 1, 2, 3, 4]
+        assert again.items == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("feeds", [False, True])
@@ -160,21 +157,22 @@ async def test_a_saver_that_opens_after_an_item_was_drawn_is_refused(
 ) -> None:
     await save_some(tmp_path)
     life, may_go_on = Life(tmp_path), anyio.Event()
-    hooks = [life.feed, Holds("before_run", may_go_on)] if feeds else []
-    async with life.session(*hooks) as early, tasks() as group:
+    words = r"another draws items from .*prefetch"
+    if feeds:
+        holds = at(before_run=lambda _: may_go_on.wait())
+        async with life.session(life.feed, holds) as early, in_task(early.run, []):
+            async with life.refused(life.saver(), words):
+                may_go_on.set()
+        assert life.items == [0]
+        return
+    async with life.session() as early:
         batches = early.batches(life.source)
-        if feeds:
-            group.start_soon(early.run, [])
-            await settle()
-        else:
-            assert await anext(batches) == 0
-        async with life.refused(life.saver(), r"another draws items from .*prefetch"):
-            may_go_on.set()
-        if not feeds:
+        assert await anext(batches) == 0
+        async with life.refused(life.saver(), words):
             await early.run([], {"x": 0})
             async for x in batches:
                 await early.run([], {"x": x})
-    assert life.diary.items == ([0] if feeds else list(range(NUM_ITEMS)))
+    assert life.items == ALL
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -182,78 +180,77 @@ async def test_a_saver_waits_for_a_step_under_way_and_restores_if_that_fails(
     fails: bool, tmp_path: Path
 ) -> None:
     await save_some(tmp_path)
-    life, steps = Life(tmp_path), Latch()
-    life.diary.errors = {1: ValueError("in the step")} if fails else {}
-    steps.close()
+    life, held = Life(tmp_path, {1: ValueError("in the step")} if fails else None), HeldStep(dict)
 
     def step(x: Any) -> dict[str, Any]:
-        steps.pass_by()
-        return life.diary.step(x)
+        held()
+        return life.step(x)
 
-    life.creator = SharedSessionCreator(step)
-
-    async def run(session: MonitoredSession) -> None:
-        try:
-            await session.run([], {"x": 1})
-        except ValueError:
-            assert fails
+    life.shared = SharedSessionCreator(step)
 
     async def save() -> None:
         if not fails:
             async with life.refused(life.saver(), "trained the model to step 1"):
-                assert life.diary.items == [1]
+                assert life.items == [1]
                 return
         async with life.session(life.saver()) as late:
-            assert (late.global_step.value, life.diary.items) == (NUM_SAVED, [0, 1, 2])
+            assert (late.global_step.value, life.items) == (NUM_SAVED, [0, 1, 2])
 
-    async with life.session(step_runner="thread") as early, tasks() as group:
-        group.start_soon(run, early)
-        await steps.wait_for_arrival()
-        group.start_soon(save)
-        await until(lambda: early.global_step.statistics().tasks_waiting_for_ticket == 1)
-        assert life.diary.items == []
-        steps.open()
+    async def let_the_step_end() -> None:
+        while early.global_step.statistics().tasks_waiting_for_ticket == 0:
+            await anyio.lowlevel.checkpoint()
+        assert life.items == []
+        held.may_end.set()
+
+    async with life.session(step_runner="thread") as early:
+        async with in_task(early.run, [], {"x": 1}) as run:
+            await held.has_begun()
+            await together(save, let_the_step_end)
+        assert isinstance(run.error, ValueError) is fails
 
 
-async def test_a_saver_does_not_wait_for_ever_for_a_step_that_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asynchooks.backends._shared.PATIENCE_SECS", 0.05)
-    life, has_begun, may_end = Life(tmp_path), anyio.Event(), anyio.Event()
+@on_every_engine
+def test_a_hook_does_not_wait_for_ever_for_a_step_that_waits_for_it(backend: Any) -> None:
+    simulation = Simulation(backend=backend)
 
     async def step() -> dict[str, Any]:
-        has_begun.set()
-        await may_end.wait()
+        await simulation.sleep(100.0)
         return {}
 
-    life.creator = SharedSessionCreator(step)
-    async with life.session() as early, tasks() as group:
-        group.start_soon(early.run, [])
-        await has_begun.wait()
-        async with life.refused(life.saver(), "a step of another has been under way for 0.05 s"):
-            may_end.set()
-    assert early.global_step.value == 1
+    async def main() -> None:
+        creator = SharedSessionCreator(step)
+        async with MonitoredSession([], creator) as early:
+            run = simulation.start(early.run, [])
+            await simulation.sleep(1.0)
+            words = "a step of another has been under way for 30 s"
+            with pytest.raises(CheckpointError, match=words):
+                await MonitoredSession([at(restore_model=lambda raw: 2)], creator).open()
+            assert simulation.now == 31.0
+            await run.wait()
+        assert early.global_step.value == 1
+
+    simulation.run(main)
 
 
 async def test_a_saver_that_opens_between_two_attempts_of_the_others_is_refused(
     tmp_path: Path,
 ) -> None:
     await save_some(tmp_path)
-    life, scope = Life(tmp_path, errors={2: lost()}), anyio.CancelScope()
-    raws: list[Any] = [life.diary.creator.create_session(), lost()]
-    life.creator = SharedSessionCreator(ScriptedSessionCreator(raws))
+    life, scope = Life(tmp_path, {2: lost()}), anyio.CancelScope()
+    raws: list[Any] = [life.creator.create_session(), lost()]
+    life.shared = SharedSessionCreator(ScriptedSessionCreator(raws))
     recovery = Recovery(first_pause_secs=3600, longest_pause_secs=3600)
 
     async def pause_before_the_next_attempt() -> None:
         with scope:
             await early.run([], {"x": 8})
 
-    async with MonitoredSession([], life.creator, recovery=recovery) as early:
+    async with life.session(recovery=recovery) as early:
         await early.run([], {"x": 7})
         async with in_task(pause_before_the_next_attempt):
             async with life.refused(life.saver(), "others have trained the model to step 1"):
                 scope.cancel()
-    assert life.diary.items == [7]
+    assert life.items == [7]
 
 
 async def test_all_is_as_at_first_once_all_workers_have_closed(tmp_path: Path) -> None:
@@ -261,10 +258,10 @@ async def test_all_is_as_at_first_once_all_workers_have_closed(tmp_path: Path) -
     for num_before in (0, 2, 4):
         async with life.session() as early:  # its steps are no steps of those that open next
             async with life.session(life.saver()) as late:
-                assert late.global_step.value == len(life.diary.items) == num_before
+                assert late.global_step.value == len(life.items) == num_before
                 await early.run([], {"x": 1})
                 await late.run([], {"x": 1})
-            life.diary.items = [1, 1, 1]
+            life.items = [1, 1, 1]
         async with life.session() as early:
             await early.run([], {"x": await anext(early.batches(range(1, 3)))})
             async with life.refused(life.saver(), "others have trained the model to step"):
@@ -284,67 +281,57 @@ async def test_two_event_loops_do_not_share_a_creator(tmp_path: Path) -> None:
         await session.run([], {"x": 2})
 
 
-class Restoring:
-    """A worker that restores late, and is held while it does."""
+@asynccontextmanager
+async def restoring(
+    life: Life, scope: anyio.CancelScope, *hooks: SessionRunHook
+) -> AsyncIterator[tuple[MonitoredSession, HeldStep]]:
+    """The block begins, in a session that is open, while a late worker restores the model."""
+    await save_some(life.path)
+    life.held = held = HeldStep(dict)
 
-    def __init__(self, path: Path) -> None:
-        self.life = Life(path)
-        self.scope = anyio.CancelScope()
-        self.has_left = anyio.Event()
-
-    async def open(self) -> None:
-        with self.scope:
-            async with self.life.session(self.life.feed, self.life.saver()):
+    async def open_late() -> None:
+        with scope:
+            async with life.session(life.feed, life.saver()):
                 pass
-        self.has_left.set()
 
-    @asynccontextmanager
-    async def beside(self, *hooks: SessionRunHook) -> AsyncIterator[MonitoredSession]:
-        """The block begins, in a session that is open, while the model is being restored."""
-        await save_some(self.life.path)
-        self.life.may_restore.close()
-        async with self.life.session(*hooks) as early, tasks() as group:
-            group.start_soon(self.open)
-            await self.life.may_restore.wait_for_arrival()
-            yield early
+    async with life.session(*hooks) as early, in_task(open_late):
+        await held.has_begun()
+        yield early, held
 
 
 async def test_model_and_step_are_restored_together_when_their_worker_is_cancelled(
     tmp_path: Path,
 ) -> None:
-    restoring = Restoring(tmp_path)
-    life = restoring.life
-    async with restoring.beside() as early:
-        restoring.scope.cancel()
-        life.may_restore.open()
-        await restoring.has_left.wait()
-        assert (life.diary.items, early.global_step.value) == ([0, 1, 2], NUM_SAVED)
+    life, scope = Life(tmp_path), anyio.CancelScope()
+    async with restoring(life, scope) as (early, held):
+        scope.cancel()
+        held.may_end.set()
+        assert await early.global_step.wait_for(NUM_SAVED) == NUM_SAVED
+        assert life.items == [0, 1, 2]
         await early.run([], {"x": 3})
         assert early.global_step.value == 4
 
 
 @pytest.mark.parametrize("feeds", [False, True])
 async def test_no_item_is_drawn_while_a_late_saver_restores(feeds: bool, tmp_path: Path) -> None:
-    restoring = Restoring(tmp_path)
-    life = restoring.life
+    life = Life(tmp_path)
 
-    async def train(session: MonitoredSession) -> None:
+    async def draw(session: MonitoredSession) -> None:
         if feeds:
-            await until_stopped(session)
+            await train(session)
         async for x in session.batches(life.source):
             await session.run([], {"x": x})
 
-    async with restoring.beside(*([life.feed] if feeds else [])) as early, in_task(train, early):
-        life.may_restore.open()
-    assert life.diary.items == list(range(NUM_ITEMS))
+    hooks = [life.feed] if feeds else []
+    async with restoring(life, anyio.CancelScope(), *hooks) as (early, held), in_task(draw, early):
+        held.may_end.set()
+    assert life.items == ALL
 
 
 async def test_a_stop_ends_the_wait_for_an_item_while_a_late_saver_restores(tmp_path: Path) -> None:
-    restoring = Restoring(tmp_path)
-    async with restoring.beside(restoring.life.feed) as early:
+    life = Life(tmp_path)
+    async with restoring(life, anyio.CancelScope(), life.feed) as (early, held):
         async with in_task(early.run, []) as waiting:
             early.request_stop("enough")
         assert isinstance(waiting.error, StopTraining)
-        assert not restoring.has_left.is_set()
-        restoring.life.may_restore.open()
-        await restoring.has_left.wait()
+        held.may_end.set()

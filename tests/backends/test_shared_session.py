@@ -13,7 +13,7 @@ from asynchooks.simulation import Simulation, current_simulation
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..simulation.engines import on_every_engine
-from ..support.helpers import counting_creator, in_task, settle
+from ..support.helpers import cancelled_when_settled, counting_creator, in_task
 from ..support.moments import at, together
 
 pytestmark = pytest.mark.anyio
@@ -64,31 +64,24 @@ async def test_all_workers_share_one_raw_session_which_the_last_one_closes() -> 
 
 
 async def test_workers_begin_one_after_another_also_where_one_is_cancelled_in_the_queue() -> None:
-    log, may_begin, scope = list[str](), anyio.Event(), anyio.CancelScope()
+    log, may_begin = list[str](), anyio.Event()
     creator = SharedSessionCreator(counting_creator())
 
-    async def begin() -> None:
-        log.append("in")
-        await may_begin.wait()
-        await anyio.lowlevel.checkpoint()
-        log.append("out")
+    async def worker(name: str) -> None:
+        async def begin() -> None:
+            log.append(name)
+            await may_begin.wait()
+            await anyio.lowlevel.checkpoint()
+            log.append(name)
 
-    async def worker() -> None:
         async with MonitoredSession([at(begin=begin)], creator):
             pass
 
-    async def cancelled() -> None:
-        with scope:
-            await worker()
-
-    async def cancel() -> None:
-        await settle()
-        scope.cancel()
-        may_begin.set()
-
-    async with in_task(worker):
-        await together(cancelled, worker, worker, cancel)
-    assert log == ["in", "out"] * 3
+    async with in_task(worker, "a"), in_task(worker, "b"):
+        assert await cancelled_when_settled(worker, "cancelled")
+        async with in_task(worker, "c"):
+            may_begin.set()
+    assert log == ["a", "a", "b", "b", "c", "c"]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -112,7 +105,7 @@ async def test_a_raw_session_may_run_and_close_in_coroutines(is_shared: bool) ->
     assert log == ["run", "closed"]
 
 
-async def test_hundreds_of_workers_share_a_function_and_later_ones_go_on_counting() -> None:
+async def test_a_hundred_workers_share_a_function_and_later_ones_go_on_counting() -> None:
     creator = SharedSessionCreator(counting_creator())
 
     async def worker() -> None:
@@ -120,6 +113,6 @@ async def test_hundreds_of_workers_share_a_function_and_later_ones_go_on_countin
             while not session.should_stop():
                 await session.run([])
 
-    for limit in (900, 1800):
-        await together(*[worker] * 300)
+    for limit in (200, 400):
+        await together(*[worker] * 100)
         assert creator.handle().global_step.value == limit

@@ -1,4 +1,7 @@
-"""BackgroundThread: what goes on beside tasks until it is asked to end."""
+"""BackgroundThread, which writes what sinks, traces and displays are given.
+
+It is private; what uses it cannot be kept within one piece of work, nor be asked how many it did.
+"""
 
 from __future__ import annotations
 
@@ -12,68 +15,36 @@ from asynchooks._engine.current import current_engine
 pytestmark = pytest.mark.anyio
 
 
-class Served:
-    """A thread that notes each piece of work, and can be kept in one."""
+async def has_ended(thread: BackgroundThread, secs: float = 30.0) -> bool:
+    engine = current_engine()
+    return await thread.wait_for_end(engine, engine.now() + secs)
 
-    def __init__(self, pause_secs: float | None = None) -> None:
-        self.num_done = 0
-        self.has_worked = threading.Event()
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self._pause_secs = pause_secs
-        self.thread = BackgroundThread("asynchooks-served", self._serve)
-        self.thread.start()
 
-    def _serve(self) -> None:
+async def test_each_ring_is_for_work_and_the_end_comes_after_a_last_piece_of_it() -> None:
+    works, may_go_on, num_done = threading.Semaphore(0), threading.Semaphore(0), 0
+
+    def serve() -> None:
+        nonlocal num_done
         is_last = False
         while not is_last:
-            is_last = self.thread.pause(self._pause_secs)
-            self.num_done += 1
-            self.has_worked.set()
-            self.may_go_on.wait()
+            is_last = thread.pause()
+            num_done += 1
+            works.release()
+            assert may_go_on.acquire(timeout=20)
 
-
-async def wait_for_end(served: Served, secs: float = 30.0) -> bool:
-    engine = current_engine()
-    return await served.thread.wait_for_end(engine, engine.now() + secs)
-
-
-async def test_a_ring_ends_a_pause_and_the_end_comes_after_a_last_piece_of_work() -> None:
-    served = Served()
-    served.thread.ring()
-    assert served.has_worked.wait(20)
-    assert served.num_done == 1
-    served.thread.end()
-    assert await wait_for_end(served)
-    assert served.num_done == 2
-    assert served.thread.join(0)
-
-
-async def test_several_rings_during_work_are_one() -> None:
-    served = Served()
-    served.may_go_on.clear()
-    served.thread.ring()
-    assert served.has_worked.wait(20)
-    for _ in range(100):
-        served.thread.ring()
-    served.has_worked.clear()
-    served.may_go_on.set()
-    assert served.has_worked.wait(20)
-    served.thread.end()
-    assert await wait_for_end(served)
-    assert served.num_done == 3
-
-
-async def test_a_thread_that_is_stuck_is_waited_for_until_the_time_and_again_later() -> None:
-    served = Served()
-    served.may_go_on.clear()
-    served.thread.ring()
-    assert served.has_worked.wait(20)
-    served.thread.end()
-    assert not await wait_for_end(served, secs=0)
-    assert not served.thread.join(0)
-    served.may_go_on.set()
-    assert await wait_for_end(served)
+    thread = BackgroundThread("asynchooks-served", serve)
+    thread.start()
+    thread.ring()
+    assert works.acquire(timeout=20)
+    thread.ring()
+    may_go_on.release()
+    assert works.acquire(timeout=20)
+    thread.end()
+    assert not await has_ended(thread, secs=0), "it is stuck in its second piece of work"
+    assert not thread.join(0)
+    may_go_on.release(2)
+    assert await has_ended(thread)
+    assert (num_done, thread.join(0)) == (3, True)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -83,5 +54,4 @@ async def test_an_error_in_it_ends_it() -> None:
 
     thread = BackgroundThread("asynchooks-fails", fail)
     thread.start()
-    engine = current_engine()
-    assert await thread.wait_for_end(engine, engine.now() + 30)
+    assert await has_ended(thread)

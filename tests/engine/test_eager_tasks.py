@@ -12,24 +12,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks import (
-    EvaluationHook,
-    FeedHook,
-    FunctionSessionCreator,
-    MonitoredSession,
-    Restart,
-    SessionRunHook,
-)
-from asynchooks.data import (
-    prefetch,
-    repeat,
-)
+from asynchooks import FeedHook, MonitoredSession
+from asynchooks.data import prefetch
 
 from ..support.eager import Backend, OwnTask, eager_backends
+from ..support.moments import at
 
 pytestmark = pytest.mark.anyio
-
-NUMBERS = range(16)
 
 
 @pytest.fixture(params=["asyncio", "trio", *eager_backends()])
@@ -38,38 +27,16 @@ def anyio_backend(request: pytest.FixtureRequest) -> Backend:
     return backend
 
 
-async def test_side_tasks_begin_once_their_starter_waits_and_evaluations_before_the_next_step() -> (
-    None
-):
-    log: list[Any] = []
+async def test_a_side_task_begins_once_its_starter_waits() -> None:
+    log: list[str] = []
 
     async def side() -> None:
         log.append("side task")
-        try:
-            await anyio.sleep_forever()
-        finally:
-            log.append("ended")
 
-    async def evaluate(session: Any, step: int) -> dict[str, float]:
-        log.append((step, session.global_step.value))
-        await anyio.lowlevel.checkpoint()
-        return {"step": float(step)}
-
-    async def fail() -> None:
-        log.append("fails")
-        raise ConnectionError("at once")
-
-    evaluation = EvaluationHook(evaluate, every_n_steps=2)
-    with pytest.raises(ConnectionError, match="at once"):
-        async with MonitoredSession([evaluation], dict) as session:
-            session.start_soon(side, cancel_at_end=True)
-            log.append("started")
-            for _ in range(4):
-                await session.run([])
-                await anyio.sleep(0.01)  # what has begun ends meanwhile
-            session.start_soon(fail, on_failure=Restart(max_attempts=2, first_pause_secs=0.0))
-            await session.or_stop(anyio.sleep_forever)
-    assert log == ["started", "side task", (2, 2), (4, 4), *["fails"] * 3, "ended"]
+    async with MonitoredSession([], dict) as session:
+        session.start_soon(side)
+        log.append("started")
+    assert log == ["started", "side task"]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -86,24 +53,19 @@ async def test_the_option_makes_the_tasks_of_a_test_eager(pytestconfig: pytest.C
 
 @pytest.mark.parametrize("anyio_backend", eager_backends())
 async def test_a_session_in_a_task_that_has_begun_at_once_ends_when_the_task_is_cancelled() -> None:
-    log: list[str] = []
-    in_step = asyncio.Event()
+    log, in_step = list[str](), asyncio.Event()
 
-    class Hook(SessionRunHook):
-        async def begin(self) -> None:
-            log.append("begin")
+    async def side() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            log.append("side task")
 
-        async def after_create_session(self, session: Any, coord: Any) -> None:
-            coord.start_soon(self.side)
-
-        async def side(self) -> None:
-            try:
-                await anyio.sleep_forever()
-            finally:
-                log.append("side task")
-
-        async def after_close(self, error: BaseException | None) -> None:
-            log.append("closed")
+    hook = at(
+        begin=lambda: log.append("begin"),
+        after_create_session=lambda _, coord: coord.start_soon(side),
+        after_close=lambda _: log.append("closed"),
+    )
 
     async def step(number: int) -> dict[str, int]:
         in_step.set()
@@ -111,8 +73,8 @@ async def test_a_session_in_a_task_that_has_begun_at_once_ends_when_the_task_is_
         return {}
 
     async def train() -> None:
-        feed = FeedHook(prefetch(repeat(NUMBERS), 2), "number")
-        async with MonitoredSession([Hook(), feed], FunctionSessionCreator(step)) as session:
+        feed = FeedHook(prefetch(range(9), 2), "number")
+        async with MonitoredSession([hook, feed], step) as session:
             await session.run([])
 
     async with asyncio.TaskGroup() as group:

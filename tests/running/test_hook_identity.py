@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +14,19 @@ import pytest
 from asynchooks import (
     CheckpointError,
     CheckpointSaverHook,
-    DamagedCheckpointError,
     EarlyStoppingHook,
     FeedHook,
     MetricsHook,
-    MonitoredSession,
     SessionRunHook,
     StateDictSaver,
     StepCounterHook,
-    StopAtStepHook,
 )
-from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.metrics import Point, Resume, Sink
 from asynchooks.simulation import Simulation
 
 from ..hooks.forwarding import Forwards, ForwardsAll, bare, twice
 from ..support.moments import at
+from ..support.step_loops import run_steps
 
 pytestmark = pytest.mark.anyio
 
@@ -72,10 +68,7 @@ async def train(
 
     saving = CheckpointSaverHook(path, save_steps=100, saver=StateDictSaver(model=model))
     looks = at(after_create_session=lambda *_: seen.append(look()))
-    last = [saving, looks, StopAtStepHook(last_step=last_step)]
-    async with MonitoredSession([*hooks, *last], step) as session:
-        while not session.should_stop():
-            await session.run([])
+    await run_steps(step, last_step, *hooks, saving, looks)
     return seen[0], fed
 
 
@@ -87,15 +80,17 @@ BESTS = {"loss": 8.0, "accuracy": 0.2}
 """After twenty steps."""
 
 
-@pytest.mark.parametrize("wrap", [bare, Forwards, ForwardsAll, twice])
+BOTH = ["loss", "accuracy"]
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("wrap", "before", "after"),
     [
-        (["loss", "accuracy"], ["accuracy", "loss"]),
-        (["loss", "accuracy"], ["loss"]),
-        (["loss", "accuracy"], ["accuracy"]),
-        (["loss"], ["accuracy"]),
-        (["accuracy"], ["loss", "accuracy"]),
+        *((each, BOTH, BOTH[::-1]) for each in (bare, Forwards, ForwardsAll, twice)),
+        (bare, BOTH, ["loss"]),
+        (twice, BOTH, ["accuracy"]),
+        (bare, ["loss"], ["accuracy"]),
+        (Forwards, ["accuracy"], BOTH),
     ],
 )
 async def test_states_follow_the_metric_where_hooks_are_reordered_removed_and_added(
@@ -207,40 +202,3 @@ def test_each_sink_is_given_its_own_position(tmp_path: Path, is_one_hook: bool, 
     sinks = [Kept(name) for name in names]
     Simulation(seed=0).run(train, tmp_path, hooks(sinks), 4)
     assert [each.resumed for each in sinks] == [[None if n == "c" else n] for n in names]
-
-
-def save_as_before(path: Path, states: Mapping[str, Any]) -> None:
-    """Save a checkpoint as earlier versions did, which knew classes and their order alone."""
-    directory = CheckpointDirectory(path)
-    directory.open()
-    saver = StateDictSaver(model={"step": np.full(1, 2)})
-    directory.save(2, saver.save, extra={"hooks.json": json.dumps(states).encode()})
-    directory.close()
-
-
-@pytest.mark.parametrize("num_saved", [1, 2])
-@pytest.mark.parametrize("num_hooks", [1, 2, 3])
-async def test_states_of_an_earlier_version_go_by_order_to_as_many_hooks(
-    tmp_path: Path, num_saved: int, num_hooks: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    state = {"best": 0.5, "best_step": 2, "num_worse": 0, "metric": {"last_taken": None}}
-    names = ["EarlyStoppingHook", "EarlyStoppingHook#2"][:num_saved]
-    save_as_before(tmp_path, {name: {**state, "best": i} for i, name in enumerate(names)})
-    hooks = stopping(*["loss", "accuracy", "loss"][:num_hooks])
-    if num_hooks == num_saved:
-        with caplog.at_level(logging.WARNING, "asynchooks"):
-            found, _ = await train(tmp_path, hooks, 3, lambda: [each.best for each in hooks])
-        assert found == [*range(num_saved)]
-        assert ("by the order of the hooks alone" in caplog.text) == (num_saved > 1)
-        return
-    with pytest.raises(CheckpointError, match=f"{num_saved} hooks? of .* session has {num_hooks}"):
-        await train(tmp_path, hooks, 3)
-
-
-@pytest.mark.parametrize("of", ["x", [1, 2], ["a"], None, {}])
-async def test_a_state_that_says_in_another_shape_whose_it_is_is_damaged(
-    tmp_path: Path, of: Any
-) -> None:
-    save_as_before(tmp_path, {"Counts": {"asynchooks.of": of, "count": 1}})
-    with pytest.raises(DamagedCheckpointError, match="state of the hook Counts is damaged: whose"):
-        await train(tmp_path, [Counts()], 3)

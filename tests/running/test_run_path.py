@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynchooks import (
@@ -24,13 +27,15 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import settle
+from ..support.faults import covering
+from ..support.helpers import cancelled_when_settled
 from ..support.moments import HeldStep, at, losing, lost, moments_of
 
 pytestmark = pytest.mark.anyio
 
 NUM_RUNS = 6
 BACKENDS = ["function", "async function", "function sometimes async", "scripted"]
+RUNNERS: list[Any] = ["auto", "inline", "thread"]
 
 
 def outputs_of(run: int) -> dict[str, Any]:
@@ -42,22 +47,23 @@ def creator_of(backend: str, errors: dict[int, Exception] | None = None) -> Sess
     given = [(errors or {}).get(run, outputs_of(run)) for run in range(1, 50)]
     if backend == "scripted":
         return ScriptedSessionCreator([ScriptedSession(given)])
+    is_async = cycle([True, False])
 
-    def step(feed: object = None) -> Any:
-        if backend == "function sometimes async" and len(given) % 2:
-            return async_step()
+    def step() -> Any:
         output = given.pop(0)
         if isinstance(output, Exception):
             raise output
         return output
 
-    async def async_step(feed: object = None) -> Any:
-        output = given.pop(0)
-        if isinstance(output, Exception):
-            raise output
-        return output
+    async def async_step() -> Any:
+        return step()
 
-    return FunctionSessionCreator(async_step if backend == "async function" else step)
+    steps: dict[str, Any] = {
+        "function": step,
+        "async function": async_step,
+        "function sometimes async": lambda: async_step() if next(is_async) else step(),
+    }
+    return FunctionSessionCreator(steps[backend])
 
 
 def picked(fetches: Any, run: int) -> Any:
@@ -102,23 +108,16 @@ class Asks:
         self.values.append(values)
 
 
-def later(fn: Any) -> Any:
-    """A plain method that returns what is to be awaited."""
-
-    def method(hook: Any, *given: Any) -> Any:
-        async def call() -> Any:
-            return fn(hook, *given)
-
-        return call()
-
-    return method
-
-
 def in_coroutine(fn: Any) -> Any:
     async def method(hook: Any, *given: Any) -> Any:
         return fn(hook, *given)
 
     return method
+
+
+def later(fn: Any) -> Any:
+    """A plain method that returns what is to be awaited."""
+    return lambda hook, *given: in_coroutine(fn)(hook, *given)
 
 
 def kind_of(before: Any, after: Any) -> type[Any]:
@@ -137,9 +136,10 @@ def one_for_each_run(asked: st.SearchStrategy[Any]) -> st.SearchStrategy[list[An
     return st.lists(asked, min_size=NUM_RUNS, max_size=NUM_RUNS)
 
 
+@settings(max_examples=60)
 @given(
     backend=st.sampled_from(BACKENDS),
-    step_runner=st.sampled_from(["auto", "inline", "thread"]),
+    step_runner=st.sampled_from(RUNNERS),
     asking=st.lists(
         st.tuples(st.sampled_from(KINDS), one_for_each_run(st.sampled_from(FETCHES))), max_size=4
     ),
@@ -168,6 +168,31 @@ async def test_every_hook_gets_what_it_asks_for_in_every_run_and_mixture(
         assert [id(each) for each in hook.contexts] == [id(each) for each in hooks[0].contexts]
 
 
+FEEDS = st.none() | st.dictionaries(st.sampled_from("uvwxyz"), st.integers(), max_size=2)
+
+
+@settings(max_examples=60)
+@given(feeds=FEEDS, asked=st.lists(st.tuples(st.sampled_from(FETCHES), FEEDS), max_size=4))
+async def test_feeds_of_all_meet_in_the_run_or_clash_and_no_argument_is_changed(
+    feeds: Any, asked: list[Any]
+) -> None:
+    before, seen = copy.deepcopy((feeds, asked)), dict[str, int]()
+    all_feeds = [fed or {} for fed in (feeds, *(fed for _, fed in asked))]
+    merged = {name: value for fed in all_feeds for name, value in fed.items()}
+    is_clash = sum(map(len, all_feeds)) > len(merged)
+
+    def step(**fed: int) -> dict[str, Any]:
+        seen.update(fed)
+        return outputs_of(1)
+
+    hooks = [at(before_run=lambda _, args=args: SessionRunArgs(*args)) for args in asked]
+    async with MonitoredSession(hooks, step) as session:
+        with pytest.raises(RuntimeError, match="Same tensor is fed") if is_clash else nullcontext():
+            await session.run([], feeds)
+    assert seen == ({} if is_clash else merged)
+    assert (feeds, asked) == before
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_lists_that_are_changed_between_runs_give_what_they_hold_then(backend: str) -> None:
     asked: list[str] = ["a"]
@@ -182,52 +207,44 @@ async def test_lists_that_are_changed_between_runs_give_what_they_hold_then(back
 
 
 Actions = dict[tuple[str, int], Any]
-"""What is raised, called and awaited at (moment, number of the run, counted from 1)."""
+"""What is raised, or called, at (moment, number of the run, counted from 1)."""
 
 
-class ActsAt(SessionRunHook):
+class PlainActsAt(SessionRunHook):
     """Does at its moments what was said; each run begins with its before_run."""
 
     def __init__(self, actions: Actions) -> None:
         self.actions = actions
         self.num_runs = 0
 
-    async def act(self, moment: str) -> None:
+    def act(self, moment: str) -> Any:
         action = self.actions.get((moment, self.num_runs))
         if isinstance(action, BaseException):
             raise action
-        if action is not None:
-            await action()
-
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        self.num_runs += 1
-        await self.act("before_run")
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self.act("after_run")
-
-
-class PlainActsAt(ActsAt):
-    def act(self, moment: str) -> Any:
-        if (moment, self.num_runs) in self.actions:
-            raise self.actions[moment, self.num_runs]
+        return None if action is None else action()
 
     def before_run(self, run_context: SessionRunContext) -> Any:
         self.num_runs += 1
-        self.act("before_run")
+        return self.act("before_run")
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Any:
-        self.act("after_run")
+        return self.act("after_run")
 
 
-RUNNERS = pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
-FAILING = pytest.mark.parametrize("backend", ["function", "async function", "scripted"])
-ACTING = pytest.mark.parametrize("kind", [ActsAt, PlainActsAt])
+class ActsAt(PlainActsAt):
+    async def before_run(self, run_context: SessionRunContext) -> Any:
+        result = super().before_run(run_context)
+        return result and await result
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Any:
+        result = super().after_run(run_context, run_values)
+        return result and await result
 
 
-@FAILING
-@ACTING
-@RUNNERS
+@pytest.mark.parametrize(
+    ("backend", "kind", "step_runner"),
+    covering(["function", "async function", "scripted"], [ActsAt, PlainActsAt], RUNNERS),
+)
 async def test_an_end_of_input_and_an_error_name_their_place_and_leave_the_next_run_clean(
     backend: str, kind: Any, step_runner: Any
 ) -> None:
@@ -257,54 +274,41 @@ async def test_an_end_of_input_and_an_error_name_their_place_and_leave_the_next_
             assert session.global_step.statistics().tickets == 0
         assert not session.should_stop()
         assert await session.run("a") == 5
+        with pytest.raises(TypeError, match="feed_dict is 3; give a mapping") as raised:
+            await session.run("a", feed_dict=3)
+        assert getattr(raised.value, "__notes__", []) == [], "that is no fault of a hook"
         assert session.global_step.value == 3
     assert [moments_of(hook).count("before_run") for hook in (hooks[0], hooks[2])] == [7, 5]
     assert [moments_of(hook).count("after_run") for hook in (hooks[0], hooks[2])] == [3, 1]
     assert hooks[0].log[-1] == ("a", "end")
 
 
-@pytest.mark.parametrize("moment", ["before_run", "after_run"])
-async def test_what_the_caller_got_wrong_is_not_blamed_on_the_hook_that_failed_last(
-    moment: str,
-) -> None:
-    hook = ActsAt({(moment, 1): ValueError("the hook's")})
-    async with MonitoredSession([hook], creator_of("function")) as session:
-        with pytest.raises(ValueError, match="the hook's"):
-            await session.run("a")
-        with pytest.raises(TypeError, match="feed_dict is 3; give a mapping") as raised:
-            await session.run("a", feed_dict=3)
-        assert getattr(raised.value, "__notes__", []) == []
-
-
-async def wait_for_ever() -> None:
-    await anyio.Event().wait()
-
-
 @pytest.mark.parametrize(
     "place", ["before_run", "after_run", "an async step", "a ticket", "a thread"]
 )
 async def test_a_cancelled_run_leaves_no_ticket_and_the_next_one_runs(place: str) -> None:
-    held, calls = HeldStep(), list[int]()
+    held, calls = HeldStep(lambda: {"x": 1}), list[int]()
 
     def step() -> Any:
         calls.append(1)
         if len(calls) == 1 and place == "an async step":
-            return wait_for_ever()
+            return anyio.sleep_forever()
         return held() if place == "a thread" else {"x": 1}
 
-    hook, contexts = ActsAt({(place, 1): wait_for_ever}), list[SessionRunContext]()
+    hook, contexts = ActsAt({(place, 1): anyio.sleep_forever}), list[SessionRunContext]()
     hooks = [at(before_run=contexts.append), hook]
     runner: Any = "thread" if place == "a thread" else "inline"
     async with MonitoredSession(hooks, step, step_runner=runner) as session:
         if place == "a ticket":
             release = await session.global_step.take_exclusive()
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, "x")
-            await settle()
-            if place == "a thread":
+        if place == "a thread":
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run, "x")
                 await held.has_begun()
-            group.cancel_scope.cancel()
-            held.may_end.set()
+                group.cancel_scope.cancel()
+                held.may_end.set()
+        else:
+            assert await cancelled_when_settled(session.run, "x")
         if place == "a ticket":
             release()
         statistics = session.global_step.statistics()

@@ -40,9 +40,6 @@ class Scene:
         await self.simulation.sleep(2.0)
         self.note("end")
 
-    def start(self, starter: str, *args: Any, **options: Any) -> None:
-        self.starts(starter)(self.sleep, *args, **options)
-
     def starts(self, starter: str) -> Callable[..., None]:
         session, coord = self.session, self.keeps.coord
         return session.start_soon if starter == "session" else coord.start_soon
@@ -81,7 +78,7 @@ def test_a_foreign_wait_holds_the_end_unless_it_is_cancelled_and_a_stop_cancels_
     scene = Scene(backend)
 
     def start() -> None:
-        scene.start(starter, cancel_at_end=cancels)
+        scene.starts(starter)(scene.sleep, cancel_at_end=cancels)
         scene.session.request_stop()
 
     last = 5.0 if cancels else 125.0
@@ -97,7 +94,7 @@ def test_the_end_waits_for_a_shielded_clean_up_within_the_grace_period(
     scene = Scene(backend, grace_secs)
 
     async def main() -> None:
-        await scene.train(lambda: scene.start(starter, 50.0, name="", cancel_at_end=True))
+        await scene.train(lambda: scene.starts(starter)(scene.sleep, 50.0, cancel_at_end=True))
         await scene.simulation.sleep(55.0 - scene.simulation.now)  # it goes on by itself
 
     scene.simulation.run(main)
@@ -109,6 +106,27 @@ def test_the_end_waits_for_a_shielded_clean_up_within_the_grace_period(
     assert ("more for side tasks that were cancelled to clean up" in caplog.text) == (
         grace_secs > 1
     )
+
+
+@on_every_engine
+def test_a_side_task_that_fails_after_its_session_is_only_logged(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(backend, 0.0)
+
+    async def stubborn() -> None:
+        try:
+            await scene.sleep(50.0)
+        finally:
+            raise OSError("too late")
+
+    async def main() -> None:
+        await scene.train(lambda: scene.session.start_soon(stubborn))
+        await scene.simulation.sleep(60.0)
+
+    scene.simulation.run(main)
+    assert "stubborn failed after its session had ended" in caplog.text
+    assert scene.session.stop_reason is None
 
 
 @on_every_engine
@@ -142,7 +160,7 @@ def test_no_number_of_cancellations_during_the_end_cuts_the_clean_up_short(backe
     scene = Scene("asyncio" if is_native else backend)
 
     def start() -> None:
-        scene.start("session", 10.0, cancel_at_end=True)
+        scene.session.start_soon(scene.sleep, 10.0, cancel_at_end=True)
 
     async def main() -> None:
         if is_native:

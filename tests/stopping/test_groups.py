@@ -10,7 +10,6 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks import (
-    FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
     Recovery,
@@ -37,11 +36,6 @@ def nested() -> Exception:
     return ExceptionGroup("all", [lost(), TakenError("machine 9 went")])
 
 
-async def fail(error: Exception) -> None:
-    await anyio.lowlevel.checkpoint()
-    raise error
-
-
 async def fan_out(*parts: Callable[[], Coroutine[Any, Any, object]]) -> None:
     async with anyio.create_task_group() as group:
         for part in parts:
@@ -49,7 +43,17 @@ async def fan_out(*parts: Callable[[], Coroutine[Any, Any, object]]) -> None:
 
 
 async def lose(make: Callable[[], Exception] = lost) -> None:
-    await fan_out(anyio.sleep_forever, lambda: fail(make()))
+    async def fail() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise make()
+
+    await fan_out(anyio.sleep_forever, fail)
+
+
+def acting(place: str, act: Callable[..., Any], *hooks: Any) -> MonitoredSession:
+    """A session that acts in its step, or at a moment of its first hook."""
+    first = [] if place == "step" else [at(**{place: act})]
+    return MonitoredSession([*first, *hooks], act if place == "step" else dict, recovery=NOW)
 
 
 @pytest.mark.parametrize("make", [lost, nested], ids=["flat", "nested"])
@@ -60,26 +64,24 @@ async def lose(make: Callable[[], Exception] = lost) -> None:
 async def test_where_all_tasks_were_preempted_the_session_is_recovered(
     place: str, num_calls: int, make: Callable[[], Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    num = 0
+    num, is_in_task = 0, place == "coord"
 
     async def act(*given: Any) -> Any:
         nonlocal num
         num += 1
-        if num == 1 and place == "coord":
+        if num == 1 and is_in_task:
             given[1].start_soon(lose, make)
             await settle()
         elif num == 1:
             await lose(make)
         return {} if place == "step" else None
 
-    moment = {"step": [], "coord": [at(after_create_session=act)]}
-    hooks = [*moment.get(place, [at(**{place: act})]), StopAtStepHook(last_step=3)]
-    creator = FunctionSessionCreator(act if place == "step" else dict)
-    async with MonitoredSession(hooks, creator, recovery=NOW) as session:
+    moment = "after_create_session" if is_in_task else place
+    async with acting(moment, act, StopAtStepHook(last_step=3)) as session:
         await train(session)
     # a run whose after_run fails has made its step
     assert (session.global_step.value, num) == (3, num_calls)
-    if place == "coord":
+    if is_in_task:
         return
     [said] = [each for each in caplog.messages if "was lost" in each]
     also = "; TakenError: machine 9 went" if make is nested else ""
@@ -99,28 +101,6 @@ async def test_a_group_with_another_error_and_the_last_of_all_attempts_leave_as_
     assert caught.value.__notes__ == ["recreating the session was given up after 2 attempts"]
 
 
-@pytest.mark.tensorflow
-async def test_groups_of_tensorflows_errors_count_as_these_but_not_in_a_singular_session() -> None:
-    tf = pytest.importorskip("tensorflow")
-    from asynchooks import SingularMonitoredSession  # it needs TensorFlow
-
-    errors = [tf.errors.AbortedError(None, None, "a"), tf.errors.UnavailableError(None, None, "b")]
-    ends = [tf.errors.OutOfRangeError(None, None, "c")] * 2
-    raws = [ScriptedSession([{}, ExceptionGroup("lost", errors)])]
-    raws.append(ScriptedSession([{}, ExceptionGroup("ends", ends)]))
-    hook = RecordingHook("a")
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
-        await train(session)
-    assert raws[1].num_runs == 2
-    assert hook.log[-1] == ("a", "end")
-    with tf.Graph().as_default():
-        tf.compat.v1.train.get_or_create_global_step()
-        singular = SingularMonitoredSession([at(after_run=lambda *_: lose())])
-    with pytest.raises(ExceptionGroup):
-        async with singular:
-            await singular.run([])
-
-
 @pytest.mark.parametrize("is_lost", [False, True])
 async def test_a_step_whose_waits_a_stop_has_ended_raises_one_stop_also_beside_a_preemption(
     is_lost: bool,
@@ -132,12 +112,12 @@ async def test_a_step_whose_waits_a_stop_has_ended_raises_one_stop_also_beside_a
             if is_lost:
                 raise PreemptionError("the connection was closed")
 
+    async def stop() -> None:
+        await settle()
+        session.request_stop("enough")
+
     async def step() -> dict[str, int]:
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            group.start_soon(session.global_step.wait_for, 10**6)
-            await settle()
-            session.request_stop("enough")
+        await fan_out(wait, lambda: session.global_step.wait_for(10**6), stop)
         return {}
 
     hook = RecordingHook("a")
@@ -151,7 +131,7 @@ async def test_a_step_whose_waits_a_stop_has_ended_raises_one_stop_also_beside_a
     assert str(session.stop_reason) == "session.request_stop: enough"
 
 
-def reader(*, is_plain: bool, num: int = 4) -> Callable[[], Coroutine[Any, Any, object]]:
+def reader(*, is_plain: bool, num: int) -> Callable[[], Coroutine[Any, Any, object]]:
     """Reads an iterator with so many items; a plain one raises StopIteration in its coroutine."""
     items: Iterator[int] = iter(range(num))
 
@@ -171,15 +151,13 @@ def reader(*, is_plain: bool, num: int = 4) -> Callable[[], Coroutine[Any, Any, 
 async def test_the_end_of_input_in_tasks_ends_training_where_an_input_is_read(
     place: str, is_plain: bool
 ) -> None:
-    read, hook = reader(is_plain=is_plain), RecordingHook("a")
+    read, hook = reader(is_plain=is_plain, num=4), RecordingHook("a")
 
     async def act(*given: Any) -> Any:
         await fan_out(read, read)
         return {} if place == "step" else None
 
-    hooks = [hook] if place == "step" else [at(**{place: act}), hook]
-    creator = FunctionSessionCreator(act if place == "step" else dict)
-    session = MonitoredSession(hooks, creator)
+    session = acting(place, act, hook)
     if place == "after_run":
         with pytest.raises(RuntimeError, match="after_run of At raised .*no input is read there"):
             async with session:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from asynchooks import (
@@ -27,9 +26,10 @@ from asynchooks import (
 from asynchooks._errors import leave_as_itself
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import KeepsCoord, in_task, raises_at, settle
+from ..support.helpers import KeepsCoord, in_task, raises_at
 from ..support.moments import (
     NOW,
+    HeldStep,
     at,
     counting,
     losing,
@@ -276,79 +276,50 @@ async def test_an_error_that_happened_elsewhere_is_not_taken_for_the_loss_of_the
         assert session.global_step.value == 1
 
 
-class Model:
-    """Counts its steps; one that is asked to wait does so before or after it has counted."""
+@pytest.mark.parametrize("how", ["async", "in a thread", "submitting"])
+async def test_a_step_that_outlives_its_raw_session_counts_and_exclusive_waits_for_it(
+    how: str,
+) -> None:
+    """It is one of those below the limit."""
+    held, keeps, num_steps = HeldStep(dict), KeepsCoord(), 0
 
-    def __init__(self, how: str, *, moves_first: bool) -> None:
-        self.num_steps = 0
-        self.may_go_on, self.is_under_way = anyio.Event(), anyio.Event()
-        self._thread_may_go_on = threading.Event()
-        self._moves_first = moves_first
-        self._token = anyio.lowlevel.current_token()
-        self.preempts = KeepsCoord()
-        steps = {"async": self.step_async, "in a thread": self.step, "submitting": self.submit}
-        step: Any = steps[how]
-        creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
-        hooks = [StopAtStepHook(last_step=2)]
-        self.waits = MonitoredSession(hooks, creator, step_runner="thread")
-        self.loses = MonitoredSession([self.preempts], creator, step_runner="thread")
+    def step(waits: bool = False) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        return held() if waits else {}
 
-    async def step_async(self, waits: bool = False) -> dict[str, Any]:
-        self.num_steps += self._moves_first
-        if waits:
-            self.is_under_way.set()
-            await self.may_go_on.wait()
-        self.num_steps += not self._moves_first
-        return {}
+    async def in_coroutine(waits: bool = False) -> Any:
+        return await anyio.to_thread.run_sync(step, waits)
 
-    def step(self, waits: bool = False) -> dict[str, Any]:
-        self.num_steps += self._moves_first
-        if waits:
-            anyio.from_thread.run_sync(self.is_under_way.set, token=self._token)
-            assert self._thread_may_go_on.wait(5.0)
-        self.num_steps += not self._moves_first
-        return {}
+    def submit(waits: bool = False) -> Any:
+        outputs = step(waits)
 
-    def submit(self, waits: bool = False) -> Any:
-        """Returns what is to be awaited for the outputs."""
-        outputs = self.step(waits)
-
-        async def later() -> dict[str, Any]:
+        async def later() -> Any:
             return outputs
 
         return later()
 
-    def go_on(self) -> None:
-        self.may_go_on.set()
-        self._thread_may_go_on.set()
-
-
-@pytest.mark.parametrize("how", ["async", "in a thread", "submitting"])
-@pytest.mark.parametrize("moves_first", [True, False])
-async def test_a_step_that_outlives_its_raw_session_counts_and_exclusive_waits_for_it(
-    how: str, moves_first: bool
-) -> None:
-    """It is one of those below the limit."""
-    model = Model(how, moves_first=moves_first)
-    step = model.waits.global_step
+    steps: dict[str, Any] = {"async": in_coroutine, "in a thread": step, "submitting": submit}
+    creator = SharedSessionCreator(FunctionSessionCreator(steps[how], thread_safe=True))
+    waits = MonitoredSession([StopAtStepHook(last_step=2)], creator, step_runner="thread")
+    loses = MonitoredSession([keeps], creator, step_runner="thread")
     with anyio.fail_after(20.0):
-        async with model.waits, model.loses:
-            lost_one = model.preempts.coord
-            async with in_task(model.waits.run, [], {"waits": True}):
-                await model.is_under_way.wait()
+        async with waits, loses:
+            lost_one = keeps.coord
+            async with in_task(waits.run, [], {"waits": True}):
+                await held.has_begun()
                 lost_one.request_stop(lost())
-                async with in_task(model.loses.run, []):
-                    await settle()
+                async with in_task(loses.run, []):
                     with pytest.raises(TimeoutError):
-                        async with step.exclusive(timeout=0.0):
+                        async with waits.global_step.exclusive(timeout=0.0):
                             pass
-                    model.go_on()
-            assert model.preempts.coord is not lost_one, "the raw session was replaced"
-            async with model.loses.global_step.exclusive():
-                assert model.loses.global_step.value == 2
+                    held.may_end.set()
+            assert keeps.coord is not lost_one, "the raw session was replaced"
+            async with loses.global_step.exclusive():
+                assert loses.global_step.value == 2
             with pytest.raises(StopTraining):
-                await model.loses.run([])
-    assert model.num_steps == 2
+                await loses.run([])
+    assert num_steps == 2
 
 
 async def test_a_side_tasks_error_costs_no_end_where_another_worker_loses_the_session() -> None:

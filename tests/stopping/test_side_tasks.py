@@ -19,7 +19,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import KeepsCoord, counting_creator, settle
+from ..support.helpers import KeepsCoord, settle
 from ..support.moments import at, counting, losing, lost, moments_of
 
 pytestmark = pytest.mark.anyio
@@ -269,24 +269,3 @@ async def test_a_plain_function_and_another_policy_are_refused() -> None:
                 session.start_soon(anyio.sleep, 1, on_failure="log")  # type: ignore[arg-type]
             session.start_soon(plain)
             await settle()
-
-
-async def test_a_side_task_that_fails_after_its_session_is_only_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asynchooks._stopping.tasks._CANCEL_SECS", 0.01)
-    may_end = anyio.Event()
-
-    async def stubborn() -> None:
-        with anyio.CancelScope(shield=True):
-            await may_end.wait()
-        raise OSError("too late")
-
-    async with MonitoredSession([], counting_creator(), stop_grace_period_secs=0.01) as session:
-        session.start_soon(stubborn)
-        await settle()
-    reason = session.stop_reason
-    may_end.set()
-    await settle()
-    assert "stubborn failed after its session had ended" in caplog.text
-    assert session.stop_reason is reason

@@ -6,7 +6,6 @@ And `session.stop_reason`: what ended training, and why.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
 import anyio
@@ -15,20 +14,18 @@ import pytest
 
 from asynchooks import (
     FeedFnHook,
-    FunctionSessionCreator,
     MonitoredSession,
     Recovery,
     SessionRunContext,
     SharedSessionCreator,
     StepContext,
-    StopAtStepHook,
     StopReason,
     StopTraining,
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..support.faults import LOOPS
-from ..support.helpers import KeepsCoord, counting_creator, in_task, raises_at, settle
+from ..support.helpers import KeepsCoord, counting_creator, in_task, settle
 from ..support.moments import (
     NOW,
     at,
@@ -37,10 +34,8 @@ from ..support.moments import (
     losing_step,
     lost,
     moments_of,
-    together,
-    train,
 )
-from ..support.stop_requests import AT, REASON, WAYS, Asks, Training
+from ..support.stop_requests import AT, REASON, WAYS, Training
 
 pytestmark = pytest.mark.anyio
 
@@ -66,39 +61,30 @@ async def run_refused(session: MonitoredSession) -> None:
 
 @KINDS
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_run_after_a_stop_ends_the_block(way: type[Asks], kind: str) -> None:
-    calls: list[int] = []
-    training = Training(way, 1, all_workers=False)
-    await training.run(MonitoredSession, FunctionSessionCreator(step_of(kind, calls)), "calls")
-    training.check()
-    assert len(calls) == AT
-    assert moments_of(training.hooks[0]).count("before_run") == AT, "none of one that is refused"
+async def test_the_run_after_a_stop_ends_the_block_and_no_other_worker_s(
+    way: str, kind: str
+) -> None:
+    calls, training = list[int](), Training(way)
+    creator = SharedSessionCreator(step_of(kind, calls))
+    async with MonitoredSession([], creator) as other:
+        await training.run(creator)
+        training.check()
+        assert len(calls) == AT
+        assert moments_of(training.hooks[0]).count("before_run") == AT, "none of one refused"
+        if training.asks.error is None:
+            assert await other.run("calls") == AT + 1
+            assert other.stop_reason is None
+        else:
+            assert other.should_stop(), "an error of one worker stops all"
 
 
 @pytest.mark.parametrize("anyio_backend", LOOPS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_stop_for_all_ends_every_block(way: type[Asks]) -> None:
-    calls: list[int] = []
-    training = Training(way, 3, all_workers=True)
-    creator = SharedSessionCreator(step_of("plain", calls))
-    await training.run(MonitoredSession, creator, "calls")
+async def test_a_stop_for_all_ends_every_block(way: str) -> None:
+    calls, training = list[int](), Training(way, 3, all_workers=True)
+    await training.run(SharedSessionCreator(step_of("plain", calls)))
     training.check()
     assert len(calls) == sum(training.num_runs)
-
-
-@pytest.mark.parametrize("way", [each for each in WAYS if each.error is None])
-async def test_a_plain_stop_is_one_worker_s(way: type[Asks]) -> None:
-    creator = SharedSessionCreator(counting_creator())
-    asks = way(all_workers=False)
-    async with MonitoredSession([], creator) as other:
-        async with MonitoredSession([asks], creator) as session:
-            while True:
-                await session.run([])
-                await asks.between(session)
-        assert asks.num_runs == AT
-        assert not other.should_stop()
-        assert await other.run("calls") == AT + 1
-    assert other.stop_reason is None
 
 
 async def test_runs_go_on_when_the_coordinator_s_stop_is_cleared_unless_a_hook_has_asked() -> None:
@@ -136,22 +122,6 @@ async def test_a_stop_before_or_in_opening_lets_no_run_begin(by_hook: bool) -> N
         await run_refused(session)
     assert moments_of(hook) == ["begin", "after_create_session", "end"]
     assert session.stop_reason is REASON
-
-
-async def test_a_run_under_way_completes_when_the_caller_asks() -> None:
-    may_end, hook = anyio.Event(), RecordingHook("a")
-
-    async def step() -> dict[str, int]:
-        await may_end.wait()
-        return {"loss": 1}
-
-    async with MonitoredSession([hook], step) as session:
-        async with in_task(session.run, "loss") as run:
-            session.request_stop(REASON)
-            may_end.set()
-        assert run.value == 1
-        await run_refused(session)
-    assert moments_of(hook)[-3:] == ["before_run", "after_run", "end"]
 
 
 async def test_a_stop_of_another_thread_reaches_a_loop_that_never_waits() -> None:
@@ -285,19 +255,6 @@ async def test_a_stop_for_all_holds_for_later_workers_until_the_last_has_closed(
         assert (fresh.should_stop(), unshared.should_stop()) == (False, True)
 
 
-async def test_the_limit_stays_the_reason_of_all_workers_when_the_last_has_closed() -> None:
-    creator = SharedSessionCreator(counting_creator())
-    sessions = [MonitoredSession([StopAtStepHook(last_step=4)], creator) for _ in range(2)]
-
-    async def work(session: MonitoredSession) -> None:
-        async with session:
-            await train(session)
-
-    await together(*(partial(work, each) for each in sessions))
-    words = "the limit: global_step is at 4 of 4"
-    assert [str(each.stop_reason) for each in sessions] == [words] * 2
-
-
 async def test_the_first_reason_stays_where_an_input_ends_or_all_workers_are_stopped() -> None:
     creator = SharedSessionCreator(counting_creator())
     async with MonitoredSession([], creator) as one, MonitoredSession([], creator) as other:
@@ -362,19 +319,3 @@ async def test_the_hook_that_asked_first_is_named_with_its_reason_and_later_ones
         await session.run([])
     assert session.stop_reason == StopReason("after_run of At", given or "no reason given")
     assert seen == [False, True]
-
-
-async def test_the_failure_of_one_worker_reaches_the_others_as_a_stop_with_that_reason() -> None:
-    creator, error = SharedSessionCreator(counting_creator()), ValueError("of the first worker")
-    one, other = (MonitoredSession([], creator) for _ in range(2))
-
-    async def wait(session: MonitoredSession) -> None:
-        async with session:
-            await session.or_stop(anyio.sleep_forever)
-
-    async with in_task(wait, one), in_task(wait, other):
-        with pytest.raises(ValueError, match="of the first worker"):
-            await MonitoredSession([raises_at("begin", error)], creator).open()
-    for session in (one, other):
-        assert session.stop_reason is not None
-        assert session.stop_reason.error is error

@@ -24,22 +24,22 @@ def eager_backends() -> list[Any]:
 
     On asyncio with Python's own factory, with one of a program's own, and on uvloop.
     """
-    options = {
-        "eager": {"loop_factory": _eager_loop},
-        "own eager": {"loop_factory": partial(_eager_loop, OwnTask)},
-        "eager uvloop": {"loop_factory": _eager_uvloop},
-    }
     is_missing = sys.version_info < (3, 12)
+    loops = {
+        "eager": (asyncio.new_event_loop, asyncio.Task, is_missing),
+        "own eager": (asyncio.new_event_loop, OwnTask, is_missing),
+        "eager uvloop": (_uvloop, asyncio.Task, not _has_eager_uvloop()),
+    }
     return [
         pytest.param(
-            ("asyncio", each),
+            ("asyncio", {"loop_factory": partial(_eager, new_loop, task_type)}),
             id=name,
             marks=pytest.mark.skipif(
-                is_missing or (name == "eager uvloop" and not _has_eager_uvloop()),
+                is_skipped,
                 reason="there are no eager tasks with these versions of Python and uvloop",
             ),
         )
-        for name, each in options.items()
+        for name, (new_loop, task_type, is_skipped) in loops.items()
     ]
 
 
@@ -63,12 +63,12 @@ def _make_eager(loop_type: Any) -> None:
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        self.set_task_factory(_factory())
+        self.set_task_factory(_factory(asyncio.Task))
 
     loop_type.__init__ = made
 
 
-def _factory(task_type: type[asyncio.Task[Any]] = asyncio.Task) -> Any:
+def _factory(task_type: type[asyncio.Task[Any]]) -> Any:
     # by name, as mypy reads the library of Python 3.11; anyio knows Python's own factories alone
     lacking: Any = asyncio
     if task_type is asyncio.Task:
@@ -76,22 +76,18 @@ def _factory(task_type: type[asyncio.Task[Any]] = asyncio.Task) -> Any:
     return lacking.create_eager_task_factory(task_type)
 
 
-def _eager_loop(task_type: type[asyncio.Task[Any]] = asyncio.Task) -> asyncio.AbstractEventLoop:
-    return _made_eager(asyncio.new_event_loop, task_type)
-
-
-def _eager_uvloop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return _made_eager(uvloop.new_event_loop)
-
-
-def _made_eager(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-    task_type: type[asyncio.Task[Any]] = asyncio.Task,
+def _eager(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], task_type: type[asyncio.Task[Any]]
 ) -> asyncio.AbstractEventLoop:
     loop = new_loop()
     loop.set_task_factory(_factory(task_type))
+    return loop
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
 
 
@@ -102,7 +98,7 @@ def _has_eager_uvloop() -> bool:
     """
     if sys.version_info < (3, 12) or find_spec("uvloop") is None:
         return False
-    loop = _eager_uvloop()
+    loop = _eager(_uvloop, asyncio.Task)
     coroutine = asyncio.sleep(0)
     try:
         loop.run_until_complete(coroutine)

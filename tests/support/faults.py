@@ -77,10 +77,6 @@ class Kind(Enum):
         return kinds.get(self, FaultError)(f"{self.name} at {place}")
 
 
-EXCEPTIONS = [Kind.ERROR, Kind.CANCEL, Kind.INPUT_ENDS]
-"""What is an Exception or no error at all; the other kinds go up past `except Exception`."""
-
-
 class Start(Enum):
     """When the worker of the fault begins to open."""
 
@@ -118,7 +114,9 @@ def covering(*axes: Iterable[Any], strength: int = 2) -> list[Any]:
 
 def name_of(value: Any) -> str:
     """How a value is called in the name of a test."""
-    return "uvloop" if value == UVLOOP else str(getattr(value, "name", value))
+    if value == UVLOOP:
+        return "uvloop"
+    return str(getattr(value, "name", getattr(value, "__name__", value)))
 
 
 class Fault:
@@ -141,38 +139,34 @@ class Fault:
         self._token = anyio.lowlevel.current_token()
         self._loop_thread = threading.get_ident()
 
-    def _is_now(self, place: str) -> bool:
+    def _plays(self, place: str, end_of_input: type[Exception]) -> bool:
+        """Raise or cancel, if it is now; returns whether it has cancelled."""
         is_mine = current_worker.get() == self.worker or place == "restore"
         if place != self.place or not is_mine:
             return False
         self._left -= 1
-        self.num_played += self._left == 0
-        return self._left == 0
-
-    async def at(self, place: str) -> None:
-        """A coroutine comes to the place."""
-        await anyio.lowlevel.checkpoint()
-        if not self._is_now(place):
-            return
+        if self._left != 0:
+            return False
+        self.num_played += 1
         if self.kind.is_error:
             raise self.error
         if self.kind is Kind.INPUT_ENDS:
-            raise StopAsyncIteration
-        self.scope.cancel()
-        await anyio.lowlevel.checkpoint()
-
-    def at_plain(self, place: str) -> None:
-        """A plain function comes to it, on the event loop or in a thread."""
-        if not self._is_now(place):
-            return
-        if self.kind.is_error:
-            raise self.error
-        if self.kind is Kind.INPUT_ENDS:
-            raise StopIteration
+            raise end_of_input
         if threading.get_ident() == self._loop_thread:
             self.scope.cancel()
         else:
             anyio.from_thread.run_sync(self.scope.cancel, token=self._token)
+        return True
+
+    async def at(self, place: str) -> None:
+        """A coroutine comes to the place."""
+        await anyio.lowlevel.checkpoint()
+        if self._plays(place, StopAsyncIteration):
+            await anyio.lowlevel.checkpoint()
+
+    def at_plain(self, place: str) -> None:
+        """A plain function comes to it, on the event loop or in a thread."""
+        self._plays(place, StopIteration)
 
 
 class Witness(SessionRunHook):

@@ -14,7 +14,7 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,41 +31,32 @@ from asynchooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
     Coordinator,
-    DataWaitHook,
-    EarlyStoppingHook,
     EvaluationHook,
     FeedHook,
     FinalOpsHook,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
     InputPositionHook,
-    LoggingTensorHook,
-    LoopLagHook,
     MonitoredSession,
     NanTensorHook,
     PreemptionError,
     PreemptionHook,
     SessionRunArgs,
-    SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
     SharedSessionCreator,
-    StallHook,
     StateDictSaver,
-    StepCounterHook,
     StepUnreachableError,
     StopAtStepHook,
     TimeLimitHook,
 )
-from asynchooks._engine.current import current_engine
 from asynchooks.data import Stage, batch, interleave, map_concurrent, prefetch, repeat, shuffle
-from asynchooks.hooks.guards._dump import report
 
 from .afterwards import check_gate, nothing_left
+from .faults import Halt
+from .moments import at
 
 LIFE_SECS = 25.0
 """What takes longer hangs: less than the 30 s after which waits for other workers are given up."""
-GRACE_SECS = 5.0
 
 current_worker: ContextVar[int] = ContextVar("fuzz_worker", default=-1)
 
@@ -74,42 +65,34 @@ class FuzzError(Exception):
     """What is made to happen."""
 
 
-class Halt(BaseException):
-    """What no `except Exception` catches."""
-
-
-class Broken(AssertionError):  # noqa: N818
-    """A law that does not hold."""
-
-
-RAISED: dict[str, Callable[[], BaseException]] = {
-    "error": lambda: FuzzError("a fault"),
-    "halt": lambda: Halt("a fault"),
-    "cancelled": lambda: asyncio.CancelledError("a fault"),
-    "interrupt": lambda: KeyboardInterrupt("a fault"),
-    "exit": lambda: SystemExit("a fault"),
-    "preemption": lambda: PreemptionError("a fault"),
+RAISED: dict[str, Callable[[str], BaseException]] = {
+    "error": FuzzError,
+    "halt": Halt,
+    "cancelled": asyncio.CancelledError,
+    "interrupt": KeyboardInterrupt,
+    "exit": SystemExit,
+    "preemption": PreemptionError,
 }
 CANCELLED = ("cancel", "cancel all")
 KINDS = (*RAISED, *CANCELLED)
 
-HOOK_PLACES = ("begin", "created", "before_run", "after_run", "finish", "end", "on_error")
-TASK_PLACES = ("side task", "coord task", "body")
-SHARED_PLACES = (
-    "step", "source", "map", "save", "restore", "before_save", "after_save", "evaluate",
-)  # fmt: skip
-LATE_PLACES = ("after_run", "finish", "evaluate", "save", "before_save", "after_save")
+MOMENTS = {
+    "begin": "begin", "after_create_session": "created", "before_run": "before_run",
+    "after_run": "after_run", "end": "end", "on_error": "on_error",
+}  # fmt: skip
+"""Those of a hook, and what their places are called."""
+LATE_PLACES = ["after_run", "finish", "evaluate", "save", "before_save", "after_save"]
 """Those that a run may come to behind its step; one that is lost there is made again."""
-PLACES = (*HOOK_PLACES, *TASK_PLACES, *SHARED_PLACES)
+PLACES = [
+    *MOMENTS.values(), *LATE_PLACES[1:], "side task", "coord task", "body", "step", "source", "map",
+    "restore",
+]  # fmt: skip
 
 STOPS = (
     "hook", "hook all", "before_run", "session", "session all", "coord", "coord all", "thread",
     "time limit", "preempt",
 )  # fmt: skip
-EXTRAS = (
-    "count steps", "log", "nan", "early stopping", "stall", "lag", "final", "wait share",
-    "evaluate", "evaluate async",
-)  # fmt: skip
+EXTRAS = ("nan", "final", "evaluate", "evaluate async")
 
 
 @dataclass(frozen=True)
@@ -196,7 +179,7 @@ class Model:
         self._world.at_plain("save")
         return {"items": np.array(self.items, np.int64), "steps": self.num_steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         self._world.at_plain("restore")
         self.items = [int(each) for each in state["items"]]
         self.num_steps = self.num_restored = int(state["steps"])
@@ -226,9 +209,13 @@ class Fault:
 
     def __init__(self, plan: FaultPlan) -> None:
         self.plan = plan
-        self.error = RAISED[plan.kind]() if plan.kind in RAISED else None
+        self.error = RAISED[plan.kind]("a fault") if plan.kind in RAISED else None
         self.num_left = plan.nth
         self.is_played = False
+
+    @property
+    def is_cancellation(self) -> bool:
+        return self.error is None
 
 
 class World:
@@ -245,7 +232,7 @@ class World:
         self.num_runs = self.num_open = 0
         self.last_step: int | None = None  # when the last session was closed
         self.num_read_begun = self.num_read_closed = 0
-        self.starts = {at: anyio.Event() for at in {each.starts_at for each in life.workers}}
+        self.starts = {each.starts_at: anyio.Event() for each in life.workers}
         self.scope = anyio.CancelScope()
         self.workers = [Worker(self, place) for place in range(len(life.workers))]
         self.creator = SharedSessionCreator(
@@ -258,6 +245,10 @@ class World:
         self._loop_thread = threading.get_ident()
 
     # Faults
+
+    def has(self, place: str) -> bool:
+        """Whether a fault is planned there."""
+        return any(each.place == place for each in self.life.faults)
 
     def _due(self, place: str) -> Fault | None:
         worker = current_worker.get()
@@ -300,22 +291,18 @@ class World:
 
     def _pipeline(self) -> Stage[Any]:
         num, size = self.program.num_items, self.life.buffer_size
+        stages: dict[str, Callable[[Any], Any]] = {
+            "prefetch": lambda source: prefetch(source, size),
+            "batch": lambda source: batch(source, 3),
+            "shuffle": lambda source: shuffle(source, 5, seed=7),
+            "repeat": lambda source: repeat(source, 2),
+            "interleave": lambda source: interleave([source, self._base(1000, 1000 + num // 2)]),
+            "map": lambda source: map_concurrent(self._mapped, source, size),
+            "map in threads": lambda source: map_concurrent(self._mapped_plainly, source, size),
+        }
         source: Any = self._base(0, num)
         for stage in self.program.stages:
-            if stage == "prefetch":
-                source = prefetch(source, size)
-            elif stage == "batch":
-                source = batch(source, 3)
-            elif stage == "shuffle":
-                source = shuffle(source, 5, seed=7)
-            elif stage == "repeat":
-                source = repeat(source, 2)
-            elif stage == "interleave":
-                source = interleave([source, self._base(1000, 1000 + num // 2)])
-            elif stage == "map":
-                source = map_concurrent(self._mapped, source, size)
-            elif stage == "map in threads":
-                source = map_concurrent(self._mapped_plainly, source, size)
+            source = stages[stage](source)
         assert isinstance(source, Stage)
         return source
 
@@ -330,27 +317,27 @@ class World:
         return items
 
     def _base(self, first: int, last: int) -> Any:
-        if self.program.base == "async":
-            return lambda: self._items(first, last)
-        if self.program.base == "thread":
-            return lambda: self._items_in_thread(first, last)
-        return range(first, last)
+        numbers = range(first, last)
+        made = {"async": lambda: self._items(numbers), "thread": lambda: self._in_thread(numbers)}
+        return made.get(self.program.base, numbers)
 
-    async def _items(self, first: int, last: int) -> AsyncIterator[int]:
-        self.num_read_begun += 1
-        try:
-            for number in range(first, last):
+    async def _items(self, numbers: range) -> AsyncIterator[int]:
+        with self._reading():
+            for number in numbers:
                 await self.at("source")
                 yield number
-        finally:
-            self.num_read_closed += 1
 
-    def _items_in_thread(self, first: int, last: int) -> Iterator[int]:
-        self.num_read_begun += 1
-        try:
-            for number in range(first, last):
+    def _in_thread(self, numbers: range) -> Iterator[int]:
+        with self._reading():
+            for number in numbers:
                 self.at_plain("source")
                 yield number
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self.num_read_begun += 1
+        try:
+            yield
         finally:
             self.num_read_closed += 1
 
@@ -366,23 +353,15 @@ class World:
 
     def has_run(self) -> None:
         self.num_runs += 1
-        for at, event in self.starts.items():
-            if at <= self.num_runs:
+        for step, event in self.starts.items():
+            if step <= self.num_runs:
                 event.set()
 
     async def train(self) -> None:
-        async with anyio.create_task_group() as watch:
-            watch.start_soon(self._report_a_hang)
-            with anyio.fail_after(LIFE_SECS):
-                with self.scope:
-                    async with anyio.create_task_group() as group:
-                        for worker in self.workers:
-                            group.start_soon(worker.train)
-            watch.cancel_scope.cancel()
-
-    async def _report_a_hang(self) -> None:
-        await anyio.sleep(LIFE_SECS - 3.0)
-        self.broken.append(f"hangs: {report(current_engine().running_tasks)}")
+        with anyio.fail_after(LIFE_SECS), self.scope:
+            async with anyio.create_task_group() as group:
+                for worker in self.workers:
+                    group.start_soon(worker.train)
 
     # Laws
 
@@ -419,36 +398,29 @@ class World:
 
     def _check_surfaced(self, played: list[Fault]) -> None:
         left = [each.left for each in self.workers if each.left is not None and not each.is_refused]
-        is_cancelled = any(fault.plan.kind in CANCELLED for fault in played)
-        for fault in played:
-            if fault.error is None or fault.plan.kind == "preemption":
-                continue
-            if fault.plan.place == "on_error" or is_cancelled or len(played) > 1:
-                continue
-            may_be_dropped = fault.plan.place in ("source", "map") and (
-                self.life.stop is not None or self.life.limit
-            )
-            retried = any(each.retries for each in self.life.workers)
-            if may_be_dropped or (retried and fault.plan.place in ("step", "before_run")):
-                continue
-            if not any(_is_of(error, fault.error) for error in left):
-                self.broken.append(f"{fault.plan} was swallowed; what left: {left}")
-        if len(played) > 1 and not left and not is_cancelled:
-            surfacing = [
-                fault for fault in played
-                if fault.plan.kind not in (*CANCELLED, "preemption")
-                and fault.plan.place not in ("on_error", "source", "map", "step", "before_run")
-            ]  # fmt: skip
-            if surfacing:
-                self.broken.append(f"{[each.plan for each in surfacing]} were all swallowed")
+        if any(fault.is_cancellation for fault in played):
+            return
+        has_ended = self.life.stop is not None or bool(self.life.limit)
+        retried = any(each.retries for each in self.life.workers)
+        dropped = ["on_error"]
+        if has_ended or len(played) > 1:
+            dropped += ["source", "map"]
+        if retried or len(played) > 1:
+            dropped += ["step", "before_run"]
+        plans = [each for each in played if each.plan.kind != "preemption"]
+        surfacing = [each for each in plans if each.plan.place not in dropped]
+        if len(played) == 1:
+            surfacing = [each for each in surfacing if not any(_is_of(e, each.error) for e in left)]
+        elif left:
+            return
+        if surfacing:
+            self.broken.append(f"{[each.plan for each in surfacing]} swallowed; what left: {left}")
 
 
-def _is_of(error: BaseException | None, fault: BaseException) -> bool:
-    if error is fault:
-        return True
-    if isinstance(error, CheckpointError):
+def _is_of(error: BaseException | None, fault: BaseException | None) -> bool:
+    if isinstance(error, CheckpointError) and error is not fault:
         return _is_of(error.__cause__ or error.__context__, fault)
-    return False
+    return error is not None and error is fault
 
 
 class Worker:
@@ -461,7 +433,41 @@ class Worker:
         self.num_runs = 0
         self.coord: Coordinator | None = None
         self.preemption = PreemptionHook(signals=())
-        self.witnesses: list[Witness | PlainWitness] = []
+        self.witnesses: list[Counter[str]] = []
+        stop = world.life.stop
+        self.stop = StopPlan("", 0, 0) if stop is None or stop.worker != place else stop
+
+    def _witness(self, *, is_plain: bool) -> SessionRunHook:
+        """Counts its moments, and comes to their places."""
+        counts, world = Counter[str](), self.world
+        self.witnesses.append(counts)
+
+        def method(moment: str, place: str) -> Callable[..., Any]:
+            def come(*given: Any) -> SessionRunArgs | None:
+                counts[moment] += 1
+                if moment == "after_create_session":
+                    self.coord = given[1]
+                    if world.has("coord task") and not is_plain:  # that one may be in a thread
+                        given[1].start_soon(world.at, "coord task")
+                return SessionRunArgs("x") if moment == "before_run" else None
+
+            def plain(hook: Any, *given: Any) -> Any:
+                result = come(*given)
+                world.at_plain(place)
+                return result
+
+            async def coroutine(hook: Any, *given: Any) -> Any:
+                result = come(*given)
+                await world.at(place)
+                if moment == "after_run":
+                    given[0].finish_with(lambda: world.at("finish"))
+                return result
+
+            return plain if is_plain else coroutine
+
+        methods = {moment: method(moment, place) for moment, place in MOMENTS.items()}
+        hook: SessionRunHook = type("Witness", (SessionRunHook,), methods)()
+        return hook
 
     def _saver(self, index: int) -> CheckpointSaverHook:
         world, plan = self.world, self.plan
@@ -475,57 +481,61 @@ class Worker:
 
     def _extra(self, name: str) -> SessionRunHook:
         world = self.world
-        if name == "evaluate":
 
-            def evaluate_plainly(session: Any, step: int) -> dict[str, float]:
-                world.at_plain("evaluate")
-                return {"accuracy": 0.5}
+        def evaluate(session: Any, step: int) -> dict[str, float]:
+            world.at_plain("evaluate")
+            return {"accuracy": 0.5}
 
-            return EvaluationHook(evaluate_plainly, every_n_steps=2)
-        if name == "evaluate async":
+        async def evaluate_async(session: Any, step: int) -> dict[str, float]:
+            await world.at("evaluate")
+            return {"accuracy": 0.5}
 
-            async def evaluate(session: Any, step: int) -> dict[str, float]:
-                await world.at("evaluate")
-                return {"accuracy": 0.5}
-
-            return EvaluationHook(evaluate, every_n_steps=2, name="async")
         made: dict[str, Callable[[], SessionRunHook]] = {
-            "count steps": lambda: StepCounterHook(every_n_steps=2),
-            "log": lambda: LoggingTensorHook(["loss"], every_n_iter=2),
             "nan": lambda: NanTensorHook("loss"),
-            "early stopping": lambda: EarlyStoppingHook("loss", patience=10_000),
-            "stall": lambda: StallHook(secs=60.0),
-            "lag": lambda: LoopLagHook(max_lag_secs=60.0),
             "final": lambda: FinalOpsHook("loss"),
-            "wait share": lambda: DataWaitHook(world.source, every_n_steps=2),
+            "evaluate": lambda: EvaluationHook(evaluate, every_n_steps=2),
+            "evaluate async": lambda: EvaluationHook(evaluate_async, every_n_steps=2, name="async"),
         }
         return made[name]()
 
     def hooks(self) -> list[SessionRunHook]:
-        plan, world, stop = self.plan, self.world, self.world.life.stop
+        plan, world, stop = self.plan, self.world, self.stop
         made: list[SessionRunHook] = []
         made.append(FeedHook(world.source, "x") if plan.feeds else InputPositionHook(world.source))
+        made.append(at(after_run=lambda *_: self._has_run()))
         for is_plain in (plan.is_plain, not plan.is_plain)[: 1 + plan.order % 2]:
-            witness = PlainWitness(self) if is_plain else Witness(self)
-            self.witnesses.append(witness)
-            made.append(witness)
+            made.append(self._witness(is_plain=is_plain))
         made += [self._extra(name) for name in plan.extras]
         made += [self._saver(index) for index in plan.savers]
         if plan.waits_for:
             made.append(GlobalStepWaiterHook(plan.waits_for))
         if world.life.limit:
             made.append(StopAtStepHook(last_step=world.life.limit))
-        if stop is not None and stop.worker == self.place:
-            made.append(Stopper(self, stop))
-            if stop.kind == "time limit":
-                made.append(TimeLimitHook(0.003 * stop.nth))
-            if stop.kind == "preempt":
-                made.append(self.preemption)
-        made.insert(1, Pace(self))
-        fails_late = any(each.place == "after_run" for each in world.life.faults)
-        if plan.order and not fails_late:
+        made.append(at(before_run=self._stop_before, after_run=self._stop_after))
+        if stop.kind == "time limit":
+            made.append(TimeLimitHook(0.003 * stop.nth))
+        if stop.kind == "preempt":
+            made.append(self.preemption)
+        if plan.order and not world.has("after_run"):
             random.Random(plan.order).shuffle(made)
         return made
+
+    def _has_run(self) -> None:
+        self.num_runs += 1
+        self.world.has_run()
+
+    def _stop_before(self, run_context: Any) -> None:
+        if self.stop.kind == "before_run" and self.num_runs == self.stop.nth:
+            run_context.request_stop("fuzz")
+
+    def _stop_after(self, run_context: Any, run_values: Any) -> None:
+        kind, for_all = self.stop.kind, self.stop.kind.endswith(" all")
+        if self.num_runs != self.stop.nth:
+            return
+        if kind in ("hook", "hook all"):
+            run_context.request_stop("fuzz", all_workers=for_all)
+        elif kind in ("coord", "coord all") and self.coord is not None:
+            self.coord.request_stop(reason="fuzz", all_workers=for_all)
 
     async def train(self) -> None:
         world, plan = self.world, self.plan
@@ -535,14 +545,12 @@ class Worker:
             if not world.num_open:
                 return
         world.num_open += 1
-        session = MonitoredSession(
-            self.hooks(), world.creator, GRACE_SECS,
-            step_runner=plan.runner,  # type: ignore[arg-type]
-        )  # fmt: skip
+        runner: Any = plan.runner
+        session = MonitoredSession(self.hooks(), world.creator, 5.0, step_runner=runner)
         try:
             with self.scope:
                 async with session:
-                    if any(each.place == "side task" for each in world.life.faults):
+                    if world.has("side task"):
                         session.start_soon(world.at, "side task")
                     await self._loop(session)
         except BaseException as error:
@@ -568,27 +576,25 @@ class Worker:
             await self._run(session, None)
 
     async def _run(self, session: MonitoredSession, feeds: Any) -> None:
-        world, stop = self.world, self.world.life.stop
+        world, kind = self.world, self.stop.kind
         try:
             await session.run("loss", feeds)
         except FuzzError:
             places = {fault.plan.place for fault in world.faults if fault.is_played}
-            if (
-                not self.plan.retries
-                or not self.plan.feeds
-                or places & {*LATE_PLACES, "source", "map"}
-            ):
+            may_retry = self.plan.retries and self.plan.feeds
+            if not may_retry or places & {*LATE_PLACES, "source", "map"}:
                 raise
         await world.at("body")
-        if stop is not None and stop.worker == self.place and stop.nth == self.num_runs:
-            if stop.kind in ("session", "session all"):
-                session.request_stop("fuzz", all_workers=stop.kind == "session all")
-            elif stop.kind == "thread" and self.coord is not None:
-                thread = threading.Thread(target=self.coord.request_stop)
-                thread.start()
-                thread.join()
-            elif stop.kind == "preempt":
-                self.preemption.preempt("fuzz")
+        if self.stop.nth != self.num_runs:
+            return
+        if kind in ("session", "session all"):
+            session.request_stop("fuzz", all_workers=kind == "session all")
+        elif kind == "thread" and self.coord is not None:
+            thread = threading.Thread(target=self.coord.request_stop)
+            thread.start()
+            thread.join()
+        elif kind == "preempt":
+            self.preemption.preempt("fuzz")
 
     def check(self, played: list[Fault]) -> None:
         law, name = self.world.broken.append, f"worker {self.place}"
@@ -600,19 +606,19 @@ class Worker:
         # PreemptionHook logs a session that is lost while it stops training, and leaves cleanly
         stop, kinds = self.world.life.stop, {each.plan.kind for each in played}
         is_preempted = stop is not None and stop.kind == "preempt" and "preemption" in kinds
-        for witness in self.witnesses:
-            if witness.begun > 1 or witness.ended > 1 or witness.num_errors > 1:
-                law(f"{name}: begin, end, on_error {witness.counts} times")
-            is_clean = self.left is None and not (self.scope.cancelled_caught or is_preempted)
-            if witness.begun and is_clean and (witness.ended, witness.num_errors) != (1, 0):
-                law(f"{name}: left cleanly, but end, on_error {witness.counts[1:]} times")
-            lacks_error = witness.begun > 0 and witness.num_errors != 1 and not is_interrupted
-            if lacks_error and self.left is not None:
-                law(f"{name}: {self.left!r} left, but on_error {witness.num_errors} times")
-            if lacks_error and self.scope.cancelled_caught:
-                law(f"{name}: cancelled, but on_error {witness.num_errors} times")
-            if witness.num_after > witness.num_before:
-                law(f"{name}: {witness.num_before} before_run, {witness.num_after} after_run")
+        is_cancelled = self.scope.cancelled_caught
+        for counts in self.witnesses:
+            begun, *ends = (counts[each] for each in ("begin", "end", "on_error"))
+            if max(begun, *ends) > 1:
+                law(f"{name}: begin, end, on_error {begun, *ends} times")
+            is_clean = self.left is None and not (is_cancelled or is_preempted)
+            if begun and is_clean and ends != [1, 0]:
+                law(f"{name}: left cleanly, but end, on_error {ends} times")
+            lacks_error = begun > 0 and ends[1] != 1 and not is_interrupted
+            if lacks_error and (self.left is not None or is_cancelled):
+                law(f"{name}: {self.left or 'cancelled'!r}, but on_error {ends[1]} times")
+            if counts["after_run"] > counts["before_run"]:
+                law(f"{name}: more after_run than before_run: {counts}")
         if self.left is not None and not self._is_allowed(self.left, played):
             law(f"{name}: {self.left!r} left, which nothing raised {_notes(self.left)}")
 
@@ -624,144 +630,24 @@ class Worker:
         return bool(is_late) and isinstance(error, CheckpointError) and "opens late" in str(error)
 
     def _is_allowed(self, error: BaseException, played: list[Fault]) -> bool:
-        if self.is_refused:
-            return True
+        workers = self.world.life.workers
         if isinstance(error, CheckpointError) and "newest is not known" in str(error):
             return self.world.program.saves_apart
         if isinstance(error, CheckpointError) and "to one session" in str(error):
-            saving = [each for each in self.world.life.workers if each.savers]
+            saving = [each for each in workers if each.savers]
             return len(saving) > 1 and any(each.extras for each in saving)
-        if any(fault.error is not None and _is_of(error, fault.error) for fault in played):
+        if self.is_refused or any(_is_of(error, fault.error) for fault in played):
             return True
-        is_cancelled = any(fault.plan.kind in CANCELLED for fault in played)
-        if is_cancelled and isinstance(error, CancelledTypes.get()):
+        if any(fault.is_cancellation for fault in played) and isinstance(
+            error, (asyncio.CancelledError, anyio.get_cancelled_exc_class())
+        ):
             return True
-        waits = any(each.waits_for for each in self.world.life.workers)
-        return waits and isinstance(error, StepUnreachableError)
-
-
-class CancelledTypes:
-    """What a cancellation is, on each backend."""
-
-    @staticmethod
-    def get() -> tuple[type[BaseException], ...]:
-        trio = sys.modules.get("trio")
-        return (asyncio.CancelledError, *((trio.Cancelled,) if trio is not None else ()))
+        return isinstance(error, StepUnreachableError) and any(each.waits_for for each in workers)
 
 
 def _notes(error: BaseException) -> str:
-    chain = [f"notes {getattr(error, '__notes__', [])}"]
     below = error.__cause__ or error.__context__
-    while below is not None and len(chain) < 5:
-        chain.append(f"from {below!r}")
-        below = below.__cause__ or below.__context__
-    return ", ".join(chain)
-
-
-class _Counts:
-    begun = ended = num_errors = num_before = num_after = 0
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        return self.begun, self.ended, self.num_errors
-
-
-class Witness(_Counts, SessionRunHook):
-    """Counts its moments and comes to their places."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self._world = worker, worker.world
-
-    async def begin(self) -> None:
-        self.begun += 1
-        await self._world.at("begin")
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self._worker.coord = coord
-        if any(each.place == "coord task" for each in self._world.life.faults):
-            coord.start_soon(self._world.at, "coord task")
-        await self._world.at("created")
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        self.num_before += 1
-        await self._world.at("before_run")
-        return SessionRunArgs("x")
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.num_after += 1
-        await self._world.at("after_run")
-        run_context.finish_with(lambda: self._world.at("finish"))
-
-    async def end(self, session: Any) -> None:
-        self.ended += 1
-        await self._world.at("end")
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        self.num_errors += 1
-        await self._world.at("on_error")
-
-
-class PlainWitness(_Counts, SessionRunHook):
-    """The same with plain methods."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self._world = worker, worker.world
-
-    def begin(self) -> None:
-        self.begun += 1
-        self._world.at_plain("begin")
-
-    def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self._worker.coord = coord
-        self._world.at_plain("created")
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        self.num_before += 1
-        self._world.at_plain("before_run")
-        return SessionRunArgs("x")
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.num_after += 1
-        self._world.at_plain("after_run")
-
-    def end(self, session: Any) -> None:
-        self.ended += 1
-        self._world.at_plain("end")
-
-    def on_error(self, session: Any, exception: BaseException) -> None:
-        self.num_errors += 1
-        self._world.at_plain("on_error")
-
-
-class Stopper(SessionRunHook):
-    """Counts its worker's runs, and asks for a stop in one of them."""
-
-    def __init__(self, worker: Worker, plan: StopPlan) -> None:
-        self._worker, self._plan = worker, plan
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        if self._plan.kind == "before_run" and self._worker.num_runs == self._plan.nth:
-            run_context.request_stop("fuzz")
-        return None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        worker, kind = self._worker, self._plan.kind
-        if worker.num_runs == self._plan.nth:
-            if kind in ("hook", "hook all"):
-                run_context.request_stop("fuzz", all_workers=kind == "hook all")
-            elif kind in ("coord", "coord all") and worker.coord is not None:
-                worker.coord.request_stop(reason="fuzz", all_workers=kind == "coord all")
-
-
-class Pace(SessionRunHook):
-    """Counts all runs, for workers that open later."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self._worker.num_runs += 1
-        self._worker.world.has_run()
+    return f"notes {getattr(error, '__notes__', [])}, from {below!r}"
 
 
 class Listener(CheckpointSaverListener):
@@ -777,32 +663,28 @@ class Listener(CheckpointSaverListener):
         await self._world.at("after_save")
 
 
-class _Errors(logging.Handler):
-    """Collects what is logged as an error."""
+class _Lines(logging.Handler):
+    """Makes the text of each line of the log, and keeps the errors."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(self.format(record))
-
-
-class _Formats(logging.Handler):
-    """Makes the text of each line of the log, and drops it."""
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__()
+        self._errors = errors
 
     def emit(self, record: logging.LogRecord) -> None:
-        record.getMessage()
+        text = self.format(record)
+        if record.levelno >= logging.ERROR:
+            self._errors.append(text)
 
 
 @contextmanager
 def complaints() -> Iterator[list[str]]:
     """What is said inside of errors that nothing raised: by loops, finalizers and threads."""
-    handler, texts = _Errors(), []
+    texts: list[str] = []
     loops, ours = logging.getLogger("asyncio"), logging.getLogger("asynchooks")
-    loops.addHandler(handler)
-    level, propagates, formats = ours.level, ours.propagate, _Formats()
-    ours.addHandler(formats)
+    handlers = {loops: _Lines(texts), ours: _Lines([])}
+    level, propagates = ours.level, ours.propagate
+    for logger, handler in handlers.items():
+        logger.addHandler(handler)
     ours.setLevel(logging.INFO)
     ours.propagate = False
     hook, thread_hook = sys.unraisablehook, threading.excepthook
@@ -816,12 +698,11 @@ def complaints() -> Iterator[list[str]]:
             yield texts
             gc.collect()
         finally:
-            loops.removeHandler(handler)
-            ours.removeHandler(formats)
+            for logger, handler in handlers.items():
+                logger.removeHandler(handler)
             ours.setLevel(level)
             ours.propagate = propagates
             sys.unraisablehook, threading.excepthook = hook, thread_hook
-            texts += handler.texts
 
 
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -838,7 +719,7 @@ def play(program: Program, backend: str, directory: Path, counted: Counter[str])
     may_repeat = False
     for place, life in enumerate(program.lives):
 
-        async def live(life: LifePlan = life, place: int = place) -> None:
+        async def live(life: LifePlan = life, place: int = place) -> list[str]:
             nonlocal may_repeat
             world = World(program, life, directory, may_repeat=may_repeat)
             try:
@@ -849,17 +730,15 @@ def play(program: Program, backend: str, directory: Path, counted: Counter[str])
             except BaseException as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{last.name}, line {last.lineno}: {last.line}"
-                broken.append(
-                    f"life {place}: {type(error).__name__}: {error} {_notes(error)}, {where}"
-                )
+                kind = type(error).__name__
+                world.broken.append(f"{kind}: {error} {_notes(error)}, {where}")
                 for each in getattr(error, "exceptions", ()):
-                    broken.append(f"life {place}: in a group: {each!r} {_notes(each)}")
-            broken.extend(f"life {place}: {each}" for each in world.broken)
+                    world.broken.append(f"in a group: {each!r} {_notes(each)}")
             counted.update(fault.plan.kind for fault in world.faults if fault.is_played)
-            counted["lives"] += 1
-            counted["steps"] += world.model.num_steps
+            counted.update(lives=1, steps=world.model.num_steps)
+            return world.broken
 
         with complaints() as texts:
-            anyio.run(live, backend=name, backend_options=options)
-        broken.extend(f"life {place}: {each}" for each in texts)
+            found = anyio.run(live, backend=name, backend_options=options)
+        broken += [f"life {place}: {each}" for each in (*found, *texts)]
     return broken

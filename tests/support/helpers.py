@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import Any
 
 import anyio
@@ -79,20 +80,32 @@ class StartsTask(SessionRunHook):
         coord.start_soon(self.fn, coord)
 
 
+def hook_of(
+    name: str, moments: Mapping[str, Callable[..., Any]], *, is_plain: bool = False
+) -> SessionRunHook:
+    """A hook, of a class of that name, that calls or awaits functions at its moments."""
+
+    def method(fn: Callable[..., Any]) -> Callable[..., Any]:
+        async def coroutine(hook: SessionRunHook, *given: object) -> Any:
+            result = fn(*given)
+            return await result if isawaitable(result) else result
+
+        return (lambda hook, *given: fn(*given)) if is_plain else coroutine
+
+    methods = {moment: method(fn) for moment, fn in moments.items()}
+    hook: SessionRunHook = type(name, (SessionRunHook,), methods)()
+    return hook
+
+
 def raises_at(
     moment: str, error: BaseException | type[BaseException], *, is_plain: bool = False
 ) -> SessionRunHook:
     """A hook, of the class `Raises`, that raises the error at one moment."""
 
-    def plain(hook: SessionRunHook, *_: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    async def coroutine(hook: SessionRunHook, *_: object) -> None:
-        raise error
-
-    method = plain if is_plain else coroutine
-    hook: SessionRunHook = type("Raises", (SessionRunHook,), {moment: method})()
-    return hook
+    return hook_of("Raises", {moment: fail}, is_plain=is_plain)
 
 
 class Box:

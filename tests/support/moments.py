@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine
-from inspect import isawaitable
 from typing import Any
 
 import anyio
@@ -14,7 +13,7 @@ import anyio.to_thread
 from asynchooks import MonitoredSession, PreemptionError, Recovery, SessionRunHook
 from asynchooks.testing import RecordingHook, ScriptedSession
 
-from .helpers import counting_creator
+from .helpers import counting_creator, hook_of
 
 NOW = Recovery(first_pause_secs=0, longest_pause_secs=0)
 LIMIT_SECS = 20.0
@@ -23,17 +22,12 @@ LIMIT_SECS = 20.0
 
 def at(**moments: Callable[..., Any]) -> SessionRunHook:
     """A hook, of the class `At`, that calls or awaits functions with what its moments are given."""
-    methods = {moment: _method(fn) for moment, fn in moments.items()}
-    hook: SessionRunHook = type("At", (SessionRunHook,), methods)()
-    return hook
+    return hook_of("At", moments)
 
 
-def _method(fn: Callable[..., Any]) -> Callable[..., Any]:
-    async def method(hook: SessionRunHook, *given: object) -> Any:
-        result = fn(*given)
-        return await result if isawaitable(result) else result
-
-    return method
+def plain_at(**moments: Callable[..., Any]) -> SessionRunHook:
+    """As `at`, of the class `Plain`, with plain methods."""
+    return hook_of("Plain", moments, is_plain=True)
 
 
 def counting(*hooks: Any, **options: Any) -> MonitoredSession:

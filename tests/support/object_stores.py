@@ -140,18 +140,6 @@ def _make_container(server: StoreServer) -> None:
     urllib.request.urlopen(request).close()
 
 
-@contextmanager
-def s3rver(directory: Path) -> Iterator[StoreServer]:
-    """S3 in files, by s3rver; it ignores conditions."""
-    port, program = _free_port(), _program("s3rver")
-    command = [
-        program, "-a", "127.0.0.1", "-p", str(port), "-d", str(directory / "objects"),
-        "--configure-bucket", BUCKET,
-    ]  # fmt: skip
-    with _running(command, port, directory):
-        yield StoreServer(port, f"s3://{BUCKET}", "s3rver")
-
-
 SERVERS = {"moto": moto, "azurite": azurite}
 
 

@@ -13,8 +13,7 @@ from asynchooks import GlobalStep, StepUnreachableError, StopTraining
 from asynchooks._engine.base import Engine, EngineTask, Sentinel, Slot
 from asynchooks._engine.current import current_engine, use_engine
 from asynchooks._step.gate import UNREAD, Ticket
-from asynchooks.distributed import Demand, SourceState, StepSource
-from asynchooks.distributed._credits import CreditPolicy, Move
+from asynchooks.distributed import SourceState, StepSource
 
 from .virtual_kernel import Trampoline
 
@@ -218,18 +217,14 @@ class Process:
 class FedProcess(Process, StepSource):
     """One of several processes, and its source: it asks the central step for what is wanted here.
 
-    Whatever is said between them takes time, on the clock of whichever engine runs it.
-
-    Args:
-        says_when: whether a `CreditPolicy` decides, and looks again after a while; else it asks for
-            what is wanted whenever it is called, and never looks by itself.
+    It looks at that when it is called, and never by itself. Whatever is said between them takes
+    time, on the clock of whichever engine runs it.
     """
 
     grants_credits = True
 
-    def __init__(self, central: Central, seed: int, *, says_when: bool) -> None:
+    def __init__(self, central: Central, seed: int) -> None:
         super().__init__(central, seed)
-        self.policy = CreditPolicy() if says_when else None
         self.is_due = self.is_closed = False
         self.slot = Slot(self.engine, "something to do")
         central.held[self] = 0
@@ -252,41 +247,31 @@ class FedProcess(Process, StepSource):
         if epoch == self.epoch:
             self.step.publish(step)
 
-    def next_move(self, demand: Demand) -> Move:
-        if self.policy is not None:
-            return self.policy.next_move(demand, self.engine.now())
-        is_over = not demand.workers_open
-        # some to spare, for those that come next
-        wanted = demand.num_short and demand.num_short + self.random.randrange(3)
-        return Move(ask=wanted, give_back=demand.num_spare * is_over, is_idle=True)
-
     async def serve(self) -> None:
         central, said = self.central, 0
         while not self.is_closed:
             self.is_due = False
-            demand = self.step.demand()
-            move = self.next_move(demand)
-            if move.give_back and self.step.grant(-move.give_back, epoch=demand.epoch):
+            demand, epoch = self.step.demand(), self.epoch
+            # some to spare, for those that come next
+            wanted = demand.num_short and demand.num_short + self.random.randrange(3)
+            unused = 0 if demand.workers_open else demand.num_spare
+            if unused and self.step.grant(-unused, epoch=demand.epoch):
                 demand = demand._replace(num_spare=0)
-            in_hand, epoch = demand.num_out + demand.num_spare, self.epoch
-            is_news = move.ask or (move.is_idle and said != in_hand)
-            if is_news or central.armed[self] != demand.next_step:
+            in_hand = demand.num_out + demand.num_spare
+            if wanted or said != in_hand or central.armed[self] != demand.next_step:
                 await self.delay()
                 central.armed[self] = demand.next_step
-                limit = 0 if demand.limit is None else demand.limit
-                granted = central.take(self, epoch, move.ask, in_hand, limit)
+                granted = central.take(self, epoch, wanted, in_hand, demand.limit or 0)
                 said, news = in_hand + granted, (central.step, central.epoch)
                 await self.delay()
                 self.note(*news)
-                if move.ask and self.policy is not None:
-                    self.policy.take_note(granted, self.step.demand(), self.engine.now())
                 if granted:
                     self.step.grant(granted, epoch=demand.epoch, limit=demand.limit, source=self)
                 if granted or epoch != self.epoch:
                     continue
             self.slot = Slot(self.engine, "something to do")
             if not self.is_due:
-                await self.engine.park(self.slot, move.look_at)
+                await self.engine.park(self.slot)
 
     def close(self) -> None:
         self.is_closed = True
@@ -304,7 +289,6 @@ class World:
         workers: how many there are in each process.
         seed: of all random choices.
         is_fed: whether the processes share one step by sources; else there is one process.
-        says_when: as of `FedProcess`.
         begins_free: whether the limit is set only after a while.
         unread: whether some runs end unread. Not in a fed world.
         lost: runs that are abandoned; some of them end all the same. Not in a fed world.
@@ -319,7 +303,6 @@ class World:
     workers: list[int]
     seed: int
     is_fed: bool = False
-    says_when: bool = True
     begins_free: bool = False
     unread: bool = False
     lost: int = 0
@@ -365,7 +348,7 @@ class World:
         for num in self.workers:
             seed = self.random.randrange(2**32)
             if self.is_fed:
-                process: Process = FedProcess(self.central, seed, says_when=self.says_when)
+                process: Process = FedProcess(self.central, seed)
             else:
                 process = Process(self.central, seed, unread=self.unread)
             self.processes.append(process)

@@ -3,183 +3,90 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from asynchooks import (
-    Coordinator,
-    MonitoredSession,
-    SessionCreator,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-    StopReason,
-)
+from asynchooks import MonitoredSession, SessionCreator, SessionRunHook, StopReason
 from asynchooks.testing import RecordingHook
 
 AT = 3
 REASON = StopReason("the test", "it is enough")
 ERROR = OSError("the simulator is gone")
 
+IN_RUN = ("before_run", "after_run", "the end of a run", "a plain hook")
+WITH_ERROR = ("the caller, an error", "the coordinator, an error", "a side task that fails")
+"""What asks with an error, which leaves the block, so that all workers stop."""
+WAYS = (
+    *IN_RUN, *WITH_ERROR, "the caller", "a thread", "the coordinator", "a thread, the coordinator",
+    "a side task", "a side task of the session",
+)  # fmt: skip
+
 
 class Asks(SessionRunHook):
-    """A way to ask: overrides a moment, or `between`, which the body of the block awaits."""
+    """Asks in one of the `WAYS`: in a run, or in `between`, which the body of the block awaits."""
 
-    error: BaseException | None = None
-    """What leaves the block for it."""
-
-    def __init__(self, all_workers: bool) -> None:
-        self.all_workers = all_workers
+    def __init__(self, way: str, *, all_workers: bool) -> None:
+        self.way = way
+        self.how = {"all_workers": all_workers}
         self.num_runs = 0
-        self.has_asked = anyio.Event()
+        self.error = ERROR if way in WITH_ERROR else None
 
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+    async def after_create_session(self, session: Any, coord: Any) -> None:
         self.coord = coord
 
-    async def before_run(self, run_context: SessionRunContext) -> None:
+    async def before_run(self, run_context: Any) -> None:
         self.num_runs += 1
+        self.ask_if("before_run", run_context)
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        async def ask() -> None:
+            self.ask_if("the end of a run", run_context)
+
+        self.ask_if("after_run", run_context)
+        run_context.finish_with(ask)
+
+    def ask_if(self, way: str, run_context: Any) -> None:
+        if self.way == way and self.num_runs == AT:
+            run_context.request_stop(REASON, **self.how)
 
     async def between(self, session: MonitoredSession) -> None:
         """After each run of the worker that asks."""
-
-    @property
-    def is_due(self) -> bool:
-        return self.num_runs == AT
-
-
-class BeforeRun(Asks):
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        await super().before_run(run_context)
-        if self.is_due:
-            run_context.request_stop(REASON, all_workers=self.all_workers)
-
-
-class AfterRun(Asks):
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self.is_due:
-            run_context.request_stop(REASON, all_workers=self.all_workers)
-
-
-class AtTheEndOfARun(Asks):
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        async def ask() -> None:
-            run_context.request_stop(REASON, all_workers=self.all_workers)
-
-        if self.is_due:
-            run_context.finish_with(ask)
-
-
-class Plain(Asks):
-    """A plain method, which may run in a thread."""
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self.is_due:
-            run_context.request_stop(REASON, all_workers=self.all_workers)
+        if self.num_runs != AT:
+            return
+        by_session = partial(session.request_stop, REASON, **self.how)
+        by_coord = partial(self.coord.request_stop, reason=REASON, **self.how)
+        match self.way:
+            case "the caller":
+                by_session()
+            case "the caller, an error":
+                session.request_stop(ERROR, **self.how)
+            case "a thread":
+                call_in_thread(by_session)
+            case "the coordinator":
+                by_coord()
+            case "the coordinator, an error":
+                self.coord.request_stop(ERROR, **self.how)
+            case "a thread, the coordinator":
+                call_in_thread(by_coord)
+            case "a side task":
+                await call_in_task(self.coord.start_soon, by_coord)
+            case "a side task of the session":
+                await call_in_task(session.start_soon, by_session)
+            case "a side task that fails":
+                session.start_soon(fail, name="rollouts")
+                while not session.should_stop():
+                    await anyio.lowlevel.checkpoint()
 
 
-class Caller(Asks):
-    async def between(self, session: MonitoredSession) -> None:
-        if self.is_due:
-            session.request_stop(REASON, all_workers=self.all_workers)
+class PlainAsks(Asks):
+    """With a plain method, which may run in a thread."""
 
-
-class CallersThread(Asks):
-    async def between(self, session: MonitoredSession) -> None:
-        if self.is_due:
-            call_in_thread(lambda: session.request_stop(REASON, all_workers=self.all_workers))
-
-
-class TheCoordinator(Asks):
-    async def between(self, session: MonitoredSession) -> None:
-        if self.is_due:
-            self.coord.request_stop(reason=REASON, all_workers=self.all_workers)
-
-
-class CoordinatorsThread(Asks):
-    async def between(self, session: MonitoredSession) -> None:
-        if self.is_due:
-            call_in_thread(
-                lambda: self.coord.request_stop(reason=REASON, all_workers=self.all_workers)
-            )
-
-
-class SideTask(Asks):
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        await super().after_create_session(session, coord)
-        self.wants = anyio.Event()
-        coord.start_soon(self.ask)
-
-    async def ask(self) -> None:
-        await self.coord.or_stop(self.wants.wait)
-        self.coord.request_stop(reason=REASON, all_workers=self.all_workers)
-        self.has_asked.set()
-
-    async def between(self, session: MonitoredSession) -> None:
-        if self.is_due:
-            self.wants.set()
-            await self.has_asked.wait()
-
-
-class SessionsSideTask(Asks):
-    async def between(self, session: MonitoredSession) -> None:
-        async def ask() -> None:
-            session.request_stop(REASON, all_workers=self.all_workers)
-            self.has_asked.set()
-
-        if self.is_due:
-            session.start_soon(ask)
-            await self.has_asked.wait()
-
-
-class CallerWithError(Asks):
-    error = ERROR
-
-    async def between(self, session: MonitoredSession) -> None:
-        if self.is_due:
-            session.request_stop(ERROR, all_workers=self.all_workers)
-
-
-class CoordinatorWithError(Asks):
-    error = ERROR
-
-    async def between(self, session: MonitoredSession) -> None:
-        if self.is_due:
-            self.coord.request_stop(ERROR, all_workers=self.all_workers)
-
-
-class SideTaskFails(Asks):
-    """Which stops all workers in any case, as an error of one of them does."""
-
-    error = ERROR
-
-    async def between(self, session: MonitoredSession) -> None:
-        async def fail() -> None:
-            raise ERROR
-
-        if self.is_due:
-            session.start_soon(fail, name="rollouts")
-            while not session.should_stop():
-                await anyio.lowlevel.checkpoint()
-
-
-WAYS: list[type[Asks]] = [
-    BeforeRun,
-    AfterRun,
-    AtTheEndOfARun,
-    Plain,
-    Caller,
-    CallersThread,
-    TheCoordinator,
-    CoordinatorsThread,
-    SideTask,
-    SessionsSideTask,
-    CallerWithError,
-    CoordinatorWithError,
-    SideTaskFails,
-]
+    def after_run(self, run_context: Any, run_values: Any) -> Any:
+        self.ask_if("a plain hook", run_context)
 
 
 def call_in_thread(fn: Callable[[], Any]) -> None:
@@ -188,11 +95,26 @@ def call_in_thread(fn: Callable[[], Any]) -> None:
     thread.join()
 
 
+async def call_in_task(start: Callable[..., None], fn: Callable[[], Any]) -> None:
+    has_ended = anyio.Event()
+
+    async def call() -> None:
+        fn()
+        has_ended.set()
+
+    start(call)
+    await has_ended.wait()
+
+
+async def fail() -> None:
+    raise ERROR
+
+
 class Training:
     """Workers that never look at should_stop(); the first one asks for a stop."""
 
-    def __init__(self, way: type[Asks], num_workers: int, *, all_workers: bool) -> None:
-        self.asks = way(all_workers)
+    def __init__(self, way: str, num_workers: int = 1, *, all_workers: bool = False) -> None:
+        self.asks = (PlainAsks if way == "a plain hook" else Asks)(way, all_workers=all_workers)
         self.hooks = [RecordingHook(str(i)) for i in range(num_workers)]
         self.num_runs = [0] * num_workers
         self.left: list[BaseException | None] = [None] * num_workers
@@ -200,23 +122,15 @@ class Training:
         self.num_open = 0
         self.all_open = anyio.Event()
 
-    async def run(
-        self,
-        make: Callable[[Iterable[Any], SessionCreator], MonitoredSession],
-        creator: SessionCreator,
-        fetches: Any,
-    ) -> None:
+    async def run(self, creator: SessionCreator) -> None:
         for i, hook in enumerate(self.hooks):
-            self.sessions.append(make([self.asks, hook] if i == 0 else [hook], creator))
+            self.sessions.append(MonitoredSession([self.asks, hook] if i == 0 else [hook], creator))
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
                 for i in range(len(self.hooks)):
-                    group.start_soon(self._work, i, fetches)
+                    group.start_soon(self._work, i)
 
-    async def _work(self, i: int, fetches: Any) -> None:
-        between: Callable[[MonitoredSession], Awaitable[None]] | None = None
-        if i == 0:
-            between = self.asks.between
+    async def _work(self, i: int) -> None:
         try:
             async with self.sessions[i] as session:
                 self.num_open += 1
@@ -224,10 +138,10 @@ class Training:
                     self.all_open.set()
                 await self.all_open.wait()
                 for _ in range(100_000):
-                    await session.run(fetches)
+                    await session.run("calls")
                     self.num_runs[i] += 1
-                    if between is not None:
-                        await between(session)
+                    if i == 0:
+                        await self.asks.between(session)
                     await anyio.lowlevel.checkpoint()
                 raise AssertionError("a stop was asked for, and no run ended the block")
         except OSError as error:
