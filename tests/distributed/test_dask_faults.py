@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -24,7 +25,7 @@ from asynchooks import (
     StepUnreachableError,
     StopAtStepHook,
 )
-from asynchooks.distributed import DaskCluster, SourceState, host_parameter_server
+from asynchooks.distributed import DaskCluster, SourceState, _stream, host_parameter_server
 from asynchooks.protocols import Synchronous
 
 from ..support.helpers import in_task
@@ -160,6 +161,25 @@ async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(
                 cut(cluster)
         assert found == list(range(1, 151))
         assert (await cluster.statistics())["num_processes"] == 1
+
+
+async def test_it_is_soon_checked_whether_a_scheduler_that_is_away_will_be_back(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, connect = [], _stream.connect
+
+    async def refused(address: str, timeout: float, **options: Any) -> Any:
+        tried.append(timeout)
+        if len(tried) < 4:
+            raise ConnectionRefusedError
+        return await connect(address, timeout, **options)
+
+    async with join() as cluster:
+        await cluster.advance()
+        monkeypatch.setattr(_stream, "connect", refused)
+        cut(cluster)
+        assert await cluster.advance() == 2
+    assert tried == [0.5, 1.0, 2.0, 3.0]
 
 
 async def test_the_stop_is_exact_although_connections_are_cut(join: Join) -> None:
