@@ -18,6 +18,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 from distributed import Client
+from distributed.comm import connect
 
 from asynchooks import (
     CheckpointSaverHook,
@@ -27,7 +28,7 @@ from asynchooks import (
     StepUnreachableError,
     StopAtStepHook,
 )
-from asynchooks.distributed import DaskCluster, SourceState, _stream, host_parameter_server
+from asynchooks.distributed import DaskCluster, SourceState, host_parameter_server
 from asynchooks.protocols import Synchronous
 
 from ..support.helpers import in_task
@@ -124,7 +125,7 @@ async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(
 async def test_it_is_soon_checked_whether_a_scheduler_that_is_away_will_be_back(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, connect = [], _stream.connect
+    tried = []
 
     async def refused(address: str, timeout: float, **options: Any) -> Any:
         tried.append(timeout)
@@ -134,7 +135,7 @@ async def test_it_is_soon_checked_whether_a_scheduler_that_is_away_will_be_back(
 
     async with join() as cluster:
         await cluster.advance()
-        monkeypatch.setattr(_stream, "connect", refused)
+        monkeypatch.setattr("asynchooks.distributed._stream.connect", refused)
         cut(cluster)
         assert await cluster.advance() == 2
     assert tried == [0.5, 1.0, 2.0, 3.0]

@@ -20,6 +20,12 @@ from ..support.helpers import in_task, settle
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a credit that is idle for 0.1 s is returned."""
+    monkeypatch.setattr("asynchooks.distributed._link.now", lambda: 0.0)
+
+
 class Process:
     """One link, whose messages and news a test carries by hand."""
 
