@@ -30,6 +30,12 @@ from ._messages import FOLLOW
 logger = logging.getLogger("asynchooks")
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.02, 1.0
+_FIRST_TRY_SECS = 0.5
+"""How long Dask may try to connect again, the first time; twice as long each further time.
+
+Where nothing listens it tries for all that time, and whether the host is gone for good is only
+checked between two tries: with the ten seconds of a long heartbeat its end was noticed that late.
+"""
 _HEARTBEATS = 3
 """In the time after which a silent host counts as lost."""
 _LONGEST_HEARTBEAT_SECS = 10.0
@@ -276,19 +282,20 @@ class Stream:
     async def _reconnect(self, reason: str) -> Any:
         """The next connection; raises ConnectionError if there will be none."""
         pause, lost_at, place = _FIRST_PAUSE_SECS, now(), self._place
+        try_secs = _FIRST_TRY_SECS
         while True:
             place.check_client()
             self._link.set_state(SourceState.LOST, f"{place.what}: {reason}")
             await place.check_lost(now() - lost_at)
             try:
                 async with asyncio.timeout(max(self._heartbeat_secs, 1.0)):
-                    return await self._join(self._heartbeat_secs)
+                    return await self._join(min(try_secs, self._heartbeat_secs))
             except StepSourceLostError:  # the server is there, without a host
                 raise
             except (OSError, TimeoutError) as error:
                 reason = repr(error)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+            pause, try_secs = min(2 * pause, _LONGEST_PAUSE_SECS), 2 * try_secs
 
     async def _send(self, comm: Any) -> None:
         """Send what is due, and heartbeats; a silent host is noticed by counting these.

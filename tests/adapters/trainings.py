@@ -79,12 +79,14 @@ class Training:
     fetch = "loss"
     more_callbacks: Sequence[Any] = ()
     saves = False  # each epoch, which takes transformers a while; the others always do
+    accumulate = 1
+    portal: Any = None
     kind: str
     adapter: Any = None
     steps: int
 
-    def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
-        self.path, self._accumulate, self._portal = path, accumulate, portal
+    def __init__(self, path: Path) -> None:
+        self.path = path
         torch.manual_seed(0)
         self.module = torch.nn.Linear(1, 1)
 
@@ -94,7 +96,7 @@ class Training:
         """Without hooks, with the adapter of the fit before it."""
         if hooks:
             adapter = getattr(import_module("asynchooks.adapters"), self.kind)
-            self.adapter = adapter(hooks, portal=self._portal)
+            self.adapter = adapter(hooks, portal=self.portal)
         self.train(epochs, resume)
 
     def train(self, epochs: int, resume: bool) -> None:
@@ -117,13 +119,9 @@ class InLightning(Training):
         import pytorch_lightning as lightning
 
         logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-        inner, base = self.module, lightning.LightningModule
+        base = lightning.LightningModule
 
         class Module(base):  # type: ignore[misc, valid-type]
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = inner
-
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 return loss_of(self.inner, *batch)
 
@@ -133,29 +131,21 @@ class InLightning(Training):
             def configure_optimizers(self) -> Any:
                 return torch.optim.Adam(self.parameters(), lr=0.05)
 
+        module = Module()
+        module.inner = self.module
         saver = lightning.callbacks.ModelCheckpoint(self.path, save_last=True, every_n_epochs=1)
         self.trainer = lightning.Trainer(
             max_epochs=epochs, callbacks=[self.adapter, saver, *self.more_callbacks],
             accelerator="cpu", logger=False, enable_progress_bar=False,
-            enable_model_summary=False, accumulate_grad_batches=self._accumulate,
+            enable_model_summary=False, accumulate_grad_batches=self.accumulate,
         )  # fmt: skip
         self.loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), BATCH)
         place = self.path / "last.ckpt" if resume else None
-        self.trainer.fit(Module(), self.loader, ckpt_path=place, weights_only=False)
+        self.trainer.fit(module, self.loader, ckpt_path=place, weights_only=False)
         self.steps = self.trainer.global_step
 
-    def callback(self, step: int, error: BaseException | None) -> Any:
-        """What stops training as users of the library do, or raises, after a step."""
-        import pytorch_lightning
-
-        class Callback(pytorch_lightning.Callback):  # type: ignore[misc]
-            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-                if trainer.global_step == step:
-                    if error is not None:
-                        raise error
-                    trainer.should_stop = True
-
-        return Callback()
+    def stop(self) -> None:
+        self.trainer.should_stop = True
 
 
 class InTransformers(Training):
@@ -165,29 +155,24 @@ class InTransformers(Training):
     def train(self, epochs: int, resume: bool) -> None:
         import transformers
 
-        inner, base = self.module, torch.nn.Module
-
-        class Module(base):  # type: ignore[misc, valid-type]
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = inner
-
+        class Module(torch.nn.Module):  # type: ignore[misc]
             def forward(self, x: Any, y: Any) -> Any:
                 return {"loss": loss_of(self.inner, x, y)}
 
+        module = Module()
+        module.inner = self.module
         arguments = transformers.TrainingArguments(
             output_dir=str(self.path), per_device_train_batch_size=BATCH, use_cpu=True,
             num_train_epochs=epochs, logging_steps=self.logging_steps,
             save_strategy="epoch" if self.saves else "no", report_to="none", disable_tqdm=True,
-            gradient_accumulation_steps=self._accumulate, learning_rate=0.05,
+            gradient_accumulation_steps=self.accumulate, learning_rate=0.05,
             lr_scheduler_type="constant", seed=1,
         )  # fmt: skip
         rows = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
         with self.adapter as callback:
             self.trainer = trainer = transformers.Trainer(
-                Module(), arguments, train_dataset=rows,
-                callbacks=[callback, *self.more_callbacks],
-            )  # fmt: skip
+                module, arguments, train_dataset=rows, callbacks=[callback, *self.more_callbacks]
+            )
             trainer.train(resume_from_checkpoint=resume)
         self.steps = trainer.state.global_step
 
@@ -195,18 +180,8 @@ class InTransformers(Training):
         text: str = self.adapter.state()["attributes"]["hooks"]
         return text
 
-    def callback(self, step: int, error: BaseException | None) -> Any:
-        """What stops training as users of the library do, or raises, after a step."""
-        import transformers
-
-        class Callback(transformers.TrainerCallback):  # type: ignore[misc]
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                if state.global_step == step:
-                    if error is not None:
-                        raise error
-                    control.should_training_stop = True
-
-        return Callback()
+    def stop(self) -> None:
+        self.trainer.control.should_training_stop = True
 
 
 class InIgnite(Training):

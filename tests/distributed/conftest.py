@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("distributed")
 
+from distributed import Client, LocalCluster
+
 from asynchooks.distributed import DaskCluster
 
 from .processes import Scheduler, a_pool, a_scheduler
@@ -31,10 +33,13 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture(scope="package")
 def client() -> Iterator[Any]:
-    """A synchronous client of three Dask workers."""
-    from .clusters import local_cluster
-
-    with local_cluster() as client:
+    """A synchronous client of three Dask workers on loopback, each a process of its own."""
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=4, processes=True, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 

@@ -91,7 +91,7 @@ def a_scheduler(*, before: str = "", **variables: str) -> Iterator[Scheduler]:
 
 
 @contextmanager
-def a_worker(scheduler: Scheduler) -> Iterator[subprocess.Popen[bytes]]:
+def a_worker(scheduler: Scheduler) -> Iterator[None]:
     """A Dask worker in a process of its own, which its scheduler may not know yet."""
     command = [
         sys.executable, "-m", "distributed.cli.dask_worker", scheduler.address,
@@ -99,7 +99,7 @@ def a_worker(scheduler: Scheduler) -> Iterator[subprocess.Popen[bytes]]:
     ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        yield process
+        yield
     finally:
         process.kill()
         process.wait()

@@ -1,25 +1,18 @@
-"""What processes of a training run: tasks on Dask's workers, and processes with a client."""
+"""What processes of a training run, in tasks on Dask's workers."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from typing import Any
 
 import anyio
-import anyio.to_thread
-import distributed
 import numpy as np
 
-from asynchooks import (
-    FunctionSessionCreator,
-    MonitoredSession,
-    StopAtStepHook,
-)
+from asynchooks import FunctionSessionCreator, MonitoredSession, StopAtStepHook
 from asynchooks.distributed import RemoteParameterServer, ServerAddress
 from asynchooks.protocols import ProtocolHook
 
 NUM_WORKERS, PER_PROCESS = 12, 4
+ONES = np.ones(2)
 
 
 async def train(
@@ -55,34 +48,14 @@ async def train(
     return rows
 
 
-async def wait_one_step(server: RemoteParameterServer) -> None:
-    """Worker 1 pushes, waits for the end of its step, and prints both."""
-    await server.begin_step(1)
-    version = (await server.pull(1)).version
-    await server.push(1, np.ones(2), version)
-    print("pushed", flush=True)
-    await server.end_step(1)
-    await server.begin_step(1)
-    print(f"went on at {(await server.pull(1)).version}", flush=True)
+async def push_and_end(server: RemoteParameterServer, worker: int) -> int:
+    """One synchronous step; the version after it."""
+    await server.begin_step(worker)
+    await server.push(worker, ONES, (await server.pull(worker)).version)
+    await server.end_step(worker)
+    return (await server.pull(worker)).version
 
 
-async def wait_one_step_on_request(server: RemoteParameterServer) -> None:
-    print("here", flush=True)
-    await anyio.to_thread.run_sync(sys.stdin.readline)
-    await wait_one_step(server)
-
-
-async def crash_in_a_step(server: RemoteParameterServer) -> None:
-    await server.begin_step(1)
-    print("begun", flush=True)
-    await anyio.to_thread.run_sync(sys.stdin.readline)
-    raise ZeroDivisionError
-
-
-def run(program: str, scheduler: str, address: tuple[str, str]) -> None:
-    async def main() -> None:
-        async with distributed.Client(scheduler, asynchronous=True) as client:
-            async with RemoteParameterServer(ServerAddress(*address), client) as server:
-                await globals()[program](server)
-
-    asyncio.run(main())
+async def push_and_end_there(address: ServerAddress) -> int:
+    async with RemoteParameterServer(address) as server:
+        return await push_and_end(server, 1)

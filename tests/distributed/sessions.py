@@ -1,4 +1,4 @@
-"""Sessions on a Dask cluster, and what tests wait for there."""
+"""Sessions on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 import anyio
 
 from asynchooks import MonitoredSession, SessionRunHook, StopAtStepHook
-from asynchooks.distributed import DaskCluster, SourceState
+from asynchooks.distributed import DaskCluster
 
 Join = Callable[..., DaskCluster]
+QUICK = 0.25
+"""Seconds until a scheduler counts as lost.
+
+With 0.3 a process says something each 0.1 s, just when anyio's `wait_all_tasks_blocked` looks on
+asyncio, which then waits for minutes.
+"""
 
 
 def step() -> dict[str, float]:
@@ -63,22 +69,7 @@ async def run_once(creator: Any, fetch: str = "loss", last_step: int | None = No
         await session.run(fetch)
 
 
-async def wait_until(cluster: DaskCluster, key: str, value: int) -> None:
-    """Only the scheduler knows: it is asked again and again."""
-    with anyio.fail_after(60):
-        while (await cluster.statistics())[key] != value:  # noqa: ASYNC110
-            await anyio.sleep(0.005)
-
-
-async def until_state(cluster: DaskCluster, state: SourceState) -> None:
-    with anyio.fail_after(60):
-        while cluster.global_step.statistics().source is not state:  # noqa: ASYNC110
-            await anyio.sleep(0.005)
-
-
 def cut(cluster: DaskCluster) -> None:
     """As a network does: both ends see the connection end."""
-    stream = cluster._stream
-    assert stream is not None
-    assert stream.comm is not None
+    stream: Any = cluster._stream
     stream._loop.soon(stream.comm.abort)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynchooks.distributed import Demand
-from asynchooks.distributed._credits import LARGEST_BATCH, CreditPolicy, Move, share_of
+from asynchooks.distributed._credits import LARGEST_BATCH, CreditPolicy, Move
 
 
 def demand(
@@ -28,11 +28,6 @@ def idle_move(**what: Any) -> Move:
     policy = CreditPolicy()
     policy.next_move(demand(), -1.0)
     return policy.next_move(demand(**what), 0.0)
-
-
-def test_a_share_is_half_of_an_equal_one_and_at_least_one_ticket() -> None:
-    assert [share_of(free, 4) for free in (64, 16, 15, 8, 7, 1)] == [8, 2, 1, 1, 1, 1]
-    assert share_of(7, 0) == 3  # all members have left
 
 
 @pytest.mark.parametrize(
@@ -64,11 +59,14 @@ def test_a_busy_process_asks_before_it_runs_out() -> None:
 def test_spare_tickets_go_back_when_no_run_has_begun_for_a_tenth_of_a_second() -> None:
     policy = CreditPolicy()
     policy.take_note(8, demand(), 0.0)
-    held = demand(spare=7, granted=1)
-    assert policy.next_move(held, 0.0).look_at == 0.1
-    assert policy.next_move(held, 0.0999).give_back == 0
-    # a run may have begun before they were taken away: then they were not, and it looks again
-    assert policy.next_move(held, 0.1) == Move(give_back=7, look_at=0.2, is_idle=True)
+    for secs, granted, move in (
+        (0.0, 1, Move(look_at=0.1)),
+        (0.099, 2, Move(look_at=0.099 + 0.1)),  # a run has begun meanwhile
+        (0.198, 2, Move(look_at=0.099 + 0.1)),
+        # a run may begin before they are taken away: then they are not, and it looks again
+        (0.2, 2, Move(give_back=7, look_at=0.2 + 0.1, is_idle=True)),
+    ):
+        assert policy.next_move(demand(spare=7, granted=granted), secs) == move
 
 
 def test_batches_double_while_they_are_used_up_quickly_and_halve_when_not() -> None:
@@ -78,12 +76,6 @@ def test_batches_double_while_they_are_used_up_quickly_and_halve_when_not() -> N
         policy.take_note(1, demand(), now)
         batches.append(policy.next_move(demand(short=1), now).ask)
     assert batches == [1, 2, 4, 8, 16, 32, LARGEST_BATCH, LARGEST_BATCH, 32, 16, 8]
-
-
-def test_a_batch_is_at_least_one_run_for_each_session() -> None:
-    policy = CreditPolicy()
-    policy.take_note(1, demand(workers=5), 0.0)
-    assert policy.next_move(demand(short=1), 0.0).ask == 5
 
 
 def test_pauses_between_vain_requests_double_up_to_half_a_second_and_end_with_a_grant() -> None:
@@ -97,17 +89,14 @@ def test_pauses_between_vain_requests_double_up_to_half_a_second_and_end_with_a_
         now = move.look_at
         assert policy.next_move(demand(short=1), now).ask == 1
     assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5]
+    # a run that has begun is looked after meanwhile
+    assert policy.next_move(demand(short=1, granted=1), now).ask == 1
+    policy.take_note(0, demand(), now)
+    assert policy.next_move(demand(short=1, granted=1), now) == Move(look_at=now + 0.1)
     policy.take_note(1, demand(), now)
     assert policy.next_move(demand(short=1), now).ask >= 1
     policy.take_note(0, demand(), now)
     assert policy.next_move(demand(short=1), now).look_at == now + 0.01
-
-
-def test_a_pause_does_not_put_off_the_look_that_ends_a_busy_time() -> None:
-    policy = CreditPolicy()
-    for _ in range(9):
-        policy.take_note(0, demand(), 0.0)
-    assert policy.next_move(demand(short=1, granted=1), 0.0) == Move(look_at=0.1)
 
 
 EVENTS = ["take", "end", "ask", "grant", "deny", "close", "open", "wait"]
@@ -162,10 +151,3 @@ def test_a_process_that_looks_when_due_holds_no_idle_ticket(
             workers = int(what == "open")
             short *= workers
         looks_at = look()
-
-
-def test_a_look_between_keeps_a_busy_process_busy() -> None:
-    policy = CreditPolicy()
-    policy.take_note(4, demand(), 0.0)
-    for num in range(1, 4):
-        assert policy.next_move(demand(spare=3, granted=num), num * 0.099).give_back == 0

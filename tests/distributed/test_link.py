@@ -12,13 +12,18 @@ import anyio
 import pytest
 
 from asynchooks import GlobalStep, StepUnreachableError
-from asynchooks.distributed import SourceState
 from asynchooks.distributed._link import Link
 from asynchooks.distributed._messages import Message
 
 from ..support.helpers import in_task, settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a credit that is idle for 0.1 s is returned."""
+    monkeypatch.setattr("asynchooks.distributed._link.now", lambda: 0.0)
 
 
 class Process:
@@ -39,6 +44,10 @@ class Process:
         plain = {"epoch": "a.0", "step": 0, "limit": None, "num_granted": 0, "answers": ()}
         self.link.receive({**plain, "is_closed": False, **changes})
 
+    def take(self) -> Any:
+        """A ticket, if there is one now."""
+        return self.gate.take_ticket_nowait()
+
     def sent(self) -> Message:
         message = self.link.next_message()
         assert message is not None
@@ -53,7 +62,7 @@ class Process:
 
 async def test_runs_that_were_not_sent_are_held_after_a_reconnection() -> None:
     process = Process(limit=10, num_granted=4)
-    first, second = (process.gate.take_ticket_nowait() for _ in range(2))
+    first, second = (process.take() for _ in range(2))
     async with in_task(process.end, first):
         sent = process.sent()
         assert (sent.calls, sent.num_held) == (((1, "count", ("a.0", 1)),), 3)
@@ -68,16 +77,6 @@ async def test_runs_that_were_not_sent_are_held_after_a_reconnection() -> None:
     assert process.step.value == 2
 
 
-async def test_an_answer_that_comes_with_the_next_connection_ends_its_call() -> None:
-    process = Process()
-    async with in_task(process.count) as box:
-        process.sent()
-        process.link.hello()  # the connection was cut, and the host has taken the call
-        process.news(step=1, answers=[(1, 1, None)])
-    assert box.value == 1
-    assert process.link.next_message() is None
-
-
 async def test_runs_that_end_together_share_a_message_and_get_a_step_each() -> None:
     process = Process()
     async with in_task(process.count) as one, in_task(process.count) as other:
@@ -88,8 +87,7 @@ async def test_runs_that_end_together_share_a_message_and_get_a_step_each() -> N
 
 async def test_a_cancelled_run_counts_all_the_same() -> None:
     process = Process(limit=10, num_granted=1)
-    ticket = process.gate.take_ticket_nowait()
-    assert ticket is not None
+    ticket = process.take()
     with anyio.CancelScope() as scope:
         async with in_task(process.count):
             scope.cancel()
@@ -98,24 +96,27 @@ async def test_a_cancelled_run_counts_all_the_same() -> None:
     assert (len(message.calls), message.num_held) == (1, 0)
 
 
-async def test_a_wait_is_sent_once() -> None:
+async def test_while_tasks_wait_nothing_is_sent_but_the_lowest_step_that_they_need() -> None:
     process = Process()
-    async with in_task(process.step.wait_for, 5):
-        message = process.sent()
-        assert (message.next_step, message.calls) == (5, ())
+    async with in_task(process.step.wait_for, 5), in_task(process.step.wait_for, 7):
+        assert (sent := process.sent()).next_step == 5
+        assert sent.calls == ()
         assert process.link.next_message() is None
+        assert process.link.look_at == math.inf
         process.news(step=5)
+        await settle()
+        assert process.sent().next_step == 7
+        process.news(step=7)
     assert process.link.next_message() is None
-    assert process.link.look_at == math.inf
 
 
 async def test_a_received_limit_is_confirmed() -> None:
     process = Process()
-    assert process.gate.take_ticket_nowait() is not None
+    assert process.take() is not None
     process.news(limit=9)
     message = process.sent()
     assert (message.limit, message.num_held) == (9, 1)
-    assert process.gate.take_ticket_nowait() is None
+    assert process.take() is None
 
 
 @pytest.mark.parametrize("ending", ["close", "drop"])  # drop: as the garbage collector does
@@ -125,13 +126,12 @@ async def test_the_limit_holds_for_the_next_session_when_the_last_one_is_gone(en
         getattr(process.gate, ending)(worker)
     process.gate.open()
     assert process.step.limit == 9
-    assert process.gate.take_ticket_nowait() is None
+    assert process.take() is None
 
 
 async def test_an_abandoned_run_of_an_earlier_epoch_is_held_no_more() -> None:
     process = Process(limit=10, num_granted=1)
-    ticket = process.gate.take_ticket_nowait()
-    assert ticket is not None
+    ticket = process.take()
     process.gate.abandon(ticket)
     assert process.sent().num_held == 1
     process.news(limit=10, epoch="a.1")  # where its end would not count
@@ -147,22 +147,9 @@ async def test_a_run_that_begins_during_a_reconnection_leaves_no_void_credit(
     def demand() -> Any:
         found = read()
         if not tickets:  # in another thread, just now
-            tickets.append(process.gate.take_ticket_nowait())
+            tickets.append(process.take())
         return found
 
     monkeypatch.setattr(process.step, "demand", demand)
     assert process.link.hello().num_held == 1
-    assert process.gate.take_ticket_nowait() is None
-
-
-async def test_a_call_fails_when_there_will_be_no_answer() -> None:
-    process = Process()
-    async with in_task(process.link.call, "count", "a.0", 1) as sent:
-        process.sent()
-        async with in_task(process.link.call, "count", "a.0", 1) as unsent:
-            process.link.set_state(SourceState.CLOSED, "cut off")
-    for error in (sent.error, unsent.error):
-        assert isinstance(error, StepUnreachableError)
-        assert "no more news: cut off" in str(error)
-    with pytest.raises(StepUnreachableError, match="cut off"):
-        await process.link.call("count", "a.0", 1)
+    assert process.take() is None

