@@ -13,8 +13,7 @@ from .disks import Disk
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """What event files are written to that are opened from here on."""
     disk = Disk()
-    monkeypatch.setattr(_event_files, "_new_file", disk.new_file)
+    monkeypatch.setattr(_event_files, "append_whole", disk.append)
     yield disk
     disk.takes.set()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from asynchooks import (
@@ -57,52 +58,14 @@ class Ending(Enum):
     DATA = auto()
 
 
-@dataclass(frozen=True)
-class Life:
-    """What may differ from life to life."""
-
-    ending: Ending
-    at: int
-    """Half seconds, or steps, until it ends."""
-    batch_size: int
-    concurrency: int
-    max_staleness: int
-    num_learners: int
-    publish_every: int
-    """Steps; 0: the version is the session's step."""
-    lag_secs: float
-    """From a step to the publication of its weights."""
-    loops: bool
-    """Whether the learners read `session.batches`, and no FeedHook."""
-    lost_at: tuple[int, ...]
-    """The steps, counted from 1, that lose the session, which goes back to what was saved."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    seed: int
-    when_stale: WhenStale
-    num_items: int
-    num_epochs: int
-    is_shuffled: bool
-    call_secs: str
-    train_secs: float
-    failing: float
-    refused: float
-    restart: Restart | None
-    begin: int
-    """The global step at the beginning."""
-    lives: tuple[Life, ...]
-    shuffles_ties: bool
-
-
-def draw_schedule(seed: int, when_stale: WhenStale | None = None) -> Schedule:
+def draw_schedule(seed: int) -> SimpleNamespace:
+    """One training, of several lives."""
     r = drawn("schedule", seed)
     failing, refused = r.choice([(0, 0), (0, 0), (0.2, 0), (0, 0.3), (0.2, 0.3)])
     endings = [r.choice(list(Ending)[:-1]) for _ in range(r.choice([0, 0, 1, 2, 3]))]
-    return Schedule(
-        seed,
-        when_stale or r.choice(list(WhenStale)),
+    return SimpleNamespace(
+        seed=seed,
+        when_stale=r.choice(list(WhenStale)),
         num_items=r.randint(1, 28),
         num_epochs=r.choice([1, 1, 2]),
         is_shuffled=r.random() < 0.3,
@@ -111,26 +74,30 @@ def draw_schedule(seed: int, when_stale: WhenStale | None = None) -> Schedule:
         failing=failing,
         refused=refused,
         restart=r.choice([None, Restart(max_attempts=2, first_pause_secs=0.5)]),
-        begin=r.choice([0, 0, 1000]),
-        lives=tuple(_draw_life(r, ending) for ending in [*endings, Ending.DATA]),
+        begin=r.choice([0, 0, 1000]),  # the global step
+        lives=[_draw_life(r, ending) for ending in [*endings, Ending.DATA]],
         shuffles_ties=r.random() < 0.5,
     )
 
 
-def _draw_life(r: random.Random, ending: Ending) -> Life:
+def _draw_life(r: random.Random, ending: Ending) -> SimpleNamespace:
+    """What may differ from life to life."""
     batch_size, max_staleness = r.randint(1, 6), r.randint(0, 5)
     publish_every = min(r.choice([0, 0, 1, 2, 3]), max_staleness + 1)
-    return Life(
-        ending,
+    return SimpleNamespace(
+        ending=ending,
+        # half seconds, or steps, until it ends
         at=r.randint(0, 30) if ending in (Ending.KILL, Ending.CANCEL) else r.randint(1, 6),
         batch_size=batch_size,
         concurrency=batch_size + r.randint(0, 4 * batch_size),
         max_staleness=max_staleness,
         num_learners=r.choice([1, 1, 1, 2, 3]),
-        publish_every=publish_every,
+        publish_every=publish_every,  # steps; 0: the version is the session's step
+        # from a step to the publication of its weights
         lag_secs=r.choice([0.0, 0.7]) if publish_every else 0.0,
-        loops=r.random() < 0.3,
-        lost_at=tuple(r.randint(1, 8) for _ in range(r.choice([0, 0, 0, 1, 2]))),
+        loops=r.random() < 0.3,  # the learners read `session.batches`, and no FeedHook
+        # the steps, counted from 1, that lose the session, which goes back to what was saved
+        lost_at=[r.randint(1, 8) for _ in range(r.choice([0, 0, 0, 1, 2]))],
     )
 
 
@@ -165,7 +132,7 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def train(schedule: Schedule, backend: Any) -> Outcome:
+def train(schedule: SimpleNamespace, backend: Any) -> Outcome:
     """All lives of a schedule; AssertionError if what must hold does not."""
     outcome, saved = Outcome(), Saved(schedule.begin)
     for number, life in enumerate(schedule.lives):
@@ -178,7 +145,7 @@ class _Training:
     """One life."""
 
     def __init__(
-        self, schedule: Schedule, life: Life, number: int, saved: Saved, outcome: Outcome
+        self, schedule: Any, life: Any, number: int, saved: Saved, outcome: Outcome
     ) -> None:
         self.schedule, self.life, self.outcome = schedule, life, outcome
         self.key = schedule.seed, number
@@ -256,7 +223,7 @@ class _Training:
         return Answer(item, weights)
 
     def _is_of_use(self, answer: Answer) -> bool:
-        return drawn(self.schedule.seed, "use", answer.item).random() >= self.schedule.refused
+        return bool(drawn(self.schedule.seed, "use", answer.item).random() >= self.schedule.refused)
 
     async def _train_with(self, groups: list[Rollout]) -> dict[str, float]:
         self._check_batch(groups)
