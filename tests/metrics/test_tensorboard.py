@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -133,20 +131,6 @@ async def test_however_long_opening_takes_each_step_is_shown_once(
     await train(tmp_path, may_open.set)  # on from step 4
     for tag in ("loss", "own"):
         assert steps_shown(tmp_path / "logs", tag) == list(range(1, 11)), tag
-
-
-@pytest.mark.faults
-def test_tensorflow_is_not_imported(tmp_path: Path) -> None:
-    code = (
-        "import sys; from asynchooks.metrics import *; "
-        "sink = TensorBoardSink(sys.argv[1]); sink.check(); sink.open(Resume(0, None)); "
-        "sink.write(Point(1, 0.0, {'loss': 1.0})); sink.flush(); sink.close(); "
-        "print('tensorflow' in sys.modules)"
-    )
-    args = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(args, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-    assert steps_shown(tmp_path) == [1]
 
 
 async def train(directory: Path, when_trained: Callable[[], object] = lambda: None) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from .readers import steps_shown
+
 ROOT = Path(__file__).parent.parent.parent
 OFFLINE: dict[str, dict[str, Any]] = {
     "wandb": {"project": "p", "mode": "offline"},
@@ -23,7 +25,11 @@ BACKENDS = {"wandb": "asyncio", "mlflow": "trio"}
 """Of the sessions: what differs between them is before the sink's thread."""
 NEEDS = {"wandb": "wandb", "mlflow": "alembic"}  # for a database of its own
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 
 def needs(tracker: str) -> pytest.MarkDecorator:
@@ -51,7 +57,7 @@ def run_program(home: Path, tracker: str, *several: dict[str, Any]) -> tuple[int
     with (home / "out").open("w") as out, (home / "log").open("w") as log:
         done = subprocess.run(
             [sys.executable, "-m", *command], cwd=home, env=environment(home), stdout=out,
-            stderr=log, timeout=60, check=False,
+            stderr=log, timeout=120, check=False,
         )  # fmt: skip
     lines = (home / "out").read_text().splitlines()
     results = [json.loads(line) for line in lines if line.startswith("[{")]
@@ -131,11 +137,13 @@ def test_each_point_is_once_in_its_run_over_kills_errors_sessions_side_by_side_a
     status, log, results = run_program(tmp_path, tracker, {**arguments, "flush_at": 36}, fails)
     assert status == 0, log
     assert [(each["step"], each["dropped"]) for each in results] == [(40, 0), (30, 0)]
+    assert not results[0]["has_tensorflow"]
+    assert steps_shown(tmp_path / "logs") == list(range(1, 41))
 
     # a run that is given stays open, in whichever order points come and are taken back
     script = WRITES.format(given=GIVEN[tracker])
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, timeout=60, capture_output=True, text=True,
+        [sys.executable, "-c", script], cwd=tmp_path, timeout=120, capture_output=True, text=True,
         env={**environment(tmp_path), "WANDB_SILENT": "false"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks.metrics import MlflowSink, Sink, WandbSink
+from asynchooks.metrics import MlflowSink, Sink, TensorBoardSink, WandbSink
 
 SINKS: dict[str, type[Sink]] = {"wandb": WandbSink, "mlflow": MlflowSink}
 
@@ -67,7 +67,8 @@ async def train(
         flush_at: the step after which it waits until the sink has all points, and meets the others.
         kill_at: the step after which the sink has all points and the process kills itself.
         fail_at: the step after which the session ends by an error.
-        save: whether there is a checkpoint each 10 steps, and the newest one is restored.
+        save: whether there is a checkpoint each 10 steps, of which the newest one is restored, and
+            event files for TensorBoard.
         grace_secs: of the session.
         is_silent: whether URL in the options is a server that accepts connections and answers
             nothing; training goes on when one has come.
@@ -87,7 +88,10 @@ async def train(
     hooks: list[Any] = [hook, StopAtStepHook(last_step=last_step)]
     if save:
         saver = StateDictSaver(weights={"w": np.zeros(1)})
-        hooks.append(CheckpointSaverHook("model", save_steps=10, saver=saver))
+        hooks += [
+            CheckpointSaverHook("model", save_steps=10, saver=saver),
+            MetricsHook(TensorBoardSink("logs"), "loss", every_n_steps=1),
+        ]
     creator = FunctionSessionCreator(train_step)
     session = MonitoredSession(hooks, creator, stop_grace_period_secs=grace_secs)
     with suppress(TrainingFailedError):
@@ -109,6 +113,7 @@ async def train(
     return {
         "step": session.global_step.value,
         "dropped": hook.num_dropped,
+        "has_tensorflow": "tensorflow" in sys.modules,
         "close_secs": 0 if fail_at else time.monotonic() - trained,
         "stuck": [each.name for each in threading.enumerate() if each.name.endswith("Sink")],
     }
@@ -136,8 +141,8 @@ async def train_together(tracker: str, several: list[dict[str, Any]]) -> list[di
 
 
 def main() -> None:
-    """Prints, for each training, the step, the points that were dropped, the seconds of the
-    session's end, and the threads that hang.
+    """Prints, for each training, the step, the points that were dropped, whether TensorFlow is
+    imported, the seconds of the session's end, and the threads that hang.
     """
     backend, tracker, arguments = sys.argv[1:]
     results = anyio.run(train_together, tracker, json.loads(arguments), backend=backend)

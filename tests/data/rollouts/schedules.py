@@ -123,31 +123,24 @@ class LostBackendError(Exception):
     """What a step raises that is to fail."""
 
 
-@dataclass
-class Outcome:
-    ages: Counter[int] = field(default_factory=Counter)
-    greatest_excess: int = -1000
-    """Of a true age over the bound, under WAIT and DROP."""
-    num_lives: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+def train(schedule: SimpleNamespace, backend: Any, reached: Counter[str]) -> None:
+    """All lives of a schedule; AssertionError if what must hold does not.
 
-
-def train(schedule: SimpleNamespace, backend: Any) -> Outcome:
-    """All lives of a schedule; AssertionError if what must hold does not."""
-    outcome, saved = Outcome(), Saved(schedule.begin)
+    Args:
+        reached: counts what has happened, by its name.
+    """
+    saved = Saved(schedule.begin)
     for number, life in enumerate(schedule.lives):
-        saved = _Training(schedule, life, number, saved, outcome).train(backend)
-        outcome.num_lives += 1
-    return outcome
+        saved = _Training(schedule, life, number, saved, reached).train(backend)
 
 
 class _Training:
     """One life."""
 
     def __init__(
-        self, schedule: Any, life: Any, number: int, saved: Saved, outcome: Outcome
+        self, schedule: Any, life: Any, number: int, saved: Saved, reached: Counter[str]
     ) -> None:
-        self.schedule, self.life, self.outcome = schedule, life, outcome
+        self.schedule, self.life, self.reached = schedule, life, reached
         self.key = schedule.seed, number
         self.saved = saved
         self.trained = list(saved.trained)
@@ -309,7 +302,6 @@ class _Training:
             if not self.schedule.is_shuffled:
                 assert each.item == each.place % self.schedule.num_items
             assert each.version <= each.result.weights, "stamped younger than its weights"
-            self.outcome.ages[each.staleness] += 1
             if self.schedule.when_stale in HARD:
                 assert each.staleness <= life.max_staleness, "older than the bound"
             # else others train while one has its batch in hand, or a loop keeps it as it goes back
@@ -318,7 +310,7 @@ class _Training:
                 excess = step - each.result.weights - life.max_staleness
                 if self.schedule.when_stale in HARD:
                     assert excess <= 0, "truly older than the bound"
-                    self.outcome.greatest_excess = max(self.outcome.greatest_excess, excess)
+                    self.reached["the bound"] += excess == 0
         if life.num_learners == 1:
             known = self.stage.statistics()
             num_given = sum(known.staleness.values())
@@ -333,7 +325,8 @@ class _Training:
         if life.num_learners == 1:
             assert set(self.sizes[:-1]) <= {life.batch_size} or life.lost_at
         position = self._position()
-        self.outcome.counts = counts = Counter(position["counts"])
+        counts = Counter[str](position["counts"])
+        self.reached.update(counts)
         del counts["retried"]
         num_finished = len(self.trained) + counts.total()
         assert num_finished <= num
