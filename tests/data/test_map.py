@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -83,25 +82,6 @@ async def test_a_function_that_returns_awaitables_always_or_later_has_them_await
 ) -> None:
     expected = [2 * item for item in range(200)]
     assert await read_all(map_concurrent(fn, range(200), concurrency)) == expected
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-async def test_a_thread_that_works_on_several_items_has_no_more_than_there_is_room(
-    ordered: bool,
-) -> None:
-    def work(item: int) -> int:
-        if item % 40 == 0:
-            time.sleep(0.002)  # a slow one behind quick ones
-        return item
-
-    got: list[int] = []
-    async with nothing_left(), map_concurrent(work, range(300), 8, ordered) as stage:
-        async for item in stage:
-            got.append(item)
-            found = stage.statistics()
-            assert found.num_buffered <= found.buffer_size == 8
-            assert found.sources[0].num_items <= len(got) + 8
-    assert (got if ordered else sorted(got)) == list(range(300))
 
 
 async def test_an_early_error_waits_for_earlier_items_and_cancels_later_ones() -> None:

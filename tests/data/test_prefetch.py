@@ -104,6 +104,11 @@ async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
 # a stage, and how many items of the source are read when `taken` of its own were taken
 BOUNDS: dict[str, tuple[Any, Any]] = {
     "prefetch": (lambda source: prefetch(source, 3), lambda taken: taken + 3),
+    "map": (lambda source: map_concurrent(str, source, 3), lambda taken: taken + 3),
+    "unordered": (
+        lambda source: map_concurrent(same, source, 3, ordered=False),
+        lambda taken: taken + 3,
+    ),
     "batch": (lambda source: batch(source, 3), lambda taken: 3 * taken),
     "shuffle": (lambda source: shuffle(source, 4, 1), lambda taken: taken + 3 if taken else 0),
     "shard": (
@@ -176,6 +181,7 @@ async def test_a_wait_below_a_task_that_is_cancelled_elsewhere_fails_and_no_read
 
 
 async def test_an_item_that_is_put_back_as_the_buffer_fills_does_not_end_the_input() -> None:
+    """No public call gives one back at that moment."""
     may_end = anyio.Event()
 
     async def first() -> AsyncIterator[int]:

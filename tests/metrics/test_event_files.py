@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ from .disks import Disk
 from .readers import steps_shown
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk()
+    monkeypatch.setattr(_event_files, "append_whole", disk.append)
+    yield disk
+    disk.takes.set()
 
 
 def opened(directory: Path) -> EventFile:

@@ -181,6 +181,20 @@ async def test_threads_may_publish_a_version_and_ask_for_statistics() -> None:
     assert max(ages) <= 1
 
 
+def test_a_published_version_may_jump_ahead_and_go_back(learner: Learner) -> None:
+    version, ages = GlobalStep(100), list[int]()
+    moves = [lambda: version.publish(500), lambda: version.restart(3), lambda: version.publish(4)]
+
+    async def main() -> None:
+        async with made(source=range(6), version=version) as stage:
+            async for groups in stage:
+                ages.extend(each.staleness for each in groups)
+                moves.pop(0)()
+
+    learner.run(main)
+    assert (len(ages), min(ages), max(ages)) == (6, 0, 1)
+
+
 def test_a_version_that_is_published_between_the_look_and_the_wait_is_seen(
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
