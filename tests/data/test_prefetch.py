@@ -147,8 +147,10 @@ async def test_items_that_come_at_once_wake_as_many_readers() -> None:
     # at the end of a pass the shuffle gives all that it holds
     async with prefetch(repeat(shuffle(a_pass, 4, 0)), 3) as stage:
         async with (
-            in_task(anext, stage) as one, in_task(anext, stage) as two, in_task(anext, stage) as end
-        ):  # fmt: skip
+            in_task(anext, stage) as one,
+            in_task(anext, stage) as two,
+            in_task(anext, stage) as end,
+        ):
             gate.set()
             await settle()
             assert {one.value, two.value, end.value} == {0, 1, 2}

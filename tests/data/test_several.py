@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from asynchooks import FeedHook, InputStateError, InputStructureError, data
+from asynchooks import InputStructureError, data
 from asynchooks.data import Stage, chain, interleave, mix, prefetch, repeat
 
-from ..hooks.training import run_session
 from ..support.helpers import cancelled_when_settled, settle
 from .sources import Source, position, read_all, read_in_two_lives
 
@@ -86,12 +84,3 @@ async def test_many_draws_of_a_mix_go_on_behind_a_restore() -> None:
     whole = await read_all(make())
     for first in (1023, 1024, 1025):
         assert await read_in_two_lives(make, first) == whole
-
-
-@pytest.mark.parametrize(
-    "make", [interleave, lambda sources: mix(sources, seed=1), lambda sources: chain(*sources)]
-)
-async def test_they_have_no_end_of_an_epoch(make: Any) -> None:
-    source = make([repeat([1])])
-    with pytest.raises(InputStateError, match="mixes items of several passes"):
-        await run_session([FeedHook(source, "x", after_epoch=print)], lambda x: {}, runs=1)

@@ -90,9 +90,12 @@ async def test_workers_are_started_as_the_loader_says_and_forking_has_a_warning(
     method: str | None, kind: str, is_persistent: bool, log: pytest.LogCaptureFixture
 ) -> None:
     source = utils.DataLoader(
-        Numbers(gives_process=True), batch_size=None, num_workers=1,
-        multiprocessing_context=method, persistent_workers=is_persistent,
-    )  # fmt: skip
+        Numbers(gives_process=True),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context=method,
+        persistent_workers=is_persistent,
+    )
     made_by = await read_all(prefetch(repeat(source, 2), 4))
     assert len(made_by) == 40
     kinds, pids, parents = (set(each) for each in zip(*made_by, strict=True))
@@ -205,9 +208,13 @@ def test_a_script_has_no_start_method_chosen_and_the_lack_of_a_main_guard_is_nam
     script.write_text(textwrap.dedent(SCRIPT))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False,
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
         env=environment,
-    )  # fmt: skip
+    )
     assert done.returncode != 0
     assert "has a start method: None" in done.stdout
     assert done.stderr.count("its workers import the main module: start training") == 1

@@ -66,9 +66,14 @@ def test_a_histogram_is_an_object_of_its_fields_in_json(tmp_path: Path) -> None:
     written(JsonLinesSink(tmp_path / "m"), Point(1, 0.0, {"w": spread, "none": empty}))
     [line] = json_lines(tmp_path / "m")
     assert line["w"] == {
-        "counts": [1, 3], "edges": [0.0, 1.0, 2.0], "least": 0.0, "greatest": 2.0, "num": 4,
-        "total": 4.0, "total_of_squares": 6.0,
-    }  # fmt: skip
+        "counts": [1, 3],
+        "edges": [0.0, 1.0, 2.0],
+        "least": 0.0,
+        "greatest": 2.0,
+        "num": 4,
+        "total": 4.0,
+        "total_of_squares": 6.0,
+    }
     assert line["none"]["least"] == "NaN"
 
 

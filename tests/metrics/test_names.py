@@ -87,8 +87,13 @@ def test_metrics_that_are_called_as_our_own_columns_are_kept_apart(
     [line] = read(tmp_path / "m")
     values = {name: float(value) for name, value in line.items()}
     assert values == {
-        "step": 7.0, "time": 9.0, "step_": 1.0, "step__": 2.0, "time_": 3.0, "time___": 4.0,
-    }  # fmt: skip
+        "step": 7.0,
+        "time": 9.0,
+        "step_": 1.0,
+        "step__": 2.0,
+        "time_": 3.0,
+        "time___": 4.0,
+    }
 
 
 def test_names_that_become_one_column_are_kept_apart_with_a_warning(

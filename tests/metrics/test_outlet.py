@@ -107,8 +107,10 @@ async def test_values_of_one_step_that_wait_become_one_point() -> None:
     sink.may_write.set()
     await close(outlet)
     assert sink.points == [
-        (1, {"loss": 1.0}), (1, {"late": 3.0}), (2, {"loss": 0.5, "rate": 0.1}),
-    ]  # fmt: skip
+        (1, {"loss": 1.0}),
+        (1, {"late": 3.0}),
+        (2, {"loss": 0.5, "rate": 0.1}),
+    ]
 
 
 async def test_a_stuck_sink_has_every_second_point_dropped_and_counted_and_said_once(

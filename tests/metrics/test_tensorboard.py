@@ -57,8 +57,11 @@ def test_a_point_is_one_event_with_its_time_and_all_its_values(tmp_path: Path) -
 
 
 def test_histograms_are_shown_with_their_bins(tmp_path: Path) -> None:
-    spreads = [Histogram.of(np.array([-1.0, 0.0, 0.5, 3.0]), 4), Histogram.of(np.zeros(5), 2),
-               Histogram.of(np.array([math.nan]))]  # fmt: skip
+    spreads = [
+        Histogram.of(np.array([-1.0, 0.0, 0.5, 3.0]), 4),
+        Histogram.of(np.zeros(5), 2),
+        Histogram.of(np.array([math.nan])),
+    ]
     points = [Point(step, 0.0, {"w": spread}) for step, spread in enumerate(spreads, 1)]
     written(TensorBoardSink(tmp_path / "run"), *points)
     multiplexer = plugin_event_multiplexer.EventMultiplexer()

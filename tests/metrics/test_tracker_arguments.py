@@ -80,8 +80,18 @@ def test_opentelemetry_has_a_gauge_for_each_metric_with_its_last_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     long = "x" * 300
-    numbers = {"loss": 0.5, "nan": math.nan, "layer 1/a:0": 2.0, "_é": 3.0, "1st": 4.0, "a?": 1.0,
-               "a!": 2.0, "global_step": 3.0, long: 4.0, f"{long}y": 5.0}  # fmt: skip
+    numbers = {
+        "loss": 0.5,
+        "nan": math.nan,
+        "layer 1/a:0": 2.0,
+        "_é": 3.0,
+        "1st": 4.0,
+        "a?": 1.0,
+        "a!": 2.0,
+        "global_step": 3.0,
+        long: 4.0,
+        f"{long}y": 5.0,
+    }
     spread = Histogram.of(np.arange(5.0))
     found = gauges(
         Point(10, 0.0, {"loss": 1.0}),
@@ -92,11 +102,21 @@ def test_opentelemetry_has_a_gauge_for_each_metric_with_its_last_number(
     assert found == {
         name: ({"worker": "a"}, value)
         for name, value in {
-            "global_step": 20, "loss": 0.5, "layer_1/a_0": 2.0, "m__": 3.0, "m_1st": 4.0,
-            "spread.min": 0.0, "spread.mean": 2.0, "spread.max": 4.0, "a_": 1.0, "a__2": 2.0,
-            "global_step_2": 3.0, "x" * 255: 4.0, "x" * 253 + "_2": 5.0,
+            "global_step": 20,
+            "loss": 0.5,
+            "layer_1/a_0": 2.0,
+            "m__": 3.0,
+            "m_1st": 4.0,
+            "spread.min": 0.0,
+            "spread.mean": 2.0,
+            "spread.max": 4.0,
+            "a_": 1.0,
+            "a__2": 2.0,
+            "global_step_2": 3.0,
+            "x" * 255: 4.0,
+            "x" * 253 + "_2": 5.0,
         }.items()
-    }  # fmt: skip
+    }
     assert len(caplog.records) == 3, "names that become one are kept apart with a warning"
     found = gauges(Point(1, 0.0, {"loss": 1.0}), prefix="training.")
     assert found == {"training.global_step": ({}, 1), "training.loss": ({}, 1.0)}

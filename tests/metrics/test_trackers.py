@@ -56,9 +56,14 @@ def run_program(home: Path, tracker: str, *several: dict[str, Any]) -> tuple[int
     # into files: W&B's process has a pipe open for longer
     with (home / "out").open("w") as out, (home / "log").open("w") as log:
         done = subprocess.run(
-            [sys.executable, "-m", *command], cwd=home, env=environment(home), stdout=out,
-            stderr=log, timeout=120, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", *command],
+            cwd=home,
+            env=environment(home),
+            stdout=out,
+            stderr=log,
+            timeout=120,
+            check=False,
+        )
     lines = (home / "out").read_text().splitlines()
     results = [json.loads(line) for line in lines if line.startswith("[{")]
     return done.returncode, (home / "log").read_text(), results[0] if results else None
@@ -67,8 +72,12 @@ def run_program(home: Path, tracker: str, *several: dict[str, Any]) -> tuple[int
 def runs_of(home: Path, tracker: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.metrics.read_back", tracker],
-        cwd=home, env=environment(home), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=home,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return runs
 
@@ -143,9 +152,13 @@ def test_each_point_is_once_in_its_run_over_kills_errors_sessions_side_by_side_a
     # a run that is given stays open, in whichever order points come and are taken back
     script = WRITES.format(given=GIVEN[tracker])
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, timeout=120, capture_output=True, text=True,
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        timeout=120,
+        capture_output=True,
+        text=True,
         env={**environment(tmp_path), "WANDB_SILENT": "false"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "less than the current step" not in done.stderr  # W&B's warning of steps that go back
 

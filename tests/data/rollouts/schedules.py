@@ -168,12 +168,17 @@ class _Training:
         if schedule.is_shuffled:
             source = shuffle(source, 7, seed=schedule.seed)
         self.stage = rollouts(
-            self._answer, repeat(source, schedule.num_epochs), life.batch_size,
-            concurrency=life.concurrency, max_staleness=life.max_staleness,
-            when_stale=schedule.when_stale, version=self.own,
+            self._answer,
+            repeat(source, schedule.num_epochs),
+            life.batch_size,
+            concurrency=life.concurrency,
+            max_staleness=life.max_staleness,
+            when_stale=schedule.when_stale,
+            version=self.own,
             accept=self._is_of_use if schedule.refused else None,
-            restart=schedule.restart, max_failures=10**6,
-        )  # fmt: skip
+            restart=schedule.restart,
+            max_failures=10**6,
+        )
         self.creator = SharedSessionCreator(
             FunctionSessionCreator(self._train_with, global_step=self.step)
         )

@@ -199,8 +199,14 @@ def test_a_wait_of_a_call_that_ends_by_the_stop_is_no_failure(
         return item
 
     async def main() -> None:
-        stage = made(answer, range(20), concurrency=6, max_staleness=3, max_failures=2,
-                     restart=Restart(max_attempts=3))  # fmt: skip
+        stage = made(
+            answer,
+            range(20),
+            concurrency=6,
+            max_staleness=3,
+            max_failures=2,
+            restart=Restart(max_attempts=3),
+        )
         feed = FeedHook(stage, "groups")
         async with MonitoredSession([feed], learner.creator) as session:
             sessions.append(session)

@@ -73,9 +73,13 @@ def test_mean_age_is_concurrency_by_batch_size_and_drops_alone_favour_short_call
         return {"loss": 0.0}
 
     stage = rollouts(
-        answer, range(10**6), 8, concurrency=concurrency, max_staleness=max_staleness,
+        answer,
+        range(10**6),
+        8,
+        concurrency=concurrency,
+        max_staleness=max_staleness,
         when_stale=when_stale,
-    )  # fmt: skip
+    )
     simulation.run(lambda: run_steps(step, num_steps, FeedHook(stage, "groups")))
     found = stage.statistics()
     assert np.mean(used) == pytest.approx(2.0 * shorter, rel=0.06)
