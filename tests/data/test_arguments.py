@@ -35,7 +35,6 @@ async def collate(items: list[int]) -> list[int]:
         (lambda: untyped.shard([1], 2, -1), "index is -1; give an integer >= 0"),
         (lambda: untyped.take([1], -1), "count is -1; give an integer >= 0"),
         (lambda: untyped.shuffle([1], 1, True), "seed is True; give an integer"),
-        (lambda: untyped.shuffle([1], 1, 1.0), "seed is 1.0; give an integer"),
         (untyped.zip, "^zip got no sources; give at least one"),
         (lambda: untyped.zip([1], strict=1), "^strict is 1; give True or False"),
         (lambda: untyped.mix(3, seed=1), r"^mix got 3; give several sources: mix\(\[a, b\]"),
