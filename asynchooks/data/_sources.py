@@ -364,8 +364,9 @@ async def _close(iterator: Any) -> None:
             if "already running" not in str(error):  # its other reader closes it
                 raise
         except BaseExceptionGroup as group:
-            if group.split(GeneratorExit)[1] is not None:  # a task group within it wraps that
-                raise
+            rest = group.split(GeneratorExit)[1]  # a task group within it wraps that
+            if rest is not None:
+                raise rest from None
         return
     aclose = getattr(iterator, "aclose", None)
     if aclose is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,16 +22,7 @@ from asynchooks.data import (
     take,
 )
 
-from .sources import (
-    AsyncEpochs,
-    AsyncOnce,
-    BadRecordError,
-    Epochs,
-    GetSetIterator,
-    Once,
-    Stateful,
-    StatefulSync,
-)
+from .sources import Async, BadRecordError, Epochs, GetSetIterator, Once, StatefulSync
 
 Recipe = tuple[Any, ...]
 
@@ -58,12 +48,12 @@ class Faults:
 
 
 class _Leaf:
-    """Numbers, given in one of several ways."""
+    """Numbers, which know their position."""
 
     def __init__(self, num_items: int, faults: Faults) -> None:
         self.num_items, self.faults, self.at = num_items, faults, 0
 
-    def numbers(self) -> Generator[int, None, None]:
+    def __iter__(self) -> Iterator[int]:
         self.faults.num_open += 1
         try:
             while self.at < self.num_items:
@@ -74,17 +64,6 @@ class _Leaf:
         finally:
             self.faults.num_open -= 1
 
-    async def numbers_async(self) -> AsyncIterator[int]:
-        with closing(self.numbers()) as numbers:
-            await anyio.lowlevel.checkpoint()
-            for number in numbers:
-                yield number
-                await anyio.lowlevel.checkpoint()
-
-
-class _Knowing(_Leaf):
-    """It knows its position."""
-
     def state_dict(self) -> dict[str, int]:
         return {"at": self.at}
 
@@ -92,37 +71,28 @@ class _Knowing(_Leaf):
         self.at = state["at"]
 
 
-class _KnowingAsync(_Knowing):
-    def __aiter__(self) -> AsyncIterator[int]:
-        return self.numbers_async()
-
-
-class _KnowingInThread(_Knowing):
-    def __iter__(self) -> Iterator[int]:
-        return self.numbers()
-
-
 LEAVES: dict[str, Callable[[int, Faults], Any]] = {
     "list": lambda num, faults: list(range(num)),
-    "async": lambda num, faults: lambda: _Leaf(num, faults).numbers_async(),
-    "thread": lambda num, faults: lambda: _Leaf(num, faults).numbers(),
-    "stateful": lambda num, faults: lambda: _KnowingAsync(num, faults),
-    "stateful in thread": lambda num, faults: lambda: _KnowingInThread(num, faults),
+    "async": lambda num, faults: lambda: aiter(Async(_Leaf(num, faults))),
+    "thread": lambda num, faults: lambda: iter(_Leaf(num, faults)),
+    "stateful": lambda num, faults: lambda: Async(_Leaf(num, faults)),
+    "stateful in thread": lambda num, faults: lambda: _Leaf(num, faults),
     "iterator": lambda num, faults: lambda: GetSetIterator(num),
 }
 
 SAME_AGAIN: dict[str, Callable[[int], Any]] = {
     "goes on": StatefulSync,
-    "goes on, async": Stateful,
     "once": Once,
-    "once, async": AsyncOnce,
     **{
-        f"epochs {begins}{kind}": partial(make, begins=begins)
-        for kind, make in (("", Epochs), (", async", AsyncEpochs))
+        f"epochs {begins}": partial(Epochs, begins=begins)
         for begins in ("at iter", "at next", "at both ends")
     },
 }
 """Sources that know their position, and of which all passes read the same object."""
+SAME_AGAIN |= {
+    f"{name}, async": lambda num, make=make: Async(make(num))  # type: ignore[misc]
+    for name, make in SAME_AGAIN.items()
+}
 
 LEAVES |= {
     name: lambda num, faults, make=make: make(num)  # type: ignore[misc]

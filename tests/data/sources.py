@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import anyio
@@ -142,17 +143,21 @@ class StatefulSync:
         self._at = 0
 
 
-class InTurn:
-    """What can be iterated, as an async iterable."""
+class Async:
+    """What another source iterates, and its position, as an async iterable."""
 
-    async def __aiter__(self) -> AsyncIterator[int]:
-        for item in self:  # type: ignore[attr-defined]
-            await anyio.lowlevel.checkpoint()
-            yield item
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict
 
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self._in_turn(iter(self._source))
 
-class Stateful(InTurn, StatefulSync):
-    """The same as an async iterable."""
+    async def _in_turn(self, items: Any) -> AsyncIterator[int]:
+        with closing(items):
+            for item in items:
+                await anyio.lowlevel.checkpoint()
+                yield item
 
 
 class Epochs:
@@ -196,18 +201,6 @@ class Epochs:
         self._epoch += self._begins == "at both ends"
 
 
-class AsyncEpochs(Epochs):
-    """The same as an async iterable, of which each `aiter` begins a pass."""
-
-    def __aiter__(self) -> AsyncIterator[int]:
-        return self._in_turn(iter(self))
-
-    async def _in_turn(self, items: Iterator[int]) -> AsyncIterator[int]:
-        for item in items:
-            await anyio.lowlevel.checkpoint()
-            yield item
-
-
 class Once:
     """An iterable that goes on where it was loaded, once; further passes begin at the beginning."""
 
@@ -226,10 +219,6 @@ class Once:
         for item in range(begin, self._num_items):
             self._at = item + 1
             yield item
-
-
-class AsyncOnce(InTurn, Once):
-    """The same as an async iterable."""
 
 
 class GetSetIterator:
@@ -253,6 +242,15 @@ class GetSetIterator:
 
     def set_state(self, state: bytes) -> None:
         self._at = int(state.split()[1])
+
+
+def fails_at(*items: int) -> Callable[[int], int]:
+    def fn(item: int) -> int:
+        if item in items:
+            raise BadRecordError(item)
+        return 10 * item or 1
+
+    return fn
 
 
 async def same(item: Any) -> Any:

@@ -12,22 +12,21 @@ import pytest
 from asynchooks import StopTraining, data
 from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, take
 
+from ..support.afterwards import nothing_left
 from ..support.faults import Halt
 from ..support.helpers import cancelled_when_settled, in_task
 from .sources import (
     BadRecordError,
     Calls,
     Source,
+    fails_at,
     position,
     read_all,
     read_in_two_lives,
-    read_some,
     same,
 )
 
 pytestmark = pytest.mark.anyio
-
-untyped: Any = data
 
 
 @pytest.mark.parametrize("fn", [int, same, lambda item: same(item)])
@@ -58,15 +57,6 @@ async def test_a_cancellation_enters_the_function_and_loses_no_item() -> None:
     assert await read_all(later) == [0, 1, 2]
 
 
-def fails_at(*items: int) -> Callable[[int], int]:
-    def fn(item: int) -> int:
-        if item in items:
-            raise BadRecordError(item)
-        return 10 * item or 1
-
-    return fn
-
-
 async def in_turn(fn: Callable[[int], int], item: int) -> int:
     await anyio.lowlevel.checkpoint()
     return fn(item)
@@ -86,12 +76,19 @@ kinds = pytest.mark.parametrize("kind", FAILING)
 
 
 @kinds
-async def test_an_error_comes_behind_all_results_with_a_note(kind: str) -> None:
-    async with batch(FAILING[kind](range(9), fails_at(5)), 2) as stage:
-        assert len(await read_some(stage, 2)) == 2
+async def test_an_error_comes_behind_all_results_with_a_note_and_the_source_is_closed(
+    kind: str,
+) -> None:
+    source, got = Source(None), list[int]()
+    stage = FAILING[kind](source.items(), fails_at(5))
+    async with nothing_left():
         with pytest.raises(BadRecordError) as caught:
-            await read_some(stage, 9)
-    assert f"in {stage.statistics().sources[0].stage}, at item 5" in caught.value.__notes__
+            async with prefetch(batch(stage, 1), 1) as batches:
+                async for each in batches:
+                    got += each
+    assert source.is_closed
+    assert caught.value.__notes__ == [f"in {stage.statistics().stage}, at item 5"]
+    assert kind == "unordered" or len(got) == 5
 
 
 @kinds
@@ -140,18 +137,3 @@ async def test_failures_count_over_passes_and_their_places_from_where_a_pass_beg
     make = lambda: data.map(range(9), fails_at(6), max_failures=1)  # noqa: E731
     assert await read_in_two_lives(make, 4) == [1, 10, 20, 30, 40, 50, 70, 80]
     assert [each.message[:10] for each in caplog.records] == ["Item 6 of "]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: untyped.map([1], 3), "^fn is 3; give a function that takes an item"),
-        (lambda: untyped.filter([1], None), "^predicate is None; give a function"),
-        (lambda: untyped.map([1], str, max_failures=-1), "^max_failures is -1; give"),
-        (lambda: map_concurrent(str, [1], 0), "concurrency is 0; give an integer >= 1"),
-        (lambda: untyped.map_concurrent(len, [], 2, "no"), "ordered is 'no'; give True or False"),
-    ],
-)
-def test_wrong_arguments_are_errors(make: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()

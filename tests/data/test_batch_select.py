@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from asynchooks import InputStructureError, data
-from asynchooks.data import Stage, batch, prefetch, shard, take
+from asynchooks import InputStructureError
+from asynchooks.data import batch, prefetch, shard, take
 
-from .sources import BadRecordError, Source, position, read_all, read_some
+from .sources import BadRecordError, Source, position, read_all
 
 pytestmark = pytest.mark.anyio
-
-untyped: Any = data
 
 
 async def test_batches_are_full_but_the_last() -> None:
@@ -38,30 +35,6 @@ async def test_take_reads_no_more() -> None:
         source = Source(5)
         assert await read_all(take(source.items(), count)) == list(range(min(count, 5)))
         assert source.num_read == min(count, 5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: untyped.batch([1], True), "^batch_size is True; give an integer >= 1"),
-        (lambda: shard([1], 2, 2), "index is 2 of 2 shards; give 0 to 1"),
-        (lambda: shard([1], 2, -1), "index is -1; give an integer >= 0"),
-        (lambda: take([1], -1), "count is -1; give an integer >= 0"),
-        (lambda: untyped.batch([1], 1, collate=3), "collate is 3; give a function that takes a"),
-        (lambda: untyped.batch([1], 1, 3), "drop_remainder is 3; give True or False"),
-    ],
-)
-def test_wrong_arguments_are_errors(make: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
-
-
-def test_an_async_collate_is_refused() -> None:
-    async def collate(items: list[int]) -> list[int]:
-        return items
-
-    with pytest.raises(TypeError, match="is async; call it through map_concurrent"):
-        batch([1], 1, collate=collate)
 
 
 class Pair(NamedTuple):
@@ -124,36 +97,11 @@ def failing(items: list[Any]) -> Any:
     return items
 
 
-@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
-@pytest.mark.parametrize("num_items", [0, 1, 5])
-async def test_an_error_of_the_source_comes_behind_full_batches_and_names_the_source_alone(
-    kind: str, num_items: int
-) -> None:
-    source = getattr(Source(num_items, BadRecordError()), kind)()
-    got: list[Any] = []
-    with pytest.raises(BadRecordError) as caught:
-        async with prefetch(batch(source, 2), 2) as stage:
-            async for each in stage:
-                got.append(each)
-    assert got == [[0, 1], [2, 3]][: num_items // 2]
-    assert caught.value.__notes__ == [f"in {source!r}, after {num_items} items"]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: batch(range(9), 2, collate=failing),
-        lambda: prefetch(batch(range(5), 2, collate=failing), 1),
-    ],
-)
-async def test_an_error_of_collate_names_the_batch_as_counted_from_the_first_run(
-    make: Callable[[], Stage[Any]],
-) -> None:
-    async with make() as stage:
-        await read_some(stage, 1)
-        state = position(stage)
-    again = make()
-    again.load_state_dict(state)
+async def test_an_error_of_collate_names_the_batch_as_counted_from_the_first_run() -> None:
+    first, again = (prefetch(batch(range(9), 2, collate=failing), 1) for _ in "12")
+    async with first:
+        await anext(first)
+        again.load_state_dict(position(first))
     with pytest.raises(BadRecordError) as caught:
         await read_all(again)
     assert caught.value.__notes__ == ["in batch, after 4 items"]

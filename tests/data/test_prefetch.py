@@ -19,31 +19,13 @@ from asynchooks.data import (
     repeat,
     shard,
     shuffle,
-    take,
 )
-from asynchooks.data._prefetch import Taken
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import in_task, settle
-from .sources import BadRecordError, Source, on_asyncio, read_some, same
+from .sources import Source, on_asyncio, same
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
-@pytest.mark.parametrize("make", [lambda each: prefetch(each, 9), lambda each: take(each, 9)])
-async def test_items_before_an_error_come_first_then_it_stays_with_one_note(
-    kind: str, make: Callable[[Any], Stage[Any]]
-) -> None:
-    error = BadRecordError()
-    async with make(getattr(Source(3, error), kind)()) as items:
-        assert await read_some(items, 3) == [0, 1, 2]
-        for _ in range(2):
-            with pytest.raises(BadRecordError) as caught:
-                await anext(items)
-            assert caught.value is error
-    [note] = error.__notes__
-    assert "after 3 items" in note
 
 
 @pytest.mark.parametrize("in_group", [False, True])
@@ -89,20 +71,24 @@ async def test_it_must_be_opened_and_says_how(make: Any, line: str) -> None:
 
 
 async def test_a_reader_that_is_cancelled_as_it_is_woken_leaves_the_item_to_the_next() -> None:
-    scope = anyio.CancelScope()
+    scope, may_go_on, may_end = anyio.CancelScope(), anyio.Event(), anyio.Event()
+
+    async def source() -> AsyncIterator[int]:
+        await may_go_on.wait()
+        yield 7
+        scope.cancel()
+        await may_end.wait()
 
     async def read() -> Any:
         with scope:
             return await anext(items)
 
-    items: Any
-    async with prefetch(Source(0, hangs=True).items(), 4) as items:
+    async with prefetch(source(), 4) as items:
         async with in_task(read) as first, in_task(anext, items) as second:
-            items._put((Taken(7),))  # what its task does
-            scope.cancel()
+            may_go_on.set()
             await settle()
             assert 7 in (first.value, second.value)
-            items._put((Taken(8),))
+            may_end.set()
 
 
 async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
@@ -118,6 +104,11 @@ async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
 # a stage, and how many items of the source are read when `taken` of its own were taken
 BOUNDS: dict[str, tuple[Any, Any]] = {
     "prefetch": (lambda source: prefetch(source, 3), lambda taken: taken + 3),
+    "map": (lambda source: map_concurrent(str, source, 3), lambda taken: taken + 3),
+    "unordered": (
+        lambda source: map_concurrent(same, source, 3, ordered=False),
+        lambda taken: taken + 3,
+    ),
     "batch": (lambda source: batch(source, 3), lambda taken: 3 * taken),
     "shuffle": (lambda source: shuffle(source, 4, 1), lambda taken: taken + 3 if taken else 0),
     "shard": (
@@ -156,8 +147,10 @@ async def test_items_that_come_at_once_wake_as_many_readers() -> None:
     # at the end of a pass the shuffle gives all that it holds
     async with prefetch(repeat(shuffle(a_pass, 4, 0)), 3) as stage:
         async with (
-            in_task(anext, stage) as one, in_task(anext, stage) as two, in_task(anext, stage) as end
-        ):  # fmt: skip
+            in_task(anext, stage) as one,
+            in_task(anext, stage) as two,
+            in_task(anext, stage) as end,
+        ):
             gate.set()
             await settle()
             assert {one.value, two.value, end.value} == {0, 1, 2}
@@ -190,6 +183,7 @@ async def test_a_wait_below_a_task_that_is_cancelled_elsewhere_fails_and_no_read
 
 
 async def test_an_item_that_is_put_back_as_the_buffer_fills_does_not_end_the_input() -> None:
+    """No public call gives one back at that moment."""
     may_end = anyio.Event()
 
     async def first() -> AsyncIterator[int]:

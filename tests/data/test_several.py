@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from asynchooks import FeedHook, InputStateError, InputStructureError, data
+from asynchooks import InputStructureError, data
 from asynchooks.data import Stage, chain, interleave, mix, prefetch, repeat
 
-from ..hooks.training import run_session
 from ..support.helpers import cancelled_when_settled, settle
 from .sources import Source, position, read_all, read_in_two_lives
 
 pytestmark = pytest.mark.anyio
-
-untyped: Any = data
 
 
 async def test_interleave_takes_turns_and_leaves_out_what_has_ended() -> None:
@@ -88,27 +84,3 @@ async def test_many_draws_of_a_mix_go_on_behind_a_restore() -> None:
     whole = await read_all(make())
     for first in (1023, 1024, 1025):
         assert await read_in_two_lives(make, first) == whole
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (untyped.zip, "^zip got no sources; give at least one"),
-        (lambda: untyped.mix(3, seed=1), r"^mix got 3; give several sources: mix\(\[a, b\]"),
-        (lambda: untyped.zip([1], strict=1), "^strict is 1; give True or False"),
-        (lambda: untyped.mix([[1]], seed=1, weights=[1, 2]), "there are 1 sources; give one"),
-        (lambda: untyped.mix([[1]], seed=1, weights=[0]), r"^weights\[0\] is 0; give a finite"),
-    ],
-)
-def test_wrong_arguments_are_errors(make: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    "make", [interleave, lambda sources: mix(sources, seed=1), lambda sources: chain(*sources)]
-)
-async def test_they_have_no_end_of_an_epoch(make: Any) -> None:
-    source = make([repeat([1])])
-    with pytest.raises(InputStateError, match="mixes items of several passes"):
-        await run_session([FeedHook(source, "x", after_epoch=print)], lambda x: {}, runs=1)

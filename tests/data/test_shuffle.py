@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from asynchooks import InputStateError
 from asynchooks.data import batch, prefetch, shuffle, take
 
 from ..support.helpers import settle
-from .sources import Source, read_all, read_in_two_lives, read_some
+from .sources import Source, read_all, read_in_two_lives
 
 pytestmark = pytest.mark.anyio
 
@@ -44,21 +43,6 @@ async def test_the_order_depends_neither_on_how_it_is_read_nor_on_restores() -> 
     for around in (lambda stage: stage, lambda stage: take(stage, 5000)):
         make = lambda around=around: around(shuffle(range(1500), 30, 4))  # noqa: E731
         assert await read_in_two_lives(make, 1200) == expected
-
-
-async def test_a_source_that_has_become_shorter_is_an_error() -> None:
-    longer = shuffle(range(20), 8, 1)
-    await read_some(longer, 6)
-    shorter = shuffle(range(9), 8, 1)
-    shorter.load_state_dict(longer.state_dict())
-    with pytest.raises(InputStateError, match="ended at item 9"):
-        await anext(shorter)
-
-
-@pytest.mark.parametrize("seed", [True, 1.0, None])
-def test_a_seed_is_a_whole_number(seed: object) -> None:
-    with pytest.raises(TypeError, match="seed is .*; give an integer"):
-        shuffle([1], 1, seed)  # type: ignore[arg-type]
 
 
 async def test_what_is_drawn_goes_out_though_the_next_item_does_not_come() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Self
 
 import anyio
@@ -16,7 +16,7 @@ from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, take
 from ..hooks.inputs import Diary
 from ..support.afterwards import nothing_left
 from ..support.helpers import cancelled_when_settled, settle
-from .sources import Source, on_asyncio, read_all, read_some
+from .sources import BadRecordError, Source, on_asyncio, read_all
 
 pytestmark = pytest.mark.anyio
 
@@ -112,12 +112,6 @@ async def test_a_bare_generator_has_one_reader(kind: str) -> None:
             assert await first.run("x") == 1
 
 
-async def test_a_stage_without_tasks_needs_no_block() -> None:
-    stage = batch(Source(3).items(), 2)
-    assert await read_some(stage, 1) == [[0, 1]]
-    await stage.aclose()
-
-
 @pytest.mark.parametrize("make", [lambda source: batch(source, 1), lambda source: take(source, 9)])
 async def test_a_cancelled_wait_ends_a_bare_generator_and_is_an_error_for_later_readers(
     make: Callable[[Any], Stage[Any]],
@@ -130,27 +124,6 @@ async def test_a_cancelled_wait_ends_a_bare_generator_and_is_an_error_for_later_
         for _ in range(2):
             with pytest.raises(InputError, match="was cancelled while it was read.*put prefetch"):
                 await anext(stage)
-
-
-@pytest.mark.parametrize(
-    "around",
-    [lambda source: prefetch(batch(source, 1), 1), lambda source: batch(prefetch(source, 1), 1)],
-)
-async def test_a_cancelled_wait_is_not_seen_by_a_generator_behind_a_prefetch(
-    around: Callable[[Any], Stage[Any]],
-) -> None:
-    gate = anyio.Event()
-
-    async def source() -> AsyncIterator[int]:
-        yield 0
-        await gate.wait()
-        yield 1
-
-    async with around(source()) as stage:
-        assert await anext(stage) == [0]
-        assert await cancelled_when_settled(anext, stage)
-        gate.set()
-        assert await read_some(stage, 9) == [[1]]
 
 
 class Numbers:
@@ -205,21 +178,28 @@ async def test_an_iterator_of_the_caller_has_one_reader_at_a_time_and_then_anoth
     assert await read_all(take(source, 3)) == [1, 2, 3]
 
 
-async def failing() -> AsyncIterator[int]:
-    yield 0
-    yield 1
-    raise OSError("flaky")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("around", [failing, lambda: repeat(failing, 2)])
-async def test_a_generator_that_has_failed_has_not_ended_for_the_next_reader(
-    size: int, around: Callable[[], Any]
+@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
+@pytest.mark.parametrize("num_items", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda make: prefetch(make(), 9), 1),
+        (lambda make: take(make(), 9), 1),
+        (lambda make: batch(make(), 2), 2),
+        (lambda make: batch(repeat(make, 2), 3), 3),
+        (lambda make: prefetch(batch(make(), 2), 2), 2),
+    ],
+)
+async def test_an_error_of_a_source_comes_behind_its_items_names_it_alone_and_stays(
+    make: Callable[[Any], Stage[Any]], size: int, num_items: int, kind: str
 ) -> None:
-    async with batch(around(), size) as batches:
-        with pytest.raises(OSError, match="flaky"):
-            async for _ in batches:
-                pass
-        for _ in range(2):
-            with pytest.raises(OSError, match="flaky"):
-                await anext(batches)
+    error, got = BadRecordError(), list[Any]()
+    async with make(getattr(Source(num_items, error), kind)) as stage:
+        for _ in range(3):
+            with pytest.raises(BadRecordError) as caught:
+                async for each in stage:
+                    got += each if size > 1 else [each]
+            assert caught.value is error
+    assert got == list(range(num_items - num_items % size))
+    [note] = error.__notes__
+    assert f"after {num_items} items" in note

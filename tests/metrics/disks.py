@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
-from asynchooks.metrics import _event_files
-
-NEW_FILE = _event_files._new_file
+from asynchooks.metrics._append import append_whole
 
 
 class AlmostFull:
@@ -26,40 +23,13 @@ class AlmostFull:
 
 
 class Disk:
-    """A file whose disk can be stuck, or full."""
+    """What event files are written to; it can be stuck."""
 
     def __init__(self) -> None:
-        self.takes = threading.Event()
+        self.takes, self.is_waiting = threading.Event(), threading.Event()
         self.takes.set()
-        self.is_waiting = threading.Event()
-        self.error: OSError | None = None
-        self._file: Any = None
 
-    def new_file(self, directory: str) -> Any:
-        self._file = NEW_FILE(directory)
-        return self
-
-    @property
-    def name(self) -> str:
-        return str(self._file.name)
-
-    @property
-    def size(self) -> int:
-        return int(self._file.size)
-
-    def append(self, events: Sequence[bytes]) -> None:
+    def append(self, file: Any, data: bytes, size: int) -> int:
         self.is_waiting.set()
         self.takes.wait(20)
-        good = self._file._file
-        if self.error is not None:
-            self._file._file = AlmostFull(good, self.error)
-        try:
-            self._file.append(events)
-        finally:
-            self._file._file = good
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
+        return append_whole(file, data, size)

@@ -1,4 +1,4 @@
-"""What sinks have written, read by other libraries, or by Python's own modules."""
+"""What sinks are given, and what they have written, read by others or by Python's own modules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+
+from asynchooks.metrics import Point, Resume, Sink
+
+NEW = Resume(0, None)
+
+
+def written(sink: Sink, *points: Point, resume: Resume = NEW) -> Any:
+    """Let a sink be opened, write these, and end; returns its last position."""
+    sink.open(resume)
+    for point in points:
+        sink.write(point)
+    position = sink.flush()
+    sink.close()
+    return position
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

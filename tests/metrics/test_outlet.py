@@ -1,4 +1,7 @@
-"""The queue and the thread of one sink."""
+"""The queue and the thread of one sink.
+
+Through MetricsHook the same needs sessions, and what waits could not be chosen.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +19,40 @@ from asynchooks.metrics import Histogram, Point, Resume, Sink
 from asynchooks.metrics._outlet import Outlet
 from asynchooks.simulation import Simulation, current_simulation
 
+from ..support.kept import Kept
+
 pytestmark = pytest.mark.anyio
 
 
-class Kept(Sink):
-    """Keeps points in a list, as long as it is let; `flush` returns how many."""
+class Gated(Kept):
+    """It keeps points as long as it is let, in the thread that has opened it."""
+
+    open_secs = 0.0
 
     def __init__(self, *, is_stuck: bool = False, **raises: BaseException) -> None:
-        self.kept: list[tuple[int, dict[str, Any]]] = []
+        super().__init__()
         self.calls: list[str] = []
         self.may_write, self.is_asked = threading.Event(), threading.Event()
         if not is_stuck:
             self.may_write.set()
         self.raises = raises
-        self.resume: Resume | None = None
         self.thread = 0
 
     def open(self, resume: Resume) -> None:
         self._call("open")
-        self.resume, self.thread = resume, threading.get_ident()
+        self.thread = threading.get_ident()
+        super().open(resume)
 
     def write(self, point: Point) -> None:
         self.is_asked.set()
         self.may_write.wait()
         assert threading.get_ident() == self.thread
-        if f"write_{point.step}" in self.raises:
-            raise self.raises[f"write_{point.step}"]
-        self.kept.append((point.step, dict(point.values)))
+        self._call(f"write_{point.step}")
+        super().write(point)
 
     def flush(self) -> int:
         self._call("flush")
-        return len(self.kept)
-
-    def rewind(self, step: int) -> None:
-        self.kept = [each for each in self.kept if each[0] <= step]
+        return super().flush()
 
     def close(self) -> None:
         self._call("close")
@@ -58,10 +61,6 @@ class Kept(Sink):
         if name in self.raises:
             raise self.raises[name]
         self.calls.append(name)
-
-    @property
-    def steps(self) -> list[int]:
-        return [step for step, _ in self.kept]
 
 
 async def opened(sink: Sink, *, step: int = 0, pending: Any = (), **options: Any) -> Outlet:
@@ -75,7 +74,7 @@ async def close(outlet: Outlet, secs: float = 30) -> None:
     await outlet.close(current_engine().now() + secs)
 
 
-async def stuck(sink: Kept, **options: Any) -> Outlet:
+async def stuck(sink: Gated, **options: Any) -> Outlet:
     """The outlet of a sink that hangs in its first point."""
     outlet = await opened(sink, **options)
     outlet.put(1, {"loss": 1.0})
@@ -84,22 +83,22 @@ async def stuck(sink: Kept, **options: Any) -> Outlet:
 
 
 async def test_points_reach_the_sink_in_order_and_are_flushed_before_it_is_closed() -> None:
-    sink = Kept()
+    sink = Gated()
     outlet = await opened(sink)
     for step in range(1, 101):
         outlet.put(step, {"loss": 1 / step})
     await close(outlet)
-    assert sink.kept == [(step, {"loss": 1 / step}) for step in range(1, 101)]
+    assert sink.points == [(step, {"loss": 1 / step}) for step in range(1, 101)]
     assert (sink.calls[0], sink.calls[-2:]) == ("open", ["flush", "close"])
     assert outlet.num_dropped == 0
     assert outlet.state_dict() == {"position": 100, "pending": []}
-    assert "asynchooks-Kept" not in [each.name for each in threading.enumerate()]
+    assert "asynchooks-Gated" not in [each.name for each in threading.enumerate()]
     outlet.put(101, {"loss": 1.0})  # which comes after the end
-    assert (len(sink.kept), outlet.num_dropped) == (100, 1)
+    assert (len(sink.points), outlet.num_dropped) == (100, 1)
 
 
 async def test_values_of_one_step_that_wait_become_one_point() -> None:
-    sink = Kept(is_stuck=True)
+    sink = Gated(is_stuck=True)
     outlet = await stuck(sink)
     outlet.put(2, {"loss": 0.5})
     outlet.put(2, {"rate": 0.1})
@@ -107,25 +106,27 @@ async def test_values_of_one_step_that_wait_become_one_point() -> None:
     outlet.put(2, {"loss": 9.0})  # of two values of one name and step the first stays
     sink.may_write.set()
     await close(outlet)
-    assert sink.kept == [
-        (1, {"loss": 1.0}), (1, {"late": 3.0}), (2, {"loss": 0.5, "rate": 0.1}),
-    ]  # fmt: skip
+    assert sink.points == [
+        (1, {"loss": 1.0}),
+        (1, {"late": 3.0}),
+        (2, {"loss": 0.5, "rate": 0.1}),
+    ]
 
 
 async def test_a_stuck_sink_has_every_second_point_dropped_and_counted_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sink = Kept(is_stuck=True)
+    sink = Gated(is_stuck=True)
     outlet = await stuck(sink, capacity=8)
     for step in range(2, 1002):
         outlet.put(step, {"loss": 1.0})
-        assert len(outlet._queue) <= 8  # how much waits shows nowhere else
     assert caplog.text.count("does not keep up: every second of the 8 points") == 1
     sink.may_write.set()
     await close(outlet)
     assert (sink.steps[0], sink.steps[-1]) == (1, 1001)
+    assert 4 < len(sink.steps) <= 9
     assert sink.steps == sorted(sink.steps)
-    assert len(sink.kept) + outlet.num_dropped == 1001
+    assert len(sink.points) + outlet.num_dropped == 1001
     assert f"{outlet.num_dropped} points of this session were not written" in caplog.text
 
 
@@ -133,22 +134,21 @@ async def test_arrays_of_histograms_that_wait_take_a_limited_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("asynchooks.metrics._outlet._ARRAY_BYTES", 10 * 800)
-    sink = Kept(is_stuck=True)
+    sink = Gated(is_stuck=True)
     outlet = await stuck(sink)
     for step in range(2, 202):
         outlet.put(step, {"loss": 1.0, "weights": np.zeros(100)} if step % 2 else {"loss": 1.0})
-        waiting = [each.values for each in outlet._queue.values()]
-        assert sum("weights" in values for values in waiting) <= 10
     sink.may_write.set()
     await close(outlet)
+    assert 4 < len(sink.of("weights")) <= 10
     assert set(range(2, 202, 2)) <= set(sink.steps)
-    assert len(sink.kept) + outlet.num_dropped == 201
+    assert len(sink.points) + outlet.num_dropped == 201
 
 
 async def test_a_sink_that_hangs_is_left_alone_when_time_is_up_and_opened_again_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sink = Kept(is_stuck=True)
+    sink = Gated(is_stuck=True)
     first = await stuck(sink)
     for step in range(2, 11):
         first.put(step, {"loss": 1.0})
@@ -164,7 +164,7 @@ async def test_a_sink_that_hangs_is_left_alone_when_time_is_up_and_opened_again_
     second.put(11, {"loss": 1.0})
     sink.may_write.set()
     await close(second)
-    assert [each for each in sink.calls if each != "flush"] == ["open", "close", "open", "close"]
+    assert [each for each in sink.calls if each in ("open", "close")] == 2 * ["open", "close"]
     assert sink.steps[-1] == 11
 
 
@@ -173,7 +173,7 @@ async def test_what_a_sink_raises_is_logged_once_and_costs_that_point_alone(
 ) -> None:
     errors: list[BaseException] = []
     # what ends a thread elsewhere is an error of the sink like others
-    sink = Kept(write_2=ConnectionError("no 2"), write_3=SystemExit(1))
+    sink = Gated(write_2=ConnectionError("no 2"), write_3=SystemExit(1))
     outlet = await opened(sink, on_error=errors.append)
     for step in range(1, 6):
         outlet.put(step, {"loss": 1.0})
@@ -189,7 +189,7 @@ async def test_what_a_sink_cannot_open_or_make_durable_counts_as_dropped(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     raises: Any = {name: OSError("no space left")}
-    sink = Kept(**raises)
+    sink = Gated(**raises)
     outlet = await opened(sink)
     outlet.put(1, {"loss": 1.0})
     await close(outlet)
@@ -201,22 +201,20 @@ async def test_what_a_sink_cannot_open_or_make_durable_counts_as_dropped(
 async def test_opening_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asynchooks.metrics._outlet._FIRST_PAUSE_SECS", 0.0)
 
-    class OpensLater(Kept):
-        open_secs = 30.0
-
+    class OpensLater(Gated):
         def open(self, resume: Resume) -> None:
-            if not self.calls:
-                self.calls.append("failed")
+            if self.raises.pop("once", None) is None:
+                super().open(resume)
+            else:
                 raise ConnectionError("not yet")
-            super().open(resume)
 
-    sink = OpensLater()
+    sink = OpensLater(once=ConnectionError())
     await close(await stuck(sink))
-    assert sink.kept == [(1, {"loss": 1.0})]
+    assert sink.points == [(1, {"loss": 1.0})]
 
 
 async def test_the_state_holds_what_is_not_durable_and_the_next_life_writes_it_first() -> None:
-    sink, later = Kept(is_stuck=True), Kept()
+    sink, later = Gated(is_stuck=True), Gated()
     outlet = await stuck(sink)
     outlet.put(2, {"weights": np.array([1.0, 2.0]), "nan": float("nan")})
     state = outlet.state_dict()
@@ -228,19 +226,19 @@ async def test_the_state_holds_what_is_not_durable_and_the_next_life_writes_it_f
     assert await anyio.to_thread.run_sync(later.is_asked.wait, 10)  # no point is put
     outlet.put(3, {"loss": 0.5})
     await close(outlet)
-    assert later.resume == Resume(2, None)
+    assert later.resumes == [Resume(2, None)]
     assert later.steps == [1, 2, 3]
-    spread = later.kept[1][1]["weights"]
+    [(_, spread)] = later.of("weights")
     assert isinstance(spread, Histogram)
     assert (spread.least, spread.greatest, spread.num) == (1.0, 2.0, 2)
-    assert str(later.kept[1][1]["nan"]) == "nan"
+    assert str(later.of("nan")) == "[(2, nan)]"
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
 async def test_a_set_back_takes_back_what_the_sink_has_and_what_waits_and_is_part_of_the_state(
     is_stuck: bool,
 ) -> None:
-    sink, later = Kept(is_stuck=is_stuck), Kept()
+    sink, later = Gated(is_stuck=is_stuck), Gated()
     outlet = await stuck(sink)
     for step in (2, 3):
         outlet.put(step, {"loss": 1.0})
@@ -252,13 +250,13 @@ async def test_a_set_back_takes_back_what_the_sink_has_and_what_waits_and_is_par
     await close(outlet)
     await close(await opened(later, step=2, pending=json.loads(json.dumps(pending))))
     expected = [(1, {"loss": 1.0}), (2, {"loss": 0.5})]
-    assert sink.kept == expected
-    assert not is_stuck or later.kept == expected
+    assert sink.points == expected
+    assert not is_stuck or later.points == expected
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
 def test_in_virtual_time_there_is_no_thread(backend: Any) -> None:
-    sink = Kept()
+    sink = Gated()
 
     async def main() -> Any:
         outlet = await opened(sink)

@@ -17,9 +17,9 @@ from asynchooks.metrics import (
     Point,
     Resume,
     Sink,
+    TensorBoardSink,
     WandbSink,
 )
-from asynchooks.metrics._tracking import summary
 
 from ..support.step_loops import run_steps
 
@@ -27,6 +27,7 @@ SINKS: dict[str, tuple[Sink, str]] = {
     "wandb": (WandbSink(project="p"), "wandb"),
     "mlflow": (MlflowSink("e"), "mlflow"),
     "opentelemetry": (OpenTelemetrySink(), "opentelemetry.metrics"),
+    "tensorboard": (TensorBoardSink("logs"), "tensorboard"),
 }
 
 
@@ -51,11 +52,6 @@ async def test_a_missing_library_is_an_error_of_the_opening_that_names_the_extra
 def test_wrong_arguments_are_refused(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
-
-
-def test_a_histogram_is_summarised_by_three_numbers() -> None:
-    assert summary(Histogram.of([1.0, 2.0, 6.0])) == {"min": 1.0, "mean": 3.0, "max": 6.0}
-    assert summary(Histogram.of([math.nan])) == {}
 
 
 def gauges(*points: Point, prefix: str = "", **attributes: str) -> dict[str, Any]:
@@ -84,23 +80,43 @@ def test_opentelemetry_has_a_gauge_for_each_metric_with_its_last_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     long = "x" * 300
-    numbers = {"loss": 0.5, "nan": math.nan, "layer 1/a:0": 2.0, "_é": 3.0, "1st": 4.0, "a?": 1.0,
-               "a!": 2.0, "global_step": 3.0, long: 4.0, f"{long}y": 5.0}  # fmt: skip
+    numbers = {
+        "loss": 0.5,
+        "nan": math.nan,
+        "layer 1/a:0": 2.0,
+        "_é": 3.0,
+        "1st": 4.0,
+        "a?": 1.0,
+        "a!": 2.0,
+        "global_step": 3.0,
+        long: 4.0,
+        f"{long}y": 5.0,
+    }
     spread = Histogram.of(np.arange(5.0))
     found = gauges(
         Point(10, 0.0, {"loss": 1.0}),
-        Point(20, 0.0, {**numbers, "spread": spread}),
+        Point(20, 0.0, {**numbers, "spread": spread, "empty": Histogram.of([math.nan])}),
         Point(3, 2.0, {"a?": 9.0}),  # a late one: the gauge shows the latest step
         worker="a",
     )
     assert found == {
         name: ({"worker": "a"}, value)
         for name, value in {
-            "global_step": 20, "loss": 0.5, "layer_1/a_0": 2.0, "m__": 3.0, "m_1st": 4.0,
-            "spread.min": 0.0, "spread.mean": 2.0, "spread.max": 4.0, "a_": 1.0, "a__2": 2.0,
-            "global_step_2": 3.0, "x" * 255: 4.0, "x" * 253 + "_2": 5.0,
+            "global_step": 20,
+            "loss": 0.5,
+            "layer_1/a_0": 2.0,
+            "m__": 3.0,
+            "m_1st": 4.0,
+            "spread.min": 0.0,
+            "spread.mean": 2.0,
+            "spread.max": 4.0,
+            "a_": 1.0,
+            "a__2": 2.0,
+            "global_step_2": 3.0,
+            "x" * 255: 4.0,
+            "x" * 253 + "_2": 5.0,
         }.items()
-    }  # fmt: skip
+    }
     assert len(caplog.records) == 3, "names that become one are kept apart with a warning"
     found = gauges(Point(1, 0.0, {"loss": 1.0}), prefix="training.")
     assert found == {"training.global_step": ({}, 1), "training.loss": ({}, 1.0)}

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -31,10 +30,9 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks.metrics import MlflowSink, Sink, WandbSink
+from asynchooks.metrics import MlflowSink, Sink, TensorBoardSink, WandbSink
 
 SINKS: dict[str, type[Sink]] = {"wandb": WandbSink, "mlflow": MlflowSink}
-SAVE_STEPS = 10
 
 
 class TrainingFailedError(Exception):
@@ -47,34 +45,17 @@ async def until_flushed(hook: MetricsHook) -> None:
         await anyio.sleep(0.02)
 
 
-def stop_wandb() -> None:
-    """Stop the process that W&B's library has started, as a debugger or a full disk would."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_text().split("\0")
-        except OSError:  # the process has ended
-            continue
-        if "wandb-core" in words[0] and str(os.getpid()) in words:
-            os.kill(int(path.parent.name), signal.SIGSTOP)
-            return
-    raise LookupError("wandb-core does not run")
-
-
-def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 async def train(
     tracker: str,
     meet: Callable[[], Awaitable[object]],
     options: dict[str, Any],
     last_step: int,
-    flush_at: list[int] = [],  # noqa: B006
+    flush_at: int = 0,
     kill_at: int = 0,
-    stop_at: int = 0,
     fail_at: int = 0,
     save: bool = False,
     grace_secs: float = 20.0,
+    is_silent: bool = False,
 ) -> dict[str, Any]:
     """Train, and have something happen after a step.
 
@@ -83,14 +64,20 @@ async def train(
         meet: waits until all trainings of the process have called it.
         options: for its sink.
         last_step: where training ends.
-        flush_at: steps after which it waits until the sink has all points.
-        kill_at: the step after which the process kills itself.
-        stop_at: the step after which W&B's process is stopped.
+        flush_at: the step after which it waits until the sink has all points, and meets the others.
+        kill_at: the step after which the sink has all points and the process kills itself.
         fail_at: the step after which the session ends by an error.
-        save: whether checkpoints are written, and the newest one is restored.
+        save: whether there is a checkpoint each 10 steps, of which the newest one is restored, and
+            event files for TensorBoard.
         grace_secs: of the session.
+        is_silent: whether URL in the options is a server that accepts connections and answers
+            nothing; training goes on when one has come.
     """
     step = 0
+    if is_silent:
+        server = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        options = json.loads(json.dumps(options).replace("URL", url))
 
     def train_step() -> dict[str, float]:
         nonlocal step
@@ -101,35 +88,33 @@ async def train(
     hooks: list[Any] = [hook, StopAtStepHook(last_step=last_step)]
     if save:
         saver = StateDictSaver(weights={"w": np.zeros(1)})
-        hooks.append(CheckpointSaverHook("model", save_steps=SAVE_STEPS, saver=saver))
-    half = 0.0
-    begun = time.monotonic()
+        hooks += [
+            CheckpointSaverHook("model", save_steps=10, saver=saver),
+            MetricsHook(TensorBoardSink("logs"), "loss", every_n_steps=1),
+        ]
     creator = FunctionSessionCreator(train_step)
     session = MonitoredSession(hooks, creator, stop_grace_period_secs=grace_secs)
-    trained = begun
     with suppress(TrainingFailedError):
         async with session:
             step = session.global_step.value
             while not session.should_stop():
                 await session.run("loss")
-                if step in flush_at:
+                if is_silent and step == 1:
+                    connection = await anyio.to_thread.run_sync(server.accept)
+                    assert connection
+                if step in (flush_at, kill_at):
                     await until_flushed(hook)
                     await meet()
                 if step == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
-                if step == stop_at:
-                    stop_wandb()
-                if step == last_step // 2:
-                    half = peak_mib()
-                trained = time.monotonic()
                 if step == fail_at:
                     raise TrainingFailedError
+            trained = time.monotonic()
     return {
         "step": session.global_step.value,
         "dropped": hook.num_dropped,
-        "growth": peak_mib() - half,
-        "train_secs": trained - begun,
-        "close_secs": time.monotonic() - trained,
+        "has_tensorflow": "tensorflow" in sys.modules,
+        "close_secs": 0 if fail_at else time.monotonic() - trained,
         "stuck": [each.name for each in threading.enumerate() if each.name.endswith("Sink")],
     }
 
@@ -156,9 +141,8 @@ async def train_together(tracker: str, several: list[dict[str, Any]]) -> list[di
 
 
 def main() -> None:
-    """Prints, for each training, the step, the points that were dropped, how the peak of memory
-    grew in the second half (MiB), the seconds of training and of the session's end, and the threads
-    that hang.
+    """Prints, for each training, the step, the points that were dropped, whether TensorFlow is
+    imported, the seconds of the session's end, and the threads that hang.
     """
     backend, tracker, arguments = sys.argv[1:]
     results = anyio.run(train_together, tracker, json.loads(arguments), backend=backend)

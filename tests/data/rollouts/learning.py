@@ -43,8 +43,6 @@ class Learner:
         self.step = GlobalStep(begin)
         self.batches: list[list[Rollout]] = []
         self.train_secs = 1.0
-        self.error: Exception | None = None
-        """What the next step raises."""
         self.run = self.simulation.run
         self.sleep = self.simulation.sleep
 
@@ -63,17 +61,13 @@ class Learner:
         return item
 
     async def learn(self, groups: list[Rollout]) -> dict[str, float]:
-        if self.error is not None:
-            raise self.error
         await self.sleep(self.train_secs)
         self.batches.append(groups)
         return {"loss": 0.0}
 
-    async def train(
-        self, stage: Stage[list[Rollout]] | FeedHook, last_step: int | None = None
-    ) -> Any:
+    async def train(self, stage: Stage[list[Rollout]], last_step: int | None = None) -> Any:
         """Train up to a step, or to the end of the data; returns the position then."""
-        feed = stage if isinstance(stage, FeedHook) else FeedHook(stage, "groups")
+        feed = FeedHook(stage, "groups")
         hooks: list[Any] = [feed]
         if last_step is not None:
             hooks.append(StopAtStepHook(last_step=last_step))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from asynchooks import (
@@ -57,52 +58,14 @@ class Ending(Enum):
     DATA = auto()
 
 
-@dataclass(frozen=True)
-class Life:
-    """What may differ from life to life."""
-
-    ending: Ending
-    at: int
-    """Half seconds, or steps, until it ends."""
-    batch_size: int
-    concurrency: int
-    max_staleness: int
-    num_learners: int
-    publish_every: int
-    """Steps; 0: the version is the session's step."""
-    lag_secs: float
-    """From a step to the publication of its weights."""
-    loops: bool
-    """Whether the learners read `session.batches`, and no FeedHook."""
-    lost_at: tuple[int, ...]
-    """The steps, counted from 1, that lose the session, which goes back to what was saved."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    seed: int
-    when_stale: WhenStale
-    num_items: int
-    num_epochs: int
-    is_shuffled: bool
-    call_secs: str
-    train_secs: float
-    failing: float
-    refused: float
-    restart: Restart | None
-    begin: int
-    """The global step at the beginning."""
-    lives: tuple[Life, ...]
-    shuffles_ties: bool
-
-
-def draw_schedule(seed: int, when_stale: WhenStale | None = None) -> Schedule:
+def draw_schedule(seed: int) -> SimpleNamespace:
+    """One training, of several lives."""
     r = drawn("schedule", seed)
     failing, refused = r.choice([(0, 0), (0, 0), (0.2, 0), (0, 0.3), (0.2, 0.3)])
     endings = [r.choice(list(Ending)[:-1]) for _ in range(r.choice([0, 0, 1, 2, 3]))]
-    return Schedule(
-        seed,
-        when_stale or r.choice(list(WhenStale)),
+    return SimpleNamespace(
+        seed=seed,
+        when_stale=r.choice(list(WhenStale)),
         num_items=r.randint(1, 28),
         num_epochs=r.choice([1, 1, 2]),
         is_shuffled=r.random() < 0.3,
@@ -111,26 +74,30 @@ def draw_schedule(seed: int, when_stale: WhenStale | None = None) -> Schedule:
         failing=failing,
         refused=refused,
         restart=r.choice([None, Restart(max_attempts=2, first_pause_secs=0.5)]),
-        begin=r.choice([0, 0, 1000]),
-        lives=tuple(_draw_life(r, ending) for ending in [*endings, Ending.DATA]),
+        begin=r.choice([0, 0, 1000]),  # the global step
+        lives=[_draw_life(r, ending) for ending in [*endings, Ending.DATA]],
         shuffles_ties=r.random() < 0.5,
     )
 
 
-def _draw_life(r: random.Random, ending: Ending) -> Life:
+def _draw_life(r: random.Random, ending: Ending) -> SimpleNamespace:
+    """What may differ from life to life."""
     batch_size, max_staleness = r.randint(1, 6), r.randint(0, 5)
     publish_every = min(r.choice([0, 0, 1, 2, 3]), max_staleness + 1)
-    return Life(
-        ending,
+    return SimpleNamespace(
+        ending=ending,
+        # half seconds, or steps, until it ends
         at=r.randint(0, 30) if ending in (Ending.KILL, Ending.CANCEL) else r.randint(1, 6),
         batch_size=batch_size,
         concurrency=batch_size + r.randint(0, 4 * batch_size),
         max_staleness=max_staleness,
         num_learners=r.choice([1, 1, 1, 2, 3]),
-        publish_every=publish_every,
+        publish_every=publish_every,  # steps; 0: the version is the session's step
+        # from a step to the publication of its weights
         lag_secs=r.choice([0.0, 0.7]) if publish_every else 0.0,
-        loops=r.random() < 0.3,
-        lost_at=tuple(r.randint(1, 8) for _ in range(r.choice([0, 0, 0, 1, 2]))),
+        loops=r.random() < 0.3,  # the learners read `session.batches`, and no FeedHook
+        # the steps, counted from 1, that lose the session, which goes back to what was saved
+        lost_at=[r.randint(1, 8) for _ in range(r.choice([0, 0, 0, 1, 2]))],
     )
 
 
@@ -156,31 +123,24 @@ class LostBackendError(Exception):
     """What a step raises that is to fail."""
 
 
-@dataclass
-class Outcome:
-    ages: Counter[int] = field(default_factory=Counter)
-    greatest_excess: int = -1000
-    """Of a true age over the bound, under WAIT and DROP."""
-    num_lives: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+def train(schedule: SimpleNamespace, backend: Any, reached: Counter[str]) -> None:
+    """All lives of a schedule; AssertionError if what must hold does not.
 
-
-def train(schedule: Schedule, backend: Any) -> Outcome:
-    """All lives of a schedule; AssertionError if what must hold does not."""
-    outcome, saved = Outcome(), Saved(schedule.begin)
+    Args:
+        reached: counts what has happened, by its name.
+    """
+    saved = Saved(schedule.begin)
     for number, life in enumerate(schedule.lives):
-        saved = _Training(schedule, life, number, saved, outcome).train(backend)
-        outcome.num_lives += 1
-    return outcome
+        saved = _Training(schedule, life, number, saved, reached).train(backend)
 
 
 class _Training:
     """One life."""
 
     def __init__(
-        self, schedule: Schedule, life: Life, number: int, saved: Saved, outcome: Outcome
+        self, schedule: Any, life: Any, number: int, saved: Saved, reached: Counter[str]
     ) -> None:
-        self.schedule, self.life, self.outcome = schedule, life, outcome
+        self.schedule, self.life, self.reached = schedule, life, reached
         self.key = schedule.seed, number
         self.saved = saved
         self.trained = list(saved.trained)
@@ -208,12 +168,17 @@ class _Training:
         if schedule.is_shuffled:
             source = shuffle(source, 7, seed=schedule.seed)
         self.stage = rollouts(
-            self._answer, repeat(source, schedule.num_epochs), life.batch_size,
-            concurrency=life.concurrency, max_staleness=life.max_staleness,
-            when_stale=schedule.when_stale, version=self.own,
+            self._answer,
+            repeat(source, schedule.num_epochs),
+            life.batch_size,
+            concurrency=life.concurrency,
+            max_staleness=life.max_staleness,
+            when_stale=schedule.when_stale,
+            version=self.own,
             accept=self._is_of_use if schedule.refused else None,
-            restart=schedule.restart, max_failures=10**6,
-        )  # fmt: skip
+            restart=schedule.restart,
+            max_failures=10**6,
+        )
         self.creator = SharedSessionCreator(
             FunctionSessionCreator(self._train_with, global_step=self.step)
         )
@@ -256,7 +221,7 @@ class _Training:
         return Answer(item, weights)
 
     def _is_of_use(self, answer: Answer) -> bool:
-        return drawn(self.schedule.seed, "use", answer.item).random() >= self.schedule.refused
+        return bool(drawn(self.schedule.seed, "use", answer.item).random() >= self.schedule.refused)
 
     async def _train_with(self, groups: list[Rollout]) -> dict[str, float]:
         self._check_batch(groups)
@@ -342,7 +307,6 @@ class _Training:
             if not self.schedule.is_shuffled:
                 assert each.item == each.place % self.schedule.num_items
             assert each.version <= each.result.weights, "stamped younger than its weights"
-            self.outcome.ages[each.staleness] += 1
             if self.schedule.when_stale in HARD:
                 assert each.staleness <= life.max_staleness, "older than the bound"
             # else others train while one has its batch in hand, or a loop keeps it as it goes back
@@ -351,7 +315,7 @@ class _Training:
                 excess = step - each.result.weights - life.max_staleness
                 if self.schedule.when_stale in HARD:
                     assert excess <= 0, "truly older than the bound"
-                    self.outcome.greatest_excess = max(self.outcome.greatest_excess, excess)
+                    self.reached["the bound"] += excess == 0
         if life.num_learners == 1:
             known = self.stage.statistics()
             num_given = sum(known.staleness.values())
@@ -366,7 +330,8 @@ class _Training:
         if life.num_learners == 1:
             assert set(self.sizes[:-1]) <= {life.batch_size} or life.lost_at
         position = self._position()
-        self.outcome.counts = counts = Counter(position["counts"])
+        counts = Counter[str](position["counts"])
+        self.reached.update(counts)
         del counts["retried"]
         num_finished = len(self.trained) + counts.total()
         assert num_finished <= num

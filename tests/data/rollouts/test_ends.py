@@ -10,10 +10,10 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks import FeedHook, MonitoredSession
-from asynchooks.data import WhenStale, shielded
+from asynchooks.data import shielded
 
 from ...support.afterwards import nothing_left
-from ..sources import Source, on_asyncio
+from ..sources import Source
 from .learning import GenerationError, Learner, Sandboxes, log_of, made
 
 
@@ -135,23 +135,6 @@ def test_a_clean_up_that_hangs_is_ended_after_30_secs(
 
 
 # Cancellations that meet those of a call's own
-
-
-@on_asyncio  # there alone a cancellation may be kept
-def test_a_dropped_item_that_minds_no_cancellation_is_not_given_out(learner: Learner) -> None:
-    async def answer(item: int) -> int:
-        try:
-            await learner.sleep(6.0 if item == 0 else 0.1 if item < 10 else 1e6)
-        except BaseException:  # it goes on, whatever is asked of it
-            if item != 0:
-                raise
-        return item
-
-    stage = made(answer, range(20), concurrency=5, when_stale=WhenStale.DROP)
-    learner.train_with(stage, last_step=4)
-    assert stage.statistics().num_dropped == 1
-    assert 0 not in learner.flat
-    assert learner.now < 5
 
 
 def test_a_timeout_within_a_shield_does_not_use_up_the_cancellation(learner: Learner) -> None:

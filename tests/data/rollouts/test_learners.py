@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,10 +17,8 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks._engine.base import Slot
-from asynchooks.data import Rollout, WhenStale, repeat
+from asynchooks.data import Rollout, WhenStale
 
-from ...hooks.inputs import Diary, saving
-from ...hooks.training import run_session
 from ...support.helpers import settle
 from .learning import Learner, log_of, made
 
@@ -47,23 +44,6 @@ def test_what_was_begun_or_ready_begins_again_after_a_restore_in_order(learner: 
     learner.train_with(stage)
     assert begun == [0, 3, 8, 9, 10, 11]
     assert learner.items == [[0, 3], [8, 9], [10, 11]]
-
-
-def test_a_dropped_item_is_finished_and_comes_back_in_the_next_pass(learner: Learner) -> None:
-    num_calls = 0
-
-    async def answer(item: int) -> int:
-        nonlocal num_calls
-        num_calls += item == 1
-        await learner.sleep(1e6 if item == 1 and num_calls == 1 else 0.1)
-        return item
-
-    stage = made(answer, repeat(range(10), 2), when_stale=WhenStale.DROP)
-    position = learner.train_with(stage, last_step=7)
-    assert stage.statistics().num_dropped == position["counts"]["dropped"] == 1
-    assert (position["place"], position["beyond"]) == (15, [])
-    assert learner.flat == [0, *range(2, 10), *range(5)]
-    assert learner.now < 10
 
 
 @pytest.mark.anyio
@@ -129,25 +109,6 @@ async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
             batch = await anext(stage)
             await settle()  # calls begin
             assert [seen[each.item] for each in batch] == [weights[0]] * 2
-
-
-@pytest.mark.anyio
-async def test_places_and_counts_go_on_over_restores(tmp_path: Path) -> None:
-    """Half of the items are refused; those counts belong to the position."""
-    for life in range(4):
-        diary = Diary()
-        source = made(source=range(40), batch_size=2 + life % 2, accept=lambda item: item % 2 == 0)
-
-        def learn(groups: list[Rollout], diary: Diary = diary) -> Any:
-            assert all(each.place == each.item for each in groups)
-            return diary.step([each.place for each in groups])
-
-        hooks = [FeedHook(source, "groups"), saving(tmp_path, diary, every=1)]
-        if life < 3:
-            hooks.append(StopAtStepHook(last_step=2 * life + 2))
-        await run_session(hooks, learn)
-    assert sorted(diary.items) == list(range(0, 40, 2))
-    assert source.statistics().num_refused == 20
 
 
 # What it says and counts
@@ -220,9 +181,24 @@ async def test_threads_may_publish_a_version_and_ask_for_statistics() -> None:
     assert max(ages) <= 1
 
 
+def test_a_published_version_may_jump_ahead_and_go_back(learner: Learner) -> None:
+    version, ages = GlobalStep(100), list[int]()
+    moves = [lambda: version.publish(500), lambda: version.restart(3), lambda: version.publish(4)]
+
+    async def main() -> None:
+        async with made(source=range(6), version=version) as stage:
+            async for groups in stage:
+                ages.extend(each.staleness for each in groups)
+                moves.pop(0)()
+
+    learner.run(main)
+    assert (len(ages), min(ages), max(ages)) == (6, 0, 1)
+
+
 def test_a_version_that_is_published_between_the_look_and_the_wait_is_seen(
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No public call of ours comes between the two, and a thread rarely does."""
     version = GlobalStep()
 
     def slot_late(*args: Any) -> Slot:

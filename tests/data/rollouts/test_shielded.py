@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import product
 from typing import Any
 
 import anyio
@@ -101,21 +102,43 @@ class World:
 CREATED, DELETED = [f"create {k}" for k in range(3)], [f"delete {k}" for k in range(3)]
 
 
+def box_of(world: World, group_is: str) -> AbstractAsyncContextManager[None]:
+    """A box that may hold a task group open, and create and delete within it or around it."""
+    if group_is == "absent":
+        return world.box()
+
+    @asynccontextmanager
+    async def beating() -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)  # a heartbeat
+            if group_is == "around":
+                async with world.box():
+                    yield
+            else:
+                yield
+            group.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def box() -> AsyncIterator[None]:
+        async with world.box(), beating():
+            yield
+
+    return box() if group_is == "within" else beating()
+
+
 @on_engines
-@pytest.mark.parametrize("cancel_at", MOMENTS)
-def test_it_is_entered_and_left_whole_wherever_it_is_cancelled(
-    backend: Any, cancel_at: float
-) -> None:
-    world = World(backend)
-    assert world.run_within(world.box(), cancel_at) is None
-    assert world.steps == CREATED + DELETED
-    # in its creation: it is left at once; in its deletion: raised behind the block
-    assert ("within" in world.log) == (cancel_at > 3.0)
-    left_at = 3.0 if cancel_at < 3.0 else min(cancel_at, 6.0)
-    assert world.ended_at == left_at + 3.0
-    assert ("to the end" in world.log) == (cancel_at >= 6.0)
-    assert ("behind" in world.log) == (cancel_at >= 6.0)
-    assert ("not cancelled" in world.log) == (cancel_at >= 10.0)
+def test_it_is_entered_and_left_whole_wherever_it_is_cancelled(backend: Any) -> None:
+    groups = ["absent"] if backend == "turbo" else ["absent", "around", "within"]
+    for cancel_at, group_is in product(MOMENTS, groups):
+        world = World(backend)
+        assert world.run_within(box_of(world, group_is), cancel_at) is None
+        assert world.steps == CREATED + DELETED
+        # in its creation: it is left at once; in its deletion: raised behind the block
+        assert ("within" in world.log) == (cancel_at > 3.0)
+        left_at = 3.0 if cancel_at < 3.0 else min(cancel_at, 6.0)
+        assert world.ended_at == left_at + 3.0
+        assert ("to the end" in world.log) == ("behind" in world.log) == (cancel_at >= 6.0)
+        assert ("not cancelled" in world.log) == (cancel_at >= 10.0)
 
 
 @on_loops
@@ -187,37 +210,6 @@ def test_leaving_is_cancelled_after_its_limit_and_has_ended_then(
 def test_entering_has_no_limit(backend: Any) -> None:
     world = World(backend)
     assert world.run_within(world.box(), secs=0.0, limit_secs=3.5) is None
-    assert world.steps == CREATED + DELETED
-
-
-@on_loops
-@pytest.mark.parametrize("cancel_at", MOMENTS)
-@pytest.mark.parametrize("is_within", [False, True])
-def test_a_manager_may_hold_a_task_group_open_and_create_and_delete_within_it(
-    backend: Any, is_within: bool, cancel_at: float
-) -> None:
-    world = World(backend)
-
-    @asynccontextmanager
-    async def box() -> AsyncIterator[None]:
-        if not is_within:
-            await world.wait("create")
-        try:
-            async with anyio.create_task_group() as group:
-                if is_within:
-                    await world.wait("create")
-                group.start_soon(anyio.sleep_forever)  # a heartbeat
-                try:
-                    yield
-                finally:
-                    if is_within:
-                        await world.wait("delete")
-                    group.cancel_scope.cancel()
-        finally:
-            if not is_within:
-                await world.wait("delete")
-
-    assert world.run_within(box(), cancel_at) is None
     assert world.steps == CREATED + DELETED
 
 
