@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import traceback
 import weakref
 from collections.abc import Callable
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import asynchooks
 from asynchooks import (
     CheckpointSaverHook,
     EvaluationHook,
@@ -269,26 +266,3 @@ def test_an_error_that_is_dropped_is_freed_at_once() -> None:
     finally:
         gc.enable()
     raw.close()
-
-
-def rows_of_ours(error: BaseException) -> list[int]:
-    """How many frames of asynchooks there are between any two of others."""
-    ours = os.path.dirname(asynchooks.__file__)
-    frames = traceback.extract_tb(error.__traceback__)
-    rows = groupby(frames, lambda frame: frame.filename.startswith(ours))
-    return [len([*row]) for is_ours, row in rows if is_ours]
-
-
-@pytest.mark.parametrize("runner", ["inline", "thread"])
-async def test_an_error_in_a_hook_or_a_step_shows_few_frames_of_ours(runner: Any) -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        fails = tf.debugging.check_numerics(tf.constant(float("nan")), "")
-    hooks = [
-        *(at(after_create_session=raise_it), at(before_run=raise_it), at(after_run=raise_it)),
-        *(TheirMoments(before_run=raise_it), TheirMoments(end=raise_it), at()),
-    ]
-    for hook in hooks:
-        session = monitored(model.graph, [hook], step_runner=runner)
-        error, _ = await error_of(session, fails if hook is hooks[-1] else model.train_op)
-        assert max(rows_of_ours(error)) <= 3

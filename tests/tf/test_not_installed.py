@@ -24,6 +24,7 @@ import asynchooks
 """
 
 PROGRAM = """
+first = {}
 USES = {
     "the default creator": "asynchooks.MonitoredSession([])",
     "ChiefSessionCreator": "asynchooks.ChiefSessionCreator",
@@ -34,10 +35,13 @@ for name, use in USES.items():
         exec(use)
     except ImportError as error:
         text = str(error)
+        first.setdefault("text", text)
         assert "pip install 'asynchooks[tensorflow]'" in text, (name, text)
-        assert 0 < text.index("MonitoredSession(hooks, step)") < text.index("TensorFlow"), text
+        assert "MonitoredSession(hooks, step)" in text, (name, text)
     else:
         raise AssertionError(name)
+text = first["text"]
+assert 0 < text.index("MonitoredSession(hooks, step)") < text.index("TensorFlow"), text
 
 from asynchooks import (FunctionSessionCreator, GlobalStepWaiterHook, MonitoredSession,
     StepCounterHook, StopAtStepHook)
