@@ -235,7 +235,8 @@ async def learn(path: Path, num_runs: int, *, background: bool) -> tuple[list[fl
         begun: list[float] = session.raw_session().run(weights).tolist()
         for _ in range(num_runs):
             await session.run(train_op)
-        return begun, session.raw_session().run(weights).tolist()
+        ended: list[float] = session.raw_session().run(weights).tolist()
+    return begun, ended
 
 
 async def test_what_was_stopped_goes_on_in_either_mode_as_if_it_had_not_been(
@@ -251,10 +252,15 @@ async def test_what_was_stopped_goes_on_in_either_mode_as_if_it_had_not_been(
     assert last == expected
 
 
-HARMS: dict[str, Callable[[Path], Any]] = {
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
-    "a device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
-    "huge": lambda path: os.truncate(path, 3 << 30),
+def make_huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 3 << 30)
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "huge": make_huge,
 }
 
 
@@ -263,7 +269,9 @@ async def test_what_stands_for_the_hooks_beside_tensorflows_files_is_not_waited_
     tmp_path: Path, harm: str
 ) -> None:
     await learn(tmp_path, 3, background=False)
-    HARMS[harm](tmp_path / "model.ckpt-3.hooks.json")
+    path = tmp_path / "model.ckpt-3.hooks.json"
+    path.unlink()
+    HARMS[harm](path)
     with pytest.raises(DamagedCheckpointError, match="hooks.json' holds no state of hooks: "):
         await learn(tmp_path, 3, background=False)
 

@@ -23,7 +23,6 @@ from .models import (
     Created,
     aborted,
     counting_model,
-    failing,
     monitored,
     raising,
     tf,
@@ -172,16 +171,6 @@ async def test_the_coordinator_is_one_of_tensorflows_and_its_looper_threads_end_
                     await anyio.lowlevel.checkpoint()
         assert not thread.is_alive()
         assert error or str(session.stop_reason).startswith("the coordinator in the thread")
-
-
-def test_tensorflow_s_threads_accept_a_coordinator_of_ours_outside_of_a_session() -> None:
-    coord = asynchooks.tf.GraphCoordinator()
-    look = failing(lambda: None, None, None, ValueError("enough"))
-    v1.train.LooperThread(coord, 0.0, target=look).start()
-    with pytest.raises(ValueError, match="enough"):
-        coord.join()
-    with pytest.raises(ValueError, match="must be a Coordinator"):
-        v1.train.LooperThread(asynchooks.Coordinator(), 0.0, target=look)
 
 
 @pytest.mark.parametrize("kind", [tf.errors.CancelledError, tf.errors.OutOfRangeError])

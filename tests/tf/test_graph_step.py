@@ -107,7 +107,6 @@ def loses() -> TheirMoments:
 # of a module with hooks, and of what makes a hook that moves the step
 PROGRAMS: list[Callable[[Any, Any], list[Any]]] = [
     lambda train, moves: [moves(13), train.StopAtStepHook(num_steps=3)],
-    lambda train, moves: [moves(2), train.StopAtStepHook(num_steps=3)],
     lambda train, moves: [moves(2), moves(30), train.StopAtStepHook(last_step=32)],
     lambda train, moves: [train.StopAtStepHook(last_step=18), moves(15)],
     lambda train, moves: [

@@ -170,13 +170,11 @@ PROGRAMS = {
         ("(# sec)", "Tensor(", "tiny = [0. ", "SparseTensorValue(", "op = None", "<['a loss', "),
         num_sessions=2,
     ),
-    "logs an unknown name": Program(logs_one(lambda: "missing"), "KeyError"),
     "logs of another graph": Program(logs_one(foreign_tensor), "ValueError"),
     "nan fails": Program(FAILS, "NanLossDuringTrainingError"),
     "nan at once": Program(with_loss(np.nan), "ERROR Model diverged with loss = NaN."),
     "nan stops": Program(with_loss(1.0, np.nan, fail_on_nan_loss=False), "WARNING Model diverged"),
     "feeds": Program(feeding(2.0, 3.0, 0.5), "'read': 12"),
-    "feeds nothing": Program(lambda s: [s.train.FeedFnHook(lambda: None)], "'read': 12"),
     "feeds the same twice": Program(both(feeding(2.0), feeding(3.0)), "RuntimeError", num_runs=1),
     "input ends": Program(
         lambda s: [s.train.FeedFnHook(raising(None, None, None, out_of_range()))], "'read': 2"

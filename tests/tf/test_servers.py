@@ -118,11 +118,10 @@ async def test_a_server_that_stays_silent_ends_the_session_soon(
     server: ServerProcess, kind: str, recovers: bool
 ) -> None:
     model = counting_model()
-    hooks: list[Any] = {
-        "plain": [],
-        "waiter": [GlobalStepWaiterHook(10)],
-        "thread": [at(after_create_session=read_in_a_thread)],
-    }[kind]
+    hooks: list[Any] = []
+    if kind != "plain":
+        reads = at(after_create_session=read_in_a_thread)
+        hooks = [GlobalStepWaiterHook(10) if kind == "waiter" else reads]
     options: dict[str, Any] = {"heartbeat_secs": BEAT, "stop_grace_period_secs": GRACE}
     with model.graph.as_default():
         if recovers:
@@ -165,7 +164,12 @@ async def test_what_blocks_on_a_silent_server_ends_and_is_made_again(
 
     creator = creator_of(ChiefSessionCreator, server, model, checkpoint_dir=str(tmp_path))
     listener: Any = CheckpointSaverListener()
-    listener.before_save = lambda session, step: step and silence()
+
+    def before_save(session: object, step: int) -> None:
+        if step:
+            silence()
+
+    listener.before_save = before_save
     saving: dict[str, Any] = {"scaffold": creator.scaffold, "listeners": [listener]}
     with model.graph.as_default():
         jump = v1.assign(model.step, 10)

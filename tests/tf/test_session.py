@@ -114,7 +114,7 @@ async def test_feeds_and_options_of_the_caller_and_of_hooks_go_into_one_run() ->
     hooks = [
         Asking(model.total, {model.x: 1.0}, v1.RunOptions(timeout_in_ms=60_000)),
         Asking([model.x], None, v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)),
-        Asking(None, None, v1.RunOptions(output_partition_graphs=True)),
+        Asking(None, None, v1.RunOptions(output_partition_graphs=True, timeout_in_ms=9)),
         Asking(),
     ]
     before, feeds = caller.SerializeToString(), {model.y: 3.0}
@@ -231,9 +231,14 @@ async def test_cancelling_while_the_session_is_created_closes_what_comes_late() 
         def create_session(self) -> Any:
             started.set()
             released.wait()
-            made: Any = super().create_session()  # type: ignore[safe-super]  # TensorFlow's
+            made: Any = super().create_session()
             close = made.close
-            made.close = lambda: (close(), closed.set())
+
+            def note() -> None:
+                close()
+                closed.set()
+
+            made.close = note
             return made
 
     with model.graph.as_default():

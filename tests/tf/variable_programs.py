@@ -128,7 +128,7 @@ async def logged(make: Any, use_resource: bool, runner: Any = "", inside: bool =
                 except Exception as error:
                     log.append(type(error))
     finals = [each.final_ops_values for each in hooks if hasattr(each, "final_ops_values")]
-    return log + plain(finals)
+    return [*log, *plain(finals)]
 
 
 async def elsewhere(model: Model, runner: Any, inside: bool) -> None:
