@@ -162,7 +162,6 @@ PROGRAMS = {
         num_sessions=2,
     ),
     "nan fails": Program(FAILS, "NanLossDuringTrainingError"),
-    "nan at once": Program(with_loss(np.nan), "ERROR Model diverged with loss = NaN."),
     "nan stops": Program(with_loss(1.0, np.nan, fail_on_nan_loss=False), "WARNING Model diverged"),
     "feeds": Program(feeding(2.0, 3.0, 0.5), "'read': 12"),
     "feeds the same twice": Program(both(feeding(2.0), feeding(3.0)), "RuntimeError", num_runs=1),
@@ -197,9 +196,6 @@ PROGRAMS = {
         both(saves(save_steps=100), PROFILERS), ("timeline-20", "('O', 'Tensor')"), num_sessions=2
     ),
     "saves": Program(saves_in_many_ways, ("wise.man-5.meta", "model.ckpt-5.index': {'variable': ")),
-    "saves a step that stands still": Program(
-        saves(save_steps=1), "model.ckpt-0.index", num_runs=3, trains=False
-    ),
     "saves by the scaffold's own saver": Program(
         saves(save_steps=3), "ckpt-13.index", scaffold={"saver": lambda: v1.train.Saver()}
     ),
@@ -221,7 +217,7 @@ TENSORFLOWS = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("program", "anyio_backend"), zip(PROGRAMS, cycle(["asyncio", "trio"])))
+@pytest.mark.parametrize(("program", "anyio_backend"), [*zip(PROGRAMS, cycle(["asyncio", "trio"]))])
 async def test_what_is_left_is_tensorflows(
     program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,7 +225,9 @@ async def test_what_is_left_is_tensorflows(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("program", "anyio_backend"), zip(TENSORFLOWS, cycle(["trio", "asyncio"])))
+@pytest.mark.parametrize(
+    ("program", "anyio_backend"), [*zip(TENSORFLOWS, cycle(["trio", "asyncio"]))]
+)
 async def test_what_tensorflows_own_hooks_leave_under_ours_is_the_same(
     program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
