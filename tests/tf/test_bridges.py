@@ -34,6 +34,7 @@ from asynchooks.testing import RecordingHook
 from ..support.moments import at
 from ..support.threads import own_threads
 from .models import Model, TheirMoments, counting_model, raising, tf, v1
+from .servers import listening
 
 keras = pytest.importorskip("keras")
 pytestmark = pytest.mark.tensorflow
@@ -320,10 +321,11 @@ def test_a_waiter_sees_steps_that_others_make() -> None:
             with v1.train.MonitoredSession(creator, hooks) as session:
                 started.append(session.run(model.step))
 
+    waits, thread = threading.Event(), threading.Thread(target=waiting_worker)
     with model.graph.as_default(), v1.Session(server.target) as session:
-        session.run(v1.global_variables_initializer())
-        thread = threading.Thread(target=waiting_worker)
-        thread.start()
+        with listening("Waiting for global step 3", waits.set):
+            thread.start()
+            assert waits.wait(60)
         while thread.is_alive():
             session.run(model.train_op)
     assert started[0] >= 3

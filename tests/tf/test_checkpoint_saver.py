@@ -268,8 +268,10 @@ HARMS: dict[str, Callable[[Path], object]] = {
 async def test_what_stands_for_the_hooks_beside_tensorflows_files_is_not_waited_for(
     tmp_path: Path, harm: str
 ) -> None:
-    await learn(tmp_path, 3, background=False)
-    path = tmp_path / "model.ckpt-3.hooks.json"
+    """There is one for each checkpoint that was kept."""
+    await learn(tmp_path, 14, background=False)
+    assert sum("hooks" in each for each in os.listdir(tmp_path)) == len(saved(tmp_path)) == 5
+    path = tmp_path / "model.ckpt-14.hooks.json"
     path.unlink()
     HARMS[harm](path)
     with pytest.raises(DamagedCheckpointError, match="hooks.json' holds no state of hooks: "):

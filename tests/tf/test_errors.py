@@ -147,10 +147,6 @@ def test_wrong_arguments_are_refused_where_they_are_given(
         make()
 
 
-def raise_it(*_: object) -> Any:
-    raise ValueError("diverged")
-
-
 class Failing:
     """A graph with runs that fail, each in another way; `x` fed with 0 lets `numbers` fail."""
 
@@ -168,7 +164,6 @@ class Failing:
                 "nested": {"a": [x, numbers], "b": (x.op,)},
                 "end of input": rest,
                 "assertion": tf.debugging.Assert(x > 0.0, [x], name="assertion"),
-                "python": tf.numpy_function(raise_it, [], tf.float32, name="python"),
                 "uninitialized": tf.identity(unset, name="uninitialized"),
             }
 

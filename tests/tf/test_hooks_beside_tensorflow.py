@@ -184,9 +184,6 @@ PROGRAMS = {
     "summaries": Program(
         both(saves(save_steps=100), summaries), ("(9, 'summary'", "status: START"), num_sessions=2
     ),
-    "summaries of a step that stands still": Program(
-        summaries, "(0, 'summary'", num_runs=4, trains=False
-    ),
     "rates": Program(both(saves(save_steps=100), COUNTERS), "global_step/sec", 5, num_sessions=3),
     # TensorFlow warns five times a process in all: two of these tests may be in it
     "a step that stands still": Program(
