@@ -189,7 +189,7 @@ async def test_a_cancelled_run_that_hangs_is_left_and_the_session_closed() -> No
         dequeue = v1.FIFOQueue(1, tf.int32, shapes=[[]]).dequeue()  # waits for ever
     begun = anyio.Event()
     hooks = [hook, at(before_run=lambda context: begun.set())]
-    session = monitored(model.graph, hooks, stop_grace_period_secs=0.05)
+    session = monitored(model.graph, hooks, stop_grace_period_secs=0.5)
 
     async def train() -> None:
         async with session:
