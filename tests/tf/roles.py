@@ -128,7 +128,6 @@ async def working(
         scope: what the name of the global step begins with.
     """
     import anyio
-    import anyio.lowlevel
 
     from asynchooks import (
         CheckpointSaverHook,
@@ -204,11 +203,7 @@ async def working(
             await creator.handle().global_step.wait_for(10**9, fails_on_loss=True)
         except StepSourceLostError as error:
             say(f"lost: {error}")
-        begun = time.monotonic()
         scope.cancel()
-        await anyio.lowlevel.checkpoint()
-        await anyio.lowlevel.checkpoint()
-        say(f"left after {time.monotonic() - begun:.3f}")
 
     async with task if is_checked else nullcontext():
         graph, train_op = counting_graph(scope, task.device(), stride)

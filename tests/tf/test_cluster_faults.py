@@ -124,7 +124,6 @@ def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_and_training_go
         each.expect_step(20)
     ps.stop()
     assert "no news of other processes arrives" in chief.expect("lost: ", NOTICED_SECS)
-    assert float(chief.expect("left after").split()[-1]) < 0.1
     assert chief.expect("cancelled") == "cancelled True"
     assert "has not answered for" in chief.expect("log The source of global_step is lost")
     for each in (chief, worker):
