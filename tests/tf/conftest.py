@@ -12,7 +12,6 @@ from .processes import TaskLauncher, launched
 
 shared_launcher = pytest.fixture(scope="session")(launched)
 server = pytest.fixture(servers.running_server)
-threads = pytest.fixture(servers.threads)
 
 
 @pytest.fixture

@@ -14,10 +14,7 @@ from asynchooks import (
     Coordinator,
     MonitoredSession,
     SessionCreator,
-    SessionRunArgs,
-    SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
     SharedSessionCreator,
 )
 
@@ -150,47 +147,6 @@ def blocking_op(graph: Any) -> tuple[Any, threading.Event, threading.Event]:
 
     with graph.as_default():
         return tf.numpy_function(block, [], tf.float32), started, released
-
-
-class Moments(SessionRunHook):
-    """Calls, at a moment, what was given for it; a method without one does nothing."""
-
-    def __init__(
-        self,
-        *,
-        begin: Callable[[], Any] | None = None,
-        created: Callable[[Any, Coordinator], Any] | None = None,
-        before_run: Callable[[SessionRunContext], Any] | None = None,
-        after_run: Callable[[SessionRunContext, SessionRunValues], Any] | None = None,
-        end: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self._begin = begin
-        self._created = created
-        self._before_run = before_run
-        self._after_run = after_run
-        self._end = end
-
-    async def begin(self) -> None:
-        if self._begin is not None:
-            self._begin()
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        if self._created is not None:
-            self._created(session, coord)
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        if self._before_run is None:
-            return None
-        result: SessionRunArgs | None = self._before_run(run_context)
-        return result
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self._after_run is not None:
-            self._after_run(run_context, run_values)
-
-    async def end(self, session: Any) -> None:
-        if self._end is not None:
-            self._end(session)
 
 
 class TheirMoments(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]

@@ -34,7 +34,6 @@ class Done(NamedTuple):
 
     value: int
     runs: int
-    highest: int
     epoch: int
 
     @classmethod
@@ -104,9 +103,17 @@ class TaskProcess:
         assert line, f"{what} was not said within {secs} s but {self.lines[-60:]}"
         return line
 
-    def done(self, secs: float = 90.0) -> Done:
-        """What it has done, once its training has ended."""
-        return Done.of(self.expect("done ", secs))
+    def done(self, secs: float = 90.0, *, after_dones: int = 0) -> Done:
+        """What it has done, once its training has ended, behind so many others."""
+
+        def is_it(line: str) -> bool:
+            return line.startswith("done ") and len(self._dones()) > after_dones
+
+        self.expect_line(is_it, "the end", secs, after=0)
+        return Done.of(self._dones()[after_dones])
+
+    def _dones(self) -> list[str]:
+        return [line for line in self.lines if line.startswith("done ")]
 
     def ended(self, secs: float = 60.0) -> int:
         """Its exit code, once it has ended by itself; negative is a signal."""

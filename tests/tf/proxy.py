@@ -33,17 +33,12 @@ class Proxy:
         """Pass on again, also what has come meanwhile."""
         self._is_open.set()
 
-    def hang_up(self) -> None:
-        """End all connections; new ones are passed on if it is not cut."""
-        sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         self._listener.close()
         self.heal()
-        self.hang_up()
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:

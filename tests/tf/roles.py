@@ -10,9 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import math
 import os
-import signal
 import sys
 import time
 import traceback
@@ -21,7 +19,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asynchooks import ClusterTask, SessionRunContext, SessionRunValues
+    from asynchooks import ClusterTask, SessionRunContext
 
 Cluster = dict[str, list[str]]
 Say = Callable[[str], None]
@@ -72,25 +70,6 @@ async def alone(say: Say, address: str) -> None:
     server.join()
 
 
-async def stepwise(say: Say, target: str) -> None:
-    """A chief on a server outside of a cluster; each SIGUSR1 has it go on."""
-    import anyio
-
-    from asynchooks import MonitoredTrainingSession
-
-    with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
-        graph, train_op = counting_graph()
-        with graph.as_default():
-            session = MonitoredTrainingSession(target)
-        say("up")
-        await signals.__anext__()
-        async with session:
-            say("open")
-            await signals.__anext__()
-            for _ in range(5):
-                await session.run(train_op)
-
-
 async def serving(say: Say, task: ClusterTask, linger_secs: float = 10.0) -> None:
     """A ps."""
     task.start()
@@ -109,7 +88,7 @@ async def holding(say: Say, task: ClusterTask) -> None:
 
 
 async def several(say: Say, task: ClusterTask, rounds: Sequence[dict[str, Any] | None]) -> None:
-    """Train several times, with a global step of its own each time; say what a hook raised.
+    """Train several times, with a global step of its own each time.
 
     Args:
         rounds: what to do in each training; None: nothing.
@@ -119,10 +98,7 @@ async def several(say: Say, task: ClusterTask, rounds: Sequence[dict[str, Any] |
     for number, options in enumerate(rounds):
         if options is None:
             continue
-        try:
-            await working(say, task, scope=f"round{number}", is_checked=is_checked, **options)
-        except* KeyError:
-            say("raised")
+        await working(say, task, scope=f"round{number}", is_checked=is_checked, **options)
         is_checked = False
 
 
@@ -136,8 +112,6 @@ async def working(
     pace: float = 0.0,
     heartbeat: float = BEAT,
     directory: str | None = None,
-    save_steps: int = 20,
-    raises_at: int | None = None,
     is_checked: bool = True,
     fails_on_loss: bool = False,
     scope: str = "",
@@ -149,13 +123,11 @@ async def working(
         stride: by how much a run moves the step.
         pace: seconds between two runs of a worker.
         directory: where the chief saves, and restores from.
-        raises_at: the step at which a hook of worker 0 raises.
         is_checked: whether to compare clusters with the ps, and to report the end to it.
         fails_on_loss: whether a task waits beside the workers that is to get the error of a loss.
         scope: what the name of the global step begins with.
     """
     import anyio
-    import anyio.lowlevel
 
     from asynchooks import (
         CheckpointSaverHook,
@@ -174,7 +146,7 @@ async def working(
         _say_log(say)
     if not scope:
         say("up")
-    runs, highest, said_at, results = 0, 0, 0.0, [0, 0]
+    runs, said_at, results = 0, 0.0, [0, 0]
 
     class Says(SessionRunHook):
         """Says what its worker does."""
@@ -188,28 +160,19 @@ async def working(
                 self._has_begun = True
                 say(f"started {self._number} {run_context.global_step.value}")
 
-        async def after_run(
-            self, run_context: SessionRunContext, run_values: SessionRunValues
-        ) -> None:
-            limit = raises_at if self._number == 0 and raises_at is not None else math.inf
-            if run_context.global_step.value >= limit:
-                raise KeyError("as the test asked for")
-
     async def worker(number: int) -> None:
-        nonlocal runs, highest, said_at
+        nonlocal runs, said_at
         waiter = [GlobalStepWaiterHook(waits[number])] if number < len(waits) else []
         hooks = [*waiter, Says(number), StopAtStepHook(last_step=last_step)]
         if directory is not None and task.is_chief and not number:
-            hooks.append(
-                CheckpointSaverHook(directory, save_steps=save_steps, scaffold=chief.scaffold)
-            )
+            hooks.append(CheckpointSaverHook(directory, save_steps=20, scaffold=chief.scaffold))
         with graph.as_default():
             session = MonitoredSession(hooks, creator, 20, recovery=Recovery(1000, 0.05, 0.25))
         async with session:
             say(f"opened {number}")
             while not session.should_stop():
                 after = await session.run(train_op)
-                runs, highest = runs + 1, max(highest, int(after))
+                runs += 1
                 if time.monotonic() > said_at + 0.02:
                     said_at = time.monotonic()
                     say(f"step {after} {session.global_step.epoch}")
@@ -240,11 +203,7 @@ async def working(
             await creator.handle().global_step.wait_for(10**9, fails_on_loss=True)
         except StepSourceLostError as error:
             say(f"lost: {error}")
-        begun = time.monotonic()
         scope.cancel()
-        await anyio.lowlevel.checkpoint()
-        await anyio.lowlevel.checkpoint()
-        say(f"left after {time.monotonic() - begun:.3f}")
 
     async with task if is_checked else nullcontext():
         graph, train_op = counting_graph(scope, task.device(), stride)
@@ -265,7 +224,7 @@ async def working(
                 for number in range(workers):
                     inner.start_soon(worker, number)
             group.cancel_scope.cancel()
-        say(f"done {results[0]} {runs} {highest} {results[1]}")
+        say(f"done {results[0]} {runs} {results[1]}")
 
 
 def _say_log(say: Say) -> None:
@@ -281,7 +240,7 @@ def _say_log(say: Say) -> None:
 
 
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    each.__name__: each for each in (alone, stepwise, serving, holding, several, working)
+    each.__name__: each for each in (alone, serving, holding, several, working)
 }
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,18 +58,6 @@ class Line(NamedTuple):
 
     text: str
     at: float
-
-
-NewThreads = Callable[[], list[threading.Thread]]
-
-
-def threads() -> NewThreads:
-    """Fixture: the threads of asynchooks since; but those of memberships may be other tests'."""
-    before = set(threading.enumerate())
-    ours = re.compile("asynchooks-(?!membership)")
-    return lambda: [
-        each for each in threading.enumerate() if ours.match(each.name) and each not in before
-    ]
 
 
 @contextmanager

@@ -10,10 +10,10 @@ import pytest
 
 import asynchooks
 
+from ..support.moments import at
 from .hooks_beside import TheirSession
 from .models import (
     Model,
-    Moments,
     TheirMoments,
     aborted,
     counting_model,
@@ -49,9 +49,7 @@ def hook_of(library: Any, name: str, acts: Acts, log: Log) -> Any:
         return play
 
     moments = {each: method(each) for each in MOMENTS}
-    if library is asynchooks:
-        return Moments(created=moments.pop("after_create_session"), **moments)
-    return TheirMoments(**moments)
+    return at(**moments) if library is asynchooks else TheirMoments(**moments)
 
 
 Body = Callable[[Any, Model, Log], Awaitable[None]]
@@ -109,7 +107,6 @@ BUG = ZeroDivisionError()
 PROGRAMS: dict[str, tuple[Body, Acts]] = {
     "clean": (three_runs, {}),
     "fetch": (three_runs, {("b", "before_run", 2): FETCH}),
-    "stop in before_run": (until_stop, {("a", "before_run", 2): "stop"}),
     "stop in after_run": (until_stop, {("b", "after_run", 3): "stop"}),
     **{
         f"error in {moment} {call}": (through_errors, {("b", moment, call): BUG})
@@ -122,13 +119,10 @@ PROGRAMS: dict[str, tuple[Body, Acts]] = {
         through_errors,
         {("a", "after_run", 2): "stop", ("b", "after_run", 2): BUG},
     ),
-    "end of input in before_run": (until_stop, {("a", "before_run", 3): out_of_range()}),
     "end of input in after_run": (until_stop, {("a", "after_run", 3): out_of_range()}),
     "end of input caught": (through_errors, {("b", "before_run", 2): out_of_range()}),
-    "end of input in end": (three_runs, {("b", "end", 1): out_of_range()}),
     "unavailable in after_run": (three_runs, {("a", "after_run", 2): unavailable()}),
     "unavailable in creation": (three_runs, {("b", "after_create_session", 1): unavailable()}),
-    "aborted in begin": (three_runs, {("b", "begin", 1): aborted()}),
     "lost twice": (
         three_runs,
         {("a", "before_run", 2): aborted(), ("a", "before_run", 3): unavailable()},

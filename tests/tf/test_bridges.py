@@ -6,11 +6,9 @@ What every library's loop has in common is tested in tests/adapters.
 from __future__ import annotations
 
 import gc
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,18 +17,13 @@ import numpy as np
 import pytest
 
 from asynchooks import (
-    CheckpointSaverHook,
-    CheckpointSaverListener,
     FeedFnHook,
     FetchError,
     GlobalStepWaiterHook,
     HooksCallback,
     MetricsHook,
-    NanLossDuringTrainingError,
-    NanTensorHook,
     SessionRunArgs,
     SessionRunHook,
-    StepCounterHook,
     StepUnreachableError,
     StopAtStepHook,
     StopTraining,
@@ -38,8 +31,10 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
+from ..support.moments import at
 from ..support.threads import own_threads
-from .models import Model, Moments, counting_model, raising, saver_of, steps_of_events, tf, v1
+from .models import Model, TheirMoments, counting_model, raising, tf, v1
+from .servers import listening
 
 keras = pytest.importorskip("keras")
 pytestmark = pytest.mark.tensorflow
@@ -108,25 +103,24 @@ class Waits(SessionRunHook):
         await self.coord.or_stop(anyio.sleep_forever)
 
 
-@pytest.mark.parametrize("waits_for", ["nothing", "a step", "what another library gives"])
-def test_a_hook_that_asks_to_stop_ends_training_cleanly(waits_for: str) -> None:
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *map(Waits, ["nothing", "a step", "what another library gives"]),
+        at(before_run=raising(None, StopAsyncIteration())),
+    ],
+)
+def test_a_hook_that_asks_to_stop_or_has_no_input_ends_training_cleanly(hook: Any) -> None:
     other = RecordingHook("other")
-    assert train(counting_model(), [Waits(waits_for), other]) == [1]
-    assert other.log[-1] == ("other", "end")
-
-
-def test_the_end_of_a_hook_s_input_ends_training_without_the_run() -> None:
-    other = RecordingHook("other")
-    ends = Moments(before_run=raising(None, None, StopAsyncIteration()))
-    assert train(counting_model(), [ends, other]) == [1, 2]
+    assert train(counting_model(), [hook, other]) == [1]
     assert other.log[-1] == ("other", "end")
 
 
 def test_an_error_of_a_hook_leaves_as_itself_with_a_note() -> None:
     other = RecordingHook("other")
     with pytest.raises(ZeroDivisionError) as caught:
-        train(counting_model(), [other, Moments(after_run=raising(ZeroDivisionError()))])
-    assert "in after_run of Moments" in caught.value.__notes__
+        train(counting_model(), [other, at(after_run=raising(ZeroDivisionError()))])
+    assert "in after_run of At" in caught.value.__notes__
     assert ("other", "end") not in other.log
     assert other.errors == [], "TensorFlow tells hooks of none"
 
@@ -156,18 +150,15 @@ class Side(SessionRunHook):
         self.log.append("end")
 
 
-def test_side_tasks_run_beside_training_and_end_with_it() -> None:
-    hook = Side()
-    train(counting_model(), [hook, StopAtStepHook(last_step=2)])
-    assert hook.log == ["started", "end", "stopped"]
-
-
-@pytest.mark.parametrize("fails", ["at once", "at the end"])
-def test_an_error_of_a_side_task_ends_training_and_leaves_after_end(fails: str) -> None:
+@pytest.mark.parametrize("fails", ["", "at once", "at the end"])
+def test_side_tasks_run_beside_training_and_end_with_it_and_their_errors_leave_after_end(
+    fails: str,
+) -> None:
     hook, other = Side(fails), RecordingHook("other")
-    with pytest.raises(ZeroDivisionError, match="in a side task"):
+    with pytest.raises(ZeroDivisionError, match="in a side task") if fails else nullcontext():
         train(counting_model(), [other, hook], runs=5)
-    assert {"stopped", "end"} <= {*hook.log}
+    last = ["stopped", "end"] if fails == "at once" else ["end", "stopped"]
+    assert hook.log == ["started", *last]
     assert (other.log.count(("other", "after_run")) <= 1) == (fails == "at once")
     assert ("other", "end") in other.log
 
@@ -177,7 +168,6 @@ class Losses(SessionRunHook):
         self.fetches, self.seen = fetches, []  # type: ignore[var-annotated]
 
     async def before_run(self, run_context: Any) -> SessionRunArgs:
-        await anyio.lowlevel.checkpoint()
         return SessionRunArgs(self.fetches)
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -230,19 +220,10 @@ def test_the_step_is_keras_s_wherever_hooks_move_it() -> None:
             run_context.session.model.optimizer.iterations.assign(0)
 
     for _ in range(2):  # the second time it goes back
-        fit(model, [Moments(created=move), StopAtStepHook(num_steps=3)])
+        fit(model, [at(after_create_session=move), StopAtStepHook(num_steps=3)])
         assert int(model.optimizer.iterations) == 103
-    fit(model, [Moments(after_run=go_back), StopAtStepHook(last_step=106)])
+    fit(model, [at(after_run=go_back), StopAtStepHook(last_step=106)])
     assert seen == [104, 105, 1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_a_loss_of_nan_is_an_error_of_fit() -> None:
-    model = linear_model()
-    model.layers[0].build((None, 4))
-    model.layers[0].kernel.assign(np.full((4, 1), math.nan))
-    with pytest.raises(NanLossDuringTrainingError) as caught:
-        fit(model, [NanTensorHook("loss")])
-    assert "in after_run of NanTensorHook" in caught.value.__notes__
 
 
 class Bad(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
@@ -268,31 +249,31 @@ def test_an_error_of_keras_reaches_hooks_by_the_block_or_at_the_next_fit() -> No
 def test_after_close_comes_once_however_fit_ends(fails: str) -> None:
     log: list[str] = []
 
-    class Closing(SessionRunHook):
-        async def end(self, session: Any) -> None:
-            await self.note("end", None)
+    def note(moment: str, exception: object) -> None:
+        log.append(f"{moment} {exception}")
+        if fails == moment:
+            raise ZeroDivisionError(f"of {moment}")
 
-        async def after_close(self, exception: BaseException | None) -> None:
-            await self.note("after_close", exception)
-
-        async def note(self, moment: str, exception: BaseException | None) -> None:
-            log.append(f"{moment} {exception}")
-            if fails == moment:
-                raise ZeroDivisionError(f"of {moment}")
-
+    hook = at(
+        end=lambda session: note("end", None),
+        after_close=lambda exception: note("after_close", exception),
+    )
     with nullcontext() if fails == "nothing" else pytest.raises(ZeroDivisionError, match=fails):
-        fit(linear_model(), [Closing()])
+        fit(linear_model(), [hook])
     assert log == ["end None", f"after_close {'of end' if fails == 'end' else None}"]
 
 
-def test_wrong_requests_are_errors_of_fit() -> None:
+def test_what_hooks_raise_and_wrong_requests_are_errors_of_fit() -> None:
     for hook, error, message in (
+        (at(after_run=raising(ZeroDivisionError("bad"))), ZeroDivisionError, "bad"),
         (Losses("nope"), FetchError, "'nope' is not among"),
         (FeedFnHook(lambda: {"x": 1}), ValueError, "Keras feeds its batches itself"),
         (GlobalStepWaiterHook(5), StepUnreachableError, "5"),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message) as caught:
             fit(linear_model(), [hook])
+        if error is ZeroDivisionError:
+            assert "in after_run of At" in caught.value.__notes__
     with pytest.raises(TypeError, match="hooks is the hook"):
         HooksCallback(RecordingHook("a"))  # type: ignore[arg-type]
 
@@ -301,72 +282,32 @@ def test_wrong_requests_are_errors_of_fit() -> None:
 def test_every_moment_is_awaited_in_the_session_s_graph(backend: Any) -> None:
     model, log = counting_model(), []  # type: tuple[Model, list[Any]]
 
-    class Awaiting(SessionRunHook):
-        async def note(self, *what: Any) -> None:
-            await anyio.lowlevel.checkpoint()
-            assert v1.get_default_graph() is model.graph
-            log.append(what)
+    async def note(*what: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+        assert v1.get_default_graph() is model.graph
+        log.append(what)
 
-        async def begin(self) -> None:
-            await self.note("begin")
+    async def before_run(run_context: Any) -> SessionRunArgs:
+        await note(run_context.step_is_made)
+        return SessionRunArgs({"x": [model.train_op]})
 
-        async def after_create_session(self, session: Any, coord: Any) -> None:
-            await self.note(session.global_step.value, session.run(model.step))
-
-        async def before_run(self, run_context: Any) -> SessionRunArgs:
-            await self.note("before", run_context.step_is_made)
-            return SessionRunArgs({"x": [model.train_op]})
-
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            await self.note(run_context.step_is_made, run_values.results, run_context.step)
-
-        async def end(self, session: Any) -> None:
-            await self.note("end", session.run(model.step))
-
+    hook = at(
+        begin=lambda: note("begin"),
+        after_create_session=lambda raw, coord: note(raw.global_step.value, raw.run(model.step)),
+        before_run=before_run,
+        after_run=lambda context, values: note(context.step_is_made, values.results, context.step),
+        end=lambda session: note("end", session.run(model.step)),
+    )
     with ExitStack() as stack:
         portal = None
         if backend != "own":
             portal = stack.enter_context(anyio.from_thread.start_blocking_portal(backend))
-        theirs = sync_hook(Awaiting(), portal=portal)
+        theirs = sync_hook(hook, portal=portal)
         for _ in range(2):
             assert train(model, [theirs], runs=2) == [1, 2]
             assert portal or not hook_threads(), "the event loop has ended with `end`"
-    before = ("before", False)
-    runs = [before, (True, {"x": [1]}, 1), before, (True, {"x": [2]}, 2)]
+    runs = [(False,), (True, {"x": [1]}, 1), (False,), (True, {"x": [2]}, 2)]
     assert log == [("begin",), (0, 0), *runs, ("end", 2)] * 2
-
-
-def test_hooks_of_ours_work_in_tensorflows_session(tmp_path: Path) -> None:
-    with tf.Graph().as_default() as graph:
-        with v1.variable_scope("training"):
-            step = v1.train.create_global_step()
-        fed = v1.placeholder(tf.int64, [])
-        model = Model(graph, step, v1.assign_add(step, fed))
-    saved: list[int] = []
-
-    class Listener(CheckpointSaverListener):
-        async def after_save(self, session: Any, global_step_value: int) -> None:
-            saved.append(global_step_value)
-
-    async def feed() -> dict[Any, int]:
-        await anyio.lowlevel.checkpoint()
-        return {fed: 1}
-
-    saver = {"saver": saver_of(model), "listeners": [Listener()]}
-    other = RecordingHook("other")
-    hooks: list[Any] = [
-        FeedFnHook(feed),
-        CheckpointSaverHook(str(tmp_path), save_steps=2, **saver),
-        StepCounterHook(1, output_dir=str(tmp_path)),
-        StopAtStepHook(last_step=5),
-        other,
-    ]
-    assert train(model, hooks) == [1, 2, 3, 4, 5]
-    assert other.log.count(("other", "before_run")) == 5, "no run was begun in vain"
-    assert saved == [0, 2, 4, 5]
-    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-5")
-    v1.summary.FileWriterCache.clear()
-    assert steps_of_events(tmp_path, "summary", "training/global_step/sec") == [2, 3, 4, 5]
 
 
 def test_a_waiter_sees_steps_that_others_make() -> None:
@@ -380,10 +321,11 @@ def test_a_waiter_sees_steps_that_others_make() -> None:
             with v1.train.MonitoredSession(creator, hooks) as session:
                 started.append(session.run(model.step))
 
+    waits, thread = threading.Event(), threading.Thread(target=waiting_worker)
     with model.graph.as_default(), v1.Session(server.target) as session:
-        session.run(v1.global_variables_initializer())
-        thread = threading.Thread(target=waiting_worker)
-        thread.start()
+        with listening("Waiting for global step 3", waits.set):
+            thread.start()
+            assert waits.wait(60)
         while thread.is_alive():
             session.run(model.train_op)
     assert started[0] >= 3
@@ -392,19 +334,15 @@ def test_a_waiter_sees_steps_that_others_make() -> None:
 def test_a_wait_ends_when_tensorflow_s_coordinator_is_stopped() -> None:
     stopped: list[bool] = []
 
-    class WaitsFirst(SessionRunHook):
-        async def before_run(self, run_context: Any) -> None:
-            try:
-                await run_context.global_step.wait_for(1000)
-            except StopTraining:
-                stopped.append(True)
-                raise
+    async def wait(run_context: Any) -> None:
+        try:
+            await run_context.global_step.wait_for(1000)
+        except StopTraining:
+            stopped.append(True)
+            raise
 
-    class StopFirst(v1.train.SessionRunHook):  # type: ignore[misc]
-        def after_create_session(self, session: Any, coord: Any) -> None:
-            coord.request_stop()
-
-    model, hooks = counting_model(), [StopFirst(), sync_hook(WaitsFirst())]
+    stops = TheirMoments(after_create_session=lambda session, coord: coord.request_stop())
+    model, hooks = counting_model(), [stops, sync_hook(at(before_run=wait))]
     with model.graph.as_default(), v1.train.MonitoredSession(hooks=hooks) as session:
         session.run(model.train_op)
     assert stopped == [True]
@@ -424,40 +362,30 @@ def test_what_sync_hook_cannot_use_is_refused() -> None:
         sync_hook(StopAtStepHook(last_step=3), portal="trio")  # type: ignore[arg-type]
 
 
-class TheirRequest(v1.train.SessionRunHook):  # type: ignore[misc]
-    """Asks for a stop in one moment of the first run, and notes whether one was asked for."""
+def request(kind: Any, moment: str = "") -> Any:
+    """A hook that asks for a stop in one moment, and notes whether one was asked for."""
+    seen: list[bool] = []
 
-    def __init__(self, moment: str = "") -> None:
-        self._moment = moment
-        self.seen: list[bool] = []
+    def look(now: str) -> Callable[..., None]:
+        def play(run_context: Any, run_values: Any = None) -> None:
+            seen.append(run_context.stop_requested)
+            if now == moment:
+                run_context.request_stop()
 
-    def before_run(self, run_context: Any) -> None:
-        self._look("before_run", run_context)
+        return play
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._look("after_run", run_context)
-
-    def _look(self, moment: str, run_context: Any) -> None:
-        self.seen.append(run_context.stop_requested)
-        if moment == self._moment:
-            run_context.request_stop()
-
-
-def our_request(moment: str = "") -> Any:
-    """The same as a hook of ours."""
-    theirs = TheirRequest(moment)
-    hook = Moments(before_run=theirs.before_run, after_run=theirs.after_run)
-    hook.seen = theirs.seen  # type: ignore[attr-defined]
+    hook = kind(before_run=look("before_run"), after_run=look("after_run"))
+    hook.seen = seen
     return hook
 
 
 @pytest.mark.parametrize("moment", ["before_run", "after_run"])
-@pytest.mark.parametrize("asks", [TheirRequest, our_request])
-@pytest.mark.parametrize("looks", [TheirRequest, our_request])
+@pytest.mark.parametrize("asks", [TheirMoments, at])
+@pytest.mark.parametrize("looks", [TheirMoments, at])
 def test_a_stop_that_one_hook_asks_for_is_seen_by_all_in_that_run(
-    looks: Callable[..., Any], asks: Callable[..., Any], moment: str
+    looks: Any, asks: Any, moment: str
 ) -> None:
-    hooks = [looks(), asks(moment), looks()]
+    hooks = [request(looks), request(asks, moment), request(looks)]
     assert train(counting_model(), hooks) == [1]
     is_early = moment == "before_run"
     assert [each.seen for each in hooks] == [[False, is_early]] * 2 + [[is_early, True]]

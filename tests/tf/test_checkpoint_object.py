@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +33,8 @@ def writing(saver: TensorFlowSaver, way: str) -> Callable[[str], None]:
 
 def in_thread(fn: Callable[..., Any], path: Path) -> None:
     """Call it in a new thread; its error leaves here."""
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            fn(str(path))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fn, str(path)).result()
 
 
 def everything() -> dict[str, Any]:
@@ -111,29 +100,19 @@ def compiled_step(v: Any) -> None:
     v.assign_sub(v * 0.5)
 
 
-@tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
-def xla_step(v: Any) -> None:
-    v.assign(v * 0.5 + 1.0)
-
-
 def write_memory(v: Any) -> None:
     """As a library does that got the variable by DLPack."""
     address = np.asarray(memoryview(v.read_value())).ctypes.data
     (ctypes.c_float * v.shape[0]).from_address(address)[0] += 1.0
 
 
-UPDATES = [
-    *(sparse_step, compiled_step, xla_step, write_memory),
-    lambda v: v.assign(v * 2.0 + 1.0),
-    lambda v: v.assign_add(tf.ones_like(v)),
-    lambda v: v.scatter_nd_add([[0]], [9.0]),
-    lambda v: tf.raw_ops.ResourceApplyGradientDescent(
+def descend(v: Any) -> None:
+    tf.raw_ops.ResourceApplyGradientDescent(
         var=v.handle, alpha=1.0, delta=tf.ones_like(v), use_locking=False
-    ),
-]
+    )
 
 
-@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("update", [sparse_step, compiled_step, write_memory, descend])
 def test_snapshots_hold_one_step_however_the_variables_change_then(
     tmp_path: Path, update: Any
 ) -> None:
@@ -201,42 +180,35 @@ def test_keras_trains_on_from_a_snapshot_as_if_nothing_had_happened(
     assert [step(), step()] == expected
 
 
-@pytest.mark.parametrize(
-    ("here", "faults"),
-    [
-        ({"new": [1.0]}, ["new: no such name in the checkpoint, here is float32 of shape (1,)"]),
-        ({"v": [1.0] * 3}, ["v: the checkpoint holds float32 of shape (2,), here is float32 of"]),
-        ({"v": [1, 2]}, ["v: the checkpoint holds float32 of shape (2,), here is int32 of shape"]),
-        ({f"w{i}": 0.0 for i in range(23)}, [*["w"] * 20, "and 3 more"]),
-    ],
-)
-def test_what_does_not_fit_is_named(
-    tmp_path: Path, here: dict[str, Any], faults: list[str]
-) -> None:
-    saver_of(v=tf.Variable([1.0, 2.0])).save(str(tmp_path / "a"))
-    with pytest.raises(CheckpointError, match="does not fit the objects here") as caught:
-        saver_of(**{key: tf.Variable(each) for key, each in here.items()}).restore(
-            str(tmp_path / "a")
-        )
-    assert not isinstance(caught.value, DamagedCheckpointError)
-    found = str(caught.value).split("\n  ")[1:]
-    assert all(a.startswith(b) for a, b in zip(found, faults, strict=True)), found
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    saver_of(v=tf.Variable([1.0, 2.0])).save(path)
+    for here, fault in (
+        ({"new": [1.0]}, "new: no such name in the checkpoint, here is float32 of shape (1,)"),
+        ({"v": [1, 2]}, "v: the checkpoint holds float32 of shape (2,), here is int32 of shape"),
+        ({f"w{i}": 0.0 for i in range(23)}, "and 3 more"),
+    ):
+        saver = saver_of(**{key: tf.Variable(each) for key, each in here.items()})
+        with pytest.raises(CheckpointError, match="does not fit the objects here") as caught:
+            saver.restore(path)
+        assert not isinstance(caught.value, DamagedCheckpointError)
+        assert str(caught.value).splitlines()[-1].startswith(f"  {fault}")
 
 
 @pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
-@pytest.mark.parametrize("how", ["missing", "empty", "half", "flipped"])
-def test_missing_and_damaged_files_are_an_error(tmp_path: Path, suffix: str, how: str) -> None:
+def test_missing_and_damaged_files_are_an_error(tmp_path: Path, suffix: str) -> None:
     saver = saver_of(v=tf.Variable(tf.range(1000.0)))
     saver.save(str(tmp_path / "a"))
     file = tmp_path / f"a{suffix}"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 4] ^= 4
-    file.unlink()
-    if how != "missing":
-        cut = {"empty": 0, "half": len(data) // 2, "flipped": len(data)}[how]
-        file.write_bytes(data[:cut])
-    with pytest.raises(DamagedCheckpointError, match="cannot read the checkpoint"):
-        saver.restore(str(tmp_path / "a"))
+    data = file.read_bytes()
+    place = len(data) // 4
+    flipped = data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+    for damaged in (flipped, data[: place * 2], b"", None):
+        file.unlink()
+        if damaged is not None:
+            file.write_bytes(damaged)
+        with pytest.raises(DamagedCheckpointError, match="cannot read the checkpoint"):
+            saver.restore(str(tmp_path / "a"))
 
 
 @WAYS
@@ -293,14 +265,15 @@ def test_only_a_checkpoint_is_taken_and_for_others_it_says_what_to_do() -> None:
     for what in (None, tf.Module(), v1.train.Checkpoint()):
         with pytest.raises(TypeError, match=r"give TensorFlowSaver\(tf\.train\.Checkpoint\("):
             TensorFlowSaver(what)
-    manager = tf.train.CheckpointManager(checkpoint, "unused", max_to_keep=1)
     with tf.Graph().as_default():
         v1.get_variable("v", [])
         of_graph = v1.train.Saver()
     for given, advice in (
-        (checkpoint, r"wrap it: TensorFlowSaver\(checkpoint\)"),
         (v1.train.Checkpoint(), r"wrap it: TensorFlowSaver\(checkpoint\)"),
-        (manager, r"wrap its checkpoint: TensorFlowSaver\(manager"),
+        (
+            tf.train.CheckpointManager(checkpoint, "", 1),
+            r"wrap its checkpoint: TensorFlowSaver\(m",
+        ),
         (of_graph, "saves a graph's variables: give it to the Checkpoint"),
     ):
         with pytest.raises(TypeError, match=advice):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -11,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from .processes import Done, RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
+from .processes import RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
 from .proxy import Proxy
-from .roles import BEAT, NOTICED_SECS, Cluster
+from .roles import NOTICED_SECS, Cluster
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
@@ -48,58 +46,18 @@ def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:
     ps = cluster.ps()
-    processes = pair_of(cluster, 400, tmp_path)
+    processes = pair_of(cluster, 250, tmp_path)
     for each in processes:
         each.expect_step(70)
     epochs = [each.epoch for each in processes]
     ps.kill()
     saved = max(int(each.stem.split("-")[-1]) for each in tmp_path.glob("*.index"))
     cluster.ps()
-    check_end(cluster, processes, 400)
+    check_end(cluster, processes, 250)
     for each, before in zip(processes, epochs, strict=True):
         assert each.done().epoch > before
         assert min(each.steps(each.epoch)) > saved, "the last checkpoint was restored"
-    assert len(list(tmp_path.glob("*-400.index"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("secs", "cluster"),
-    [
-        pytest.param(3, "asyncio", marks=pytest.mark.faults),
-        pytest.param(20, "asyncio", marks=pytest.mark.slow),
-        pytest.param(20, "trio", marks=pytest.mark.slow),
-    ],
-    indirect=["cluster"],
-)
-def test_after_a_ps_was_stopped_for_seconds_training_goes_on(
-    secs: float, cluster: RunningCluster, tmp_path: Path
-) -> None:
-    ps = cluster.ps()
-    processes = pair_of(cluster, 300, tmp_path)
-    for each in processes:
-        each.expect_step(60)
-    ps.stop()
-    for each in processes:
-        each.expect("source LOST", NOTICED_SECS)
-    time.sleep(secs)  # what is tested is that nothing ends meanwhile
-    assert not any(line.startswith("done") for each in processes for line in each.lines)
-    ps.go_on()
-    check_end(cluster, processes, 300)
-
-
-@pytest.mark.faults
-@on_trio
-def test_without_their_chief_workers_train_on_to_the_limit(
-    cluster: RunningCluster, tmp_path: Path
-) -> None:
-    cluster.ps()
-    processes = chief, *workers = pair_of(cluster, 200, tmp_path)
-    for each in processes:
-        each.expect_step(60)
-    chief.kill()
-    epochs = [each.epoch for each in workers]
-    check_end(cluster, workers, 200)
-    assert [each.done().epoch for each in workers] == epochs
+    assert len(list(tmp_path.glob("*-250.index"))) == 1
 
 
 @pytest.mark.faults
@@ -107,93 +65,75 @@ def test_a_chief_that_comes_again_restores_and_all_go_on(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:
     cluster.ps()
-    chief = cluster.trains("chief:0", 700, workers=2, pace=0.02, directory=str(tmp_path))
-    worker = cluster.trains("worker:0", 700, pace=0.05)  # too slow to end without a chief
+    chief = cluster.trains("chief:0", 400, workers=2, pace=0.02, directory=str(tmp_path))
+    worker = cluster.trains("worker:0", 400, pace=0.05)  # too slow to end without a chief
     for each in (chief, worker):
-        each.expect_step(70)
+        each.expect_step(50)
     chief.kill()
     epoch = worker.epoch
-    chief = cluster.trains("chief:0", 700, workers=4, directory=str(tmp_path))
-    check_end(cluster, [chief, worker], 700)
+    chief = cluster.trains("chief:0", 400, workers=4, directory=str(tmp_path))
+    check_end(cluster, [chief, worker], 400)
     assert worker.done().epoch == epoch + 1
-    assert min(worker.steps(epoch + 1)) >= 60, "a checkpoint was restored"
+    assert min(worker.steps(epoch + 1)) >= 40, "a checkpoint was restored"
 
 
 @pytest.mark.faults
-def test_a_worker_that_dies_with_credits_leaves_them_to_the_others(cluster: RunningCluster) -> None:
+@on_trio
+def test_what_the_dead_had_reserved_is_left_to_the_others_and_a_worker_joins_again(
+    cluster: RunningCluster,
+) -> None:
+    """Also where the chief is among them."""
     cluster.ps()
-    chief = cluster.trains("chief:0", 1000, workers=2, pace=0.05)  # 40 steps a second
-    victim = cluster.trains("worker:0", 1000, workers=8)
-    chief.expect("started 0")
-    victim.expect_step(100)
+    survivor = cluster.trains("worker:1", 2000, workers=4, pace=0.01)
+    chief = cluster.trains("chief:0", 2000, workers=2, pace=0.02)
+    victim = cluster.trains("worker:0", 2000, workers=8, pace=0.02)
+    for each in (survivor, victim):
+        each.expect_step(50)
     victim.kill()
-    again = cluster.trains("worker:0", 1000, workers=8)
-    assert again.expect_step(1) > 100, "it has joined again"
-    again.expect_step(800)
-    again.kill()
-    begun = time.monotonic()
-    assert chief.done().value == 1000
-    assert time.monotonic() - begun < 200 / 40 + 2 * BEAT + 5
-    check_end(cluster, [chief], 1000)
+    again = cluster.trains("worker:0", 2000, workers=8, pace=0.02)
+    assert again.expect_step(1) > 50, "it has joined again"
+    epoch = survivor.epoch
+    for each in (chief, again):
+        each.kill()
+    check_end(cluster, [survivor], 2000)
+    assert survivor.done().epoch == epoch
 
 
 @pytest.mark.faults
 def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cluster: RunningCluster) -> None:
     cluster.ps()
-    chief = cluster.trains("chief:0", 1000, workers=2, pace=0.01)  # 200 steps a second
-    victim = cluster.trains("worker:0", 1000, workers=8)
-    victim.expect_step(100)
+    chief = cluster.trains("chief:0", 600, workers=2, pace=0.01)  # 200 steps a second
+    victim = cluster.trains("worker:0", 600, workers=8)
+    victim.expect_step(50)
     victim.stop()
     chief.expect("log worker:0 is silent, and keeps the")
     victim.go_on()
-    check_end(cluster, [chief, victim], 1000)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_workers_that_die_at_any_moment_never_keep_the_end(launcher: TaskLauncher) -> None:
-    random_ = random.Random(7)
-    late = []
-    for cycle in range(20):
-        cluster = RunningCluster(launcher, free_cluster(ps=1, chief=1, worker=2), "asyncio")
-        cluster.ps()
-        chief = cluster.trains("chief:0", 300, workers=2)
-        victims = [cluster.trains(f"worker:{each}", 300, workers=4) for each in range(2)]
-        for each in victims:
-            each.expect_step(1)
-            time.sleep(random_.uniform(0, 0.4))
-            each.kill()
-        begun = time.monotonic()
-        assert chief.done().value == 300, cycle
-        late.append(time.monotonic() - begun)
-        check_end(cluster, [chief], 300)
-        launcher.end_all()
-    print(f"seconds from the last kill to the end: {sorted(late)}")
-    assert max(late) < 2 * BEAT + 5
+    check_end(cluster, [chief, victim], 600)
 
 
 @pytest.mark.faults
 @on_trio
-def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_on_request(
+def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_and_training_goes_on_afterwards(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:
     ps = cluster.ps()
-    chief = cluster.trains("chief:0", 100, pace=0.02, fails_on_loss=True, directory=str(tmp_path))
-    chief.expect("source LIVE")
-    chief.expect_step(20)
+    chief = cluster.trains("chief:0", 150, pace=0.02, fails_on_loss=True, directory=str(tmp_path))
+    worker = cluster.trains("worker:0", 150, workers=2, pace=0.02)
+    for each in (chief, worker):
+        each.expect("source LIVE")
+        each.expect_step(20)
     ps.stop()
-    begun = time.monotonic()
-    assert "no news of other processes arrives" in chief.expect("lost: ")
-    assert time.monotonic() - begun < NOTICED_SECS
-    assert float(chief.expect("left after").split()[-1]) < 0.1
+    assert "no news of other processes arrives" in chief.expect("lost: ", NOTICED_SECS)
     assert chief.expect("cancelled") == "cancelled True"
     assert "has not answered for" in chief.expect("log The source of global_step is lost")
-    chief.expect("source LOST")
+    for each in (chief, worker):
+        each.expect("source LOST", NOTICED_SECS)
+        assert each.is_running
     num_before = len(chief.lines)
     ps.go_on()
     chief.expect("source LIVE", after=num_before)
     chief.expect("log The source of global_step is live", after=num_before)
-    check_end(cluster, [chief], 100)
+    check_end(cluster, [chief, worker], 150)
 
 
 NAMES = ["chief:0", "worker:0", "worker:1"]
@@ -202,40 +142,21 @@ Round = list[dict[str, Any]]
 """What each process does in one training; those that are left out take no part."""
 
 
-def trained(cluster: RunningCluster, rounds: list[Round]) -> list[list[Done]]:
-    """Train on one cluster again and again; for each round what each process has done."""
+def check(cluster: RunningCluster, rounds: list[Round]) -> None:
+    """Train on one cluster again and again; each process stops where it should."""
     cluster.ps()
     of_each = zip_longest(*rounds)  # what each process does in each round
     processes = [
         cluster.start("several", name, rounds=each)
         for name, each in zip(NAMES, of_each, strict=False)
     ]
-    ends = [ends_of(each) for each in processes]
-    return [[next(end) for end in ends[: len(each)]] for each in rounds]
-
-
-def ends_of(process: TaskProcess) -> Iterator[Done]:
-    """How each of its trainings ends; the value is -1 where a hook raised."""
-
-    def is_end(line: str) -> bool:
-        return line.startswith(("done", "raised"))
-
-    at = 0
-    while True:
-        line = process.expect_line(is_end, "the end", 60, after=at)
-        at = process.lines.index(line, at) + 1
-        yield Done.of(line) if line.startswith("done") else Done(-1, 0, 0, 0)
-
-
-def check(cluster: RunningCluster, rounds: list[Round]) -> None:
-    """Each of them has stopped where it should have."""
-    for number, (wanted, done) in enumerate(zip(rounds, trained(cluster, rounds), strict=True)):
+    for number, wanted in enumerate(rounds):
+        done = [each.done(after_dones=number) for each in processes[: len(wanted)]]
         limit, stride = wanted[0]["last_step"], wanted[0].get("stride", 1)
         step = read_step(cluster.addresses, f"round{number}")
         assert limit <= step < limit + stride, (wanted, done)
-        assert {each.value for each in done} <= {step, -1}, (wanted, done)
-        if -1 not in {each.value for each in done}:
-            assert sum(each.runs for each in done) * stride == step, (wanted, done)
+        assert {each.value for each in done} == {step}, (wanted, done)
+        assert sum(each.runs for each in done) * stride == step, (wanted, done)
 
 
 @pytest.mark.faults
@@ -249,33 +170,8 @@ def test_training_stops_exactly_at_its_limit_in_all_processes(cluster: RunningCl
             [{"last_step": 60, "workers": 3}, {"last_step": 60, "workers": 8}],
             [{"last_step": 50, "stride": 3, "workers": 2}, {"last_step": 50, "stride": 3} | slow],
             [{"last_step": 60, **slow}, {"last_step": 60, **waits}],
-            [{"last_step": 90, "workers": 2}, {"last_step": 90, "workers": 2, "raises_at": 30}],
         ],
     )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(4))
-def test_training_stops_exactly_at_any_limit(cluster: RunningCluster, seed: int) -> None:
-    random_ = random.Random(seed)
-    rounds = []
-    for _ in range(20):
-        limit = random_.choice([1, 2, 7, 50, 101, 300])
-        common = {"last_step": limit, "stride": random_.choice([1, 1, 2, 3])}
-        a_round = [
-            {
-                **common,
-                "workers": random_.randint(1, 8),
-                "pace": random_.choice([0, 0, 0.001, 0.02]),
-                "waits": random_.choice([[], [], [1, min(3, limit)], [max(0, limit - 2)] * 8])
-                if part
-                else [],
-            }
-            for part in range(random_.randint(1, 3))
-        ]
-        rounds.append(a_round)
-    check(cluster, rounds)
 
 
 @pytest.mark.faults
@@ -324,10 +220,7 @@ def divided(launcher: TaskLauncher) -> Iterator[Divided]:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("hangs_up", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(
-    hangs_up: bool, divided: Divided
-) -> None:
+def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(divided: Divided) -> None:
     cluster = divided.cluster
     # slow, so that the other one has something to do in the end
     chief = cluster.trains("chief:0", 800, pace=0.05, is_checked=False)
@@ -338,8 +231,6 @@ def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(
     num_before = len(worker.lines)
     for each in divided.proxies:
         each.cut()
-        if hangs_up:
-            each.hang_up()
     worker.expect("source LOST", NOTICED_SECS, after=num_before)
     chief.expect_step(chief.steps(chief.epoch)[-1] + 30)
     num_before = len(worker.lines)
@@ -353,9 +244,8 @@ def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 8])
-def test_while_its_workers_wait_nothing_leaves_a_process(workers: int, divided: Divided) -> None:
-    cluster = divided.cluster
+def test_while_its_workers_wait_nothing_leaves_a_process(divided: Divided) -> None:
+    cluster, workers = divided.cluster, 8
     chief = cluster.trains("chief:0", 800, pace=0.02, is_checked=False)
     options = {"workers": workers, "waits": [700] * workers, "is_checked": False, "heartbeat": 60}
     waiting = cluster.start("working", "worker:0", divided.of_worker, last_step=800, **options)

@@ -24,7 +24,9 @@ def config(**changes: Any) -> str:
     return json.dumps({key: value for key, value in whole.items() if value is not None})
 
 
-def test_tf_config_says_which_task_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf_config_says_which_task_it_is_and_a_text_goes_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TF_CONFIG", config(workers_per_process=8))
     task = ClusterTask.from_tf_config(max_wait_secs=5)
     assert (task.job, task.index, task.name) == ("worker", 1, "worker:1")
@@ -33,10 +35,6 @@ def test_tf_config_says_which_task_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert task.address == TWO
     assert task.cluster == tf.train.ClusterSpec(CLUSTER)
     assert repr(task) == f"<ClusterTask worker:1 at {TWO}, of 1 ps, 2 worker>"
-
-
-def test_a_text_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CONFIG", "nonsense")
     task = ClusterTask.from_tf_config(config(task={"type": "ps", "index": 0}))
     assert (task.name, task.is_ps, task.workers_per_process) == ("ps:0", True, 1)
 
@@ -45,11 +43,9 @@ def test_a_text_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     ("more", "job", "is_chief"),
     [
         ({}, "worker", True),
-        ({}, "ps", False),
         ({"chief": ["a:1"]}, "chief", True),
         ({"chief": ["a:1"]}, "worker", False),
         ({"master": ["a:1"]}, "master", True),
-        ({"evaluator": ["a:1"]}, "evaluator", False),
     ],
 )
 def test_the_chief_is_chief_or_master_or_else_worker_0(
@@ -73,17 +69,14 @@ def test_ps_and_evaluators_do_not_count_as_processes_that_train() -> None:
 )
 def test_a_cluster_is_given_in_several_ways(cluster: Any) -> None:
     assert ClusterTask(cluster, "worker", 1).cluster == tf.train.ClusterSpec(CLUSTER)
+    address = "[::1]:65535"
+    assert ClusterTask({"ps": [PS], "worker": [address]}, "worker", 0).address == address
 
 
 def test_in_json_the_indices_of_a_job_may_be_names() -> None:
     sparse = {"ps": {"0": PS}, "worker": {"0": ONE, "12": TWO}}
     task = ClusterTask.from_tf_config(config(cluster=sparse, task={"type": "worker", "index": 12}))
     assert (task.address, task.num_processes) == (TWO, 2)
-
-
-@pytest.mark.parametrize("address", ["a.b-c.example:65535", "127.0.0.1:1", "[::1]:2222"])
-def test_host_and_port_are_an_address(address: str) -> None:
-    assert ClusterTask({"ps": [PS], "worker": [address]}, "worker", 0).address == address
 
 
 def of_task(job: Any, index: Any) -> str:
@@ -96,24 +89,17 @@ def of_task(job: Any, index: Any) -> str:
         (None, r"TF_CONFIG is not set; give \{\"cluster\""),
         ("{", r"TF_CONFIG is '\{', no JSON \(Expecting .*\); give"),
         ("[" * 100_000, r"TF_CONFIG is '\[\[.*\.\.\., no JSON"),
-        ("[1]", r"TF_CONFIG is \[1\], no object; give"),
         ("{}", "TF_CONFIG is '{}': it has no 'cluster'; give"),
         (config(task=None), "it has no 'task'; give"),
         (config(cluster=[1]), r"its 'cluster' is \[1\]; give"),
-        (config(task="worker"), "its 'task' is 'worker'; give"),
         (config(task={"index": 0}), "without 'type'; give"),
-        (config(task={"type": "ps"}), "without 'index'; give"),
         (of_task("boss", 0), "job is 'boss'; the cluster has ps, work"),
-        (of_task([], 0), r"job is \[\]; the cluster has ps, worker"),
         (of_task("evaluator", 0), "list the evaluator in the cluster"),
         (of_task("worker", 2), "worker:2; of 'worker' the cluster has"),
         (of_task("worker", -1), "worker:-1; of 'worker' the cluster ha"),
-        (of_task("worker", True), "in 'worker' is True; give an integer"),
         (3, "TF_CONFIG is 3; give .*, as text"),
         (config(workers_per_process=0), "workers_per_process is 0; give an integer >= 1"),
-        (config(workers_per_process="8"), "workers_per_process is '8'; give an integer >= 1"),
         (config(cluster={"ps": PS, "worker": [ONE]}), "the job ps is '10.*'; give a list of a"),
-        (config(cluster={"ps": [3], "worker": [ONE]}), 'ps:0 has the address 3; give "host:po'),
     ],
 )  # fmt: skip
 def test_a_tf_config_that_describes_no_task_is_refused(
@@ -130,17 +116,13 @@ def test_a_tf_config_that_describes_no_task_is_refused(
         ({"ps": [], "worker": []}, "the cluster is empty; give"),
         ({"worker": [ONE]}, "has no ps, but only worker; variables are placed on a ps"),
         ({"ps": [PS], "worker": {1: ONE}}, "has no chief: neither a chief nor a master nor a work"),
-        ({"ps": [PS], "evaluator": [ONE]}, "has no chief"),
         ({"ps": [PS], "chief": [ONE], "master": [TWO]}, "2 chiefs: chief:0, master:0; one"),
-        ({"ps": [PS], "chief": [ONE, TWO]}, "2 chiefs: chief:0, chief:1; one initialises"),
         ({"ps": ["A:1"], "worker": ["a:1"]}, "ps:0 and worker:0 have the same address 'a:1'"),
         ({"ps": [PS], "boss": [ONE]}, "the job 'boss'; the jobs are ps, chief, master, worker"),
         ({"ps": {1: PS}, "worker": [ONE]}, r"ps has the indices \[1\].*: give \[0\]"),
-        ({"ps": {-1: PS}, "worker": [ONE]}, "an index of the job ps is -1; give an integer >="),
         ({"ps": {"0": PS}, "worker": [ONE]}, "an index of the job ps is '0'; give an integer"),
         ({"ps": [f"grpc://{PS}"], "worker": [ONE]}, "'grpc://.*without the protocol"),
         (None, r"cluster is .*; give a tf.train.ClusterSpec, or"),
-        ([PS, ONE], r"cluster is .*; give a tf.train.ClusterSpec, or"),
     ],
 )  # fmt: skip
 def test_a_cluster_that_cannot_train_is_refused(cluster: Any, message: str) -> None:
@@ -152,7 +134,7 @@ def test_a_cluster_that_cannot_train_is_refused(cluster: Any, message: str) -> N
     "address",
     [
         "", "host", ":2222", "host:0", "host:65536", "host:two", "ho st:2222", "user@host:2222",
-        "host:2222/path", "a:1,b:2", "::1:2222", "[x:2222", "host:2222\n", "host:2222?x",
+        "host:2222/path", "a:1,b:2", "::1:2222", "host:2222\n",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(address: str) -> None:

@@ -15,9 +15,10 @@ import pytest
 
 from asynchooks import ClusterError, ClusterTask, StopTraining
 
+from ..support.threads import threads_left
 from .processes import TaskLauncher, TaskProcess, free_cluster
 from .roles import task_of
-from .servers import NewThreads, listening
+from .servers import listening
 
 tf = pytest.importorskip("tensorflow")
 messages = pytest.importorskip("asynchooks.tf.cluster._messages")
@@ -92,15 +93,6 @@ def test_a_taken_port_is_refused_and_the_process_lives(taken: int) -> None:
                 task.start()
 
 
-def test_a_port_that_is_taken_at_the_last_moment_is_refused(
-    taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asynchooks.tf.cluster._own_server._check_port", lambda *_: None)
-    task = ClusterTask({"ps": [f"127.0.0.1:{taken}"], "worker": ["a:1"]}, "ps", 0)
-    with pytest.raises(ClusterError, match="ps:0 at .* did not start: Could not start.*just taken"):
-        task.start()
-
-
 def test_the_port_of_a_killed_server_is_free_at_once(launcher: TaskLauncher) -> None:
     cluster = free_cluster(ps=1, worker=1)
     ps = launcher.start("serving", cluster, "ps:0")
@@ -145,17 +137,6 @@ async def test_a_cluster_trains_and_all_its_processes_end(start: Start) -> None:
     assert [each.lines[-1] for each in servers] == ["served", "served"]
 
 
-async def test_a_killed_worker_keeps_the_ps_no_longer_than_the_linger_time(start: Start) -> None:
-    cluster = free_cluster(ps=1, worker=2)
-    ps = start("serving", cluster, "ps:0", linger_secs=0.2)
-    start("working", cluster, "worker:0", last_step=10**9)
-    worker = start("working", cluster, "worker:1", last_step=10**9)
-    worker.expect("step ")
-    assert worker.kill() == -9
-    await task_of(cluster, "worker:0").end()
-    assert (ps.ended(), ps.lines[-1]) == (0, "served")
-
-
 async def test_a_worker_waits_for_a_ps_that_comes_later(start: Start) -> None:
     cluster = free_cluster(ps=2, worker=1)
     waits, checked = anyio.Event(), anyio.Event()
@@ -174,40 +155,29 @@ async def test_a_worker_waits_for_a_ps_that_comes_later(start: Start) -> None:
     assert checked.is_set()
 
 
-async def test_a_long_wait_for_a_ps_is_warned_of_now_and_then(
+async def test_a_wait_for_a_ps_ends_in_time_with_warnings_now_and_then_and_can_be_cancelled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("asynchooks.tf.cluster._messages._PATIENCE_SECS", 0.3)
     monkeypatch.setattr("asynchooks.tf.cluster._messages._LONGEST_PAUSE_SECS", 0.1)
-    task = task_of(free_cluster(ps=1, worker=1), "worker:0", max_wait_secs=2.0)
-    with caplog.at_level(logging.INFO, "asynchooks"), pytest.raises(ClusterError):
-        await task.check_cluster()
-    levels = [each.levelno for each in caplog.records if "waits for ps:0" in each.message]
-    warned = [place for place, level in enumerate(levels) if level == logging.WARNING]
-    assert len(warned) == 2, "after 0.3 s and 0.9 s, not yet after 2.7 s"
-    assert warned[0] >= 2
-    assert "for 2 s more at most: no server answers" in caplog.records[0].message
-
-
-async def test_a_wait_for_a_ps_ends_in_time_and_can_be_cancelled() -> None:
     cluster = free_cluster(ps=1, worker=1)
-    begun = time.monotonic()
-    message = r"worker:0 waited for ps:0 for max_wait_secs=0.2 s: no server answers .*is it running"
-    with pytest.raises(ClusterError, match=message):
-        await task_of(cluster, "worker:0", max_wait_secs=0.2).check_cluster()
+    message = r"worker:0 waited for ps:0 for max_wait_secs=1 s: no server answers .*is it running"
+    with caplog.at_level(logging.INFO, "asynchooks"), pytest.raises(ClusterError, match=message):
+        await task_of(cluster, "worker:0", max_wait_secs=1.0).check_cluster()
+    levels = [each.levelno for each in caplog.records if "waits for ps:0" in each.message]
+    assert levels[0] == logging.INFO
+    assert 1 <= levels.count(logging.WARNING) <= 2, "after 0.3 s and 0.9 s"
+    assert "for 1 s more at most: no server answers" in caplog.records[0].message
     with anyio.move_on_after(0.1) as scope:
         await task_of(cluster, "worker:0").check_cluster()
     assert scope.cancelled_caught
-    assert time.monotonic() - begun < 2
 
 
 async def test_a_silent_ps_is_not_waited_for_longer(start: Start) -> None:
     cluster = free_cluster(ps=1, worker=1)
     start("serving", cluster, "ps:0").stop()
-    begun = time.monotonic()
     with pytest.raises(ClusterError, match="has not answered for [13] s; is it running"):
         await task_of(cluster, "worker:0", max_wait_secs=0).check_cluster()
-    assert time.monotonic() - begun < 6
 
 
 async def test_tasks_that_were_given_different_clusters_are_refused(start: Start) -> None:
@@ -264,33 +234,24 @@ def tasks() -> dict[str, ClusterTask]:
     return {name: task_of(cluster, name) for name in ("ps:0", "chief:0", "worker:0", "evaluator:0")}
 
 
-async def test_a_ps_serves_until_all_that_train_have_ended(
-    tasks: dict[str, ClusterTask], threads: NewThreads
+async def test_a_ps_serves_until_all_that_train_have_ended_and_no_end_is_lost(
+    tasks: dict[str, ClusterTask], caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = []
-
-    async def serve() -> None:
-        await tasks["ps:0"].serve(linger_secs=math.inf)
-        log.append("served")
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(serve)
-        for name in ("evaluator:0", "ps:0", "chief:0", "chief:0"):
-            await tasks[name].end()
-            await anyio.sleep(0.02)
-            log.append(name)
-        await tasks["worker:0"].end()
-    assert log == ["evaluator:0", "ps:0", "chief:0", "chief:0", "served"]
-    assert threads() == []
-
-
-async def test_an_end_before_the_ps_serves_is_not_lost(tasks: dict[str, ClusterTask]) -> None:
     tasks["ps:0"].start()
-    await tasks["worker:0"].end()
-    await tasks["chief:0"].end()
-    with anyio.fail_after(5):
+    for name in ("evaluator:0", "ps:0", "chief:0", "chief:0"):
+        await tasks[name].end()
+    with anyio.move_on_after(0.3) as scope:
         await tasks["ps:0"].serve(linger_secs=math.inf)
-        await tasks["ps:0"].serve()  # it stays over
+    assert scope.cancelled_caught
+    assert threads_left("asynchooks-serve") == [], (
+        "a thread in TensorFlow may abort the process's end"
+    )
+    assert not [each for each in caplog.messages if "is left alone" in each]
+    async with anyio.create_task_group() as group:
+        group.start_soon(tasks["ps:0"].serve)
+        await anyio.wait_all_tasks_blocked()
+        await tasks["worker:0"].end()
+    await tasks["ps:0"].serve(linger_secs=math.inf)  # it stays over
 
 
 async def test_once_the_chief_has_ended_the_others_have_the_linger_time(
@@ -300,7 +261,7 @@ async def test_once_the_chief_has_ended_the_others_have_the_linger_time(
     await tasks["chief:0"].end()
     begun = time.monotonic()
     await tasks["ps:0"].serve(linger_secs=0.3)
-    assert 0.3 <= time.monotonic() - begun < 3
+    assert time.monotonic() - begun >= 0.3
     line = "The chief ended 0.3 s ago, and the end of worker:0 was not reported; ps:0 ends"
     assert line in caplog.messages
 
@@ -311,27 +272,6 @@ async def test_without_the_chiefs_end_a_ps_goes_on(tasks: dict[str, ClusterTask]
     with anyio.move_on_after(0.3) as scope:
         await tasks["ps:0"].serve(linger_secs=0)
     assert scope.cancelled_caught
-
-
-async def test_a_cancelled_serve_ends_at_once_and_remembers(
-    tasks: dict[str, ClusterTask], threads: NewThreads, caplog: pytest.LogCaptureFixture
-) -> None:
-    tasks["ps:0"].start()
-    await tasks["worker:0"].end()
-    with anyio.CancelScope() as scope:
-        async with anyio.create_task_group() as group:
-            group.start_soon(tasks["ps:0"].serve)
-            while [each.name for each in threads()] != ["asynchooks-serve"]:  # noqa: ASYNC110 - it sets no event
-                await anyio.sleep(0.005)
-            begun = time.monotonic()
-            scope.cancel()
-    assert scope.cancelled_caught
-    assert time.monotonic() - begun < 0.9
-    assert threads() == [], "a thread in TensorFlow may abort the process's end"
-    assert not [each for each in caplog.messages if "is left alone" in each]
-    await tasks["chief:0"].end()
-    with anyio.fail_after(5):
-        await tasks["ps:0"].serve(linger_secs=math.inf)
 
 
 async def test_serving_is_for_a_ps_and_once_at_a_time(tasks: dict[str, ClusterTask]) -> None:
@@ -367,47 +307,22 @@ async def test_a_block_that_ends_cleanly_reports_its_end_to_the_ps(
     assert scope.cancelled_caught is not is_clean
 
 
-async def test_the_end_does_not_wait_for_a_ps_that_is_gone(
-    tasks: dict[str, ClusterTask], caplog: pytest.LogCaptureFixture
+async def test_a_silent_ps_keeps_neither_the_end_nor_the_other_ps_nor_a_cancellation(
+    start: Start,
 ) -> None:
-    caplog.set_level(logging.INFO, "asynchooks")
-    begun = time.monotonic()
-    await tasks["worker:0"].end()
-    assert time.monotonic() - begun < 4
-    assert any("worker:0 could not report its end to ps:0: no" in each for each in caplog.messages)
-
-
-async def test_a_silent_ps_keeps_neither_the_end_nor_the_other_ps(start: Start) -> None:
     cluster = free_cluster(ps=2, worker=1)
     silent, other = (start("serving", cluster, f"ps:{index}") for index in range(2))
     silent.stop()
-    begun = time.monotonic()
     task = task_of(cluster, "worker:0")
     await task.end()
-    assert time.monotonic() - begun < 4
     assert (other.ended(), other.lines[-1]) == (0, "served")
-    silent.go_on()
-    await task.end()  # once more: to those that do not know it
-    assert (silent.ended(), silent.lines[-1]) == (0, "served")
-    with listening() as lines:
-        await task.end()
-    assert lines == [], "all have it, and no request is sent"
-
-
-async def test_an_end_is_not_held_by_a_silent_ps_when_it_is_cancelled_or_the_ps_is_killed(
-    start: Start,
-) -> None:
-    cluster = free_cluster(ps=1, worker=1)
-    ps = start("serving", cluster, "ps:0")
-    ps.stop()
-    begun = time.monotonic()
     with anyio.move_on_after(0.1) as scope:
         await task_of(cluster, "worker:0").end()
     assert scope.cancelled_caught
-    assert time.monotonic() - begun < 0.9
-    begun = time.monotonic()
-    async with anyio.create_task_group() as group:
-        group.start_soon(task_of(cluster, "worker:0").end)
-        await anyio.sleep(0.2)
-        ps.kill()
-    assert time.monotonic() - begun < 4
+    silent.go_on()
+    with listening() as lines:
+        await task.end()  # once more: to those that do not know it
+        assert (silent.ended(), silent.lines[-1]) == (0, "served")
+        await task_of(cluster, "worker:0").end()  # both are gone
+    said = [line.text.partition(": ")[0] for line in lines if "could not report" in line.text]
+    assert sorted(said) == [f"worker:0 could not report its end to ps:{index}" for index in (0, 1)]

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import SessionRunHook, StopAtStepHook
+from asynchooks import StopAtStepHook
 
+from ..support.moments import at
 from ..test_docstrings import example_of
 
 tf = pytest.importorskip("tensorflow")
@@ -20,11 +21,6 @@ v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 NAMES = [name for name in asynchooks.tf.__all__ if name != "Scaffold"]
-
-
-class UploadMetrics(SessionRunHook):
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        run_context.request_stop()
 
 
 def build_model() -> Any:
@@ -49,7 +45,7 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         **{each: getattr(asynchooks.tf, each) for each in NAMES},
         "anyio": anyio,
         "asynchooks": asynchooks,
-        "UploadMetrics": UploadMetrics,
+        "UploadMetrics": lambda: at(after_run=lambda context, values: context.request_stop()),
         "build_model": build_model,
         "hooks": [StopAtStepHook(last_step=3)],
         "tf": tf,

@@ -18,12 +18,11 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
+from ..support.moments import at
 from .models import (
     Created,
-    Moments,
     aborted,
     counting_model,
-    failing,
     monitored,
     raising,
     tf,
@@ -56,27 +55,22 @@ async def test_a_loop_that_never_looks_ends_and_hooks_look_at_the_model_then(tra
 async def test_a_step_fn_runs_raw_and_with_hooks_and_a_plain_one_where_steps_run(
     runner: Any,
 ) -> None:
-    model = counting_model()
-    hook = RecordingHook("a", fetches=model.step)
+    model, hook = counting_model(), RecordingHook("a")
 
     async def mixed(step_context: Any) -> Any:
         raw = step_context.session.run(model.train_op)
-        with tf.Graph().as_default() as held:  # which it may hold across its run
-            result = await step_context.run_with_hooks(model.train_op)
-            assert v1.get_default_graph() is held
-        return raw, result
+        return raw, await step_context.run_with_hooks(model.train_op)
 
-    def plain(step_context: Any) -> tuple[int, Any, Any]:
-        output = step_context.session.run(model.train_op)
-        return threading.get_ident(), v1.get_default_graph(), output
+    def plain(step_context: Any) -> tuple[bool, Any, int]:
+        is_here = threading.get_ident() == here
+        return is_here, v1.get_default_graph(), step_context.session.run(model.train_op)
 
+    here = threading.get_ident()
     async with monitored(model.graph, [hook], step_runner=runner) as session:
         assert await session.run_step_fn(mixed) == (1, 2)
-        thread, *rest = await session.run_step_fn(plain)
+        assert await session.run_step_fn(plain) == (runner == "inline", model.graph, 3)
         assert session.global_step.value == 3
-    assert (thread == threading.get_ident()) == (runner == "inline")
-    assert rest == [model.graph, 3]
-    assert len(hook.results) == 1
+    assert hook.log.count(("a", "after_run")) == 1
 
 
 def dataset() -> Any:
@@ -142,7 +136,7 @@ async def test_queue_runners_run_for_each_raw_session_and_are_joined_at_its_end(
         runners.extend(each for each in new if each.name.startswith("QueueRunnerThread"))
         before.update(new)
 
-    loses = Moments(created=created, before_run=raising(None, aborted()))
+    loses = at(after_create_session=created, before_run=raising(None, aborted()))
     with nullcontext() if error is None else pytest.raises(ZeroDivisionError, match="body"):
         async with monitored(graph, [loses]) as session:
             for _ in range(4):
@@ -164,41 +158,26 @@ async def test_an_error_in_a_queue_runner_stops_training_and_leaves_at_the_end()
 
 
 async def test_the_coordinator_is_one_of_tensorflows_and_its_looper_threads_end_the_block() -> None:
-    model, created, ticks = counting_model(), Created(), []  # type: tuple[Any, Created, list[int]]
-    async with monitored(model.graph, [created]) as session:
-        [coord] = created.coords
-        assert isinstance(coord, v1.train.Coordinator)
-
-        def tick() -> None:
-            ticks.append(1)
-            coord.request_stop()
-
-        thread = v1.train.LooperThread.loop(coord, None, tick)
-        coord.register_thread(thread)
-        while True:
-            await session.run(model.train_op)
-            await anyio.lowlevel.checkpoint()
-    assert ticks == [1]
-    assert not thread.is_alive()
-    assert str(session.stop_reason).startswith("the coordinator in the thread")
-    looped = threading.Event()
-
-    def fail() -> None:
-        looped.set()
-        raise ZeroDivisionError("in the loop")
-
-    with pytest.raises(ZeroDivisionError, match="in the loop"):
-        async with monitored(model.graph, [created]) as session:
-            v1.train.LooperThread(created.coords[1], 0.0, target=fail).start()
-            assert created.coords[1].wait_for_stop(60)
-            assert session.should_stop()
+    model, created = counting_model(), Created()
+    for stop, error in ((lambda coord: coord.request_stop(), None), (raising(OSError()), OSError)):
+        with pytest.raises(error) if error else nullcontext():
+            async with monitored(model.graph, [created]) as session:
+                coord = created.coords[-1]
+                assert isinstance(coord, v1.train.Coordinator)
+                thread = v1.train.LooperThread.loop(coord, None, stop, [coord])
+                coord.register_thread(thread)
+                while True:
+                    await session.run(model.train_op)
+                    await anyio.lowlevel.checkpoint()
+        assert not thread.is_alive()
+        assert error or str(session.stop_reason).startswith("the coordinator in the thread")
 
 
-def test_tensorflow_s_threads_accept_a_coordinator_of_ours_outside_of_a_session() -> None:
+@pytest.mark.parametrize("kind", [tf.errors.CancelledError, tf.errors.OutOfRangeError])
+def test_what_a_stop_causes_in_queue_runners_is_no_error(kind: Any) -> None:
     coord = asynchooks.tf.GraphCoordinator()
-    look = failing(lambda: None, None, None, ValueError("enough"))
-    v1.train.LooperThread(coord, 0.0, target=look).start()
-    with pytest.raises(ValueError, match="enough"):
+    coord.request_stop()
+    for _ in range(2):  # also once its session was lost
+        coord.request_stop(kind(None, None, "the queue is closed"))
         coord.join()
-    with pytest.raises(ValueError, match="must be a Coordinator"):
-        v1.train.LooperThread(asynchooks.Coordinator(), 0.0, target=look)
+    coord.raise_requested_exception()

@@ -1,4 +1,4 @@
-"""Heartbeats, against plain sockets."""
+"""Heartbeats, against plain sockets that stand for servers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import math
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from .models import ChiefSessionCreator
 
 tf = pytest.importorskip("tensorflow")
+# private, as a session also needs what these sockets do not serve
 Heartbeat = pytest.importorskip("asynchooks.tf.cluster._heartbeat").Heartbeat
 pytestmark = pytest.mark.tensorflow
 
@@ -53,9 +54,9 @@ def listening(answer: Answer | None) -> Iterator[str]:
 
 
 def settings(connection: socket.socket) -> None:
-    """Answer as a server does."""
-    connection.recv(100)
-    connection.sendall(bytes(9))
+    """Answer as a server does, if it is asked in HTTP/2."""
+    if connection.recv(100) == HELLO:
+        connection.sendall(bytes(9))
 
 
 def hang_up(connection: socket.socket) -> None:
@@ -68,125 +69,70 @@ def silence(connection: socket.socket) -> None:
         pass
 
 
-def started(heartbeat: Any) -> threading.Thread:
-    """The thread of the heartbeat, which starts."""
-    before = set(threading.enumerate())
-    heartbeat.start()
-    new = set(threading.enumerate()) - before
-    (thread,) = (each for each in new if each.name == "asynchooks-heartbeat")
-    return thread
-
-
-@pytest.mark.faults
-def test_a_server_that_answers_is_alive_and_is_asked_in_http_2() -> None:
-    received: list[bytes] = []
-
-    def answer(connection: socket.socket) -> None:
-        received.append(connection.recv(100))
-        connection.sendall(b"\0")
-
-    with listening(answer) as master:
-        heartbeat = Heartbeat(master, SECS)
-        heartbeat.check()
-    assert received == [HELLO]
-    assert not heartbeat.lost_peer.is_set
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (None, "has not answered for 0.1 s"),
-        (silence, "has not answered for 0.1 s"),
-        (hang_up, "hangs up"),
+        (settings, None),
+        (None, "the server at {} has not answered for 0.1 s"),
+        (silence, "the server at {} has not answered for 0.1 s"),
+        (hang_up, "the server at {} hangs up"),
     ],
-    ids=["never accepts", "never answers", "hangs up"],
+    ids=["answers", "never accepts", "never answers", "hangs up"],
 )
-def test_silence_is_noticed_within_half_the_time(answer: Answer | None, problem: str) -> None:
+def test_silence_is_noticed(answer: Answer | None, problem: str | None) -> None:
     with listening(answer) as master:
-        begun = time.monotonic()
-        with pytest.raises(tf.errors.UnavailableError) as caught:
-            Heartbeat(master, SECS).check()
-        assert time.monotonic() - begun >= (0 if answer is hang_up else SECS / 2)
-    assert caught.value.message == f"the server at {master} {problem}"
+        assert Heartbeat(master, SECS).problem() == (problem or "").format(master)
 
 
-@pytest.mark.faults
-def test_an_address_without_a_listener_is_unavailable() -> None:
-    with listening(None) as master:
-        pass
-    with pytest.raises(tf.errors.UnavailableError, match=f"no server answers at {master}: .*refus"):
+@pytest.mark.parametrize("host", ["127.0.0.1", "host.invalid", "a" * 64])
+def test_an_address_without_a_listener_or_of_no_host_is_unavailable(host: str) -> None:
+    master = f"grpc://{host}:1"
+    with pytest.raises(tf.errors.UnavailableError, match=f"no server answers at {master}: "):
         Heartbeat(master, SECS).check()
 
 
-@pytest.mark.parametrize("host", ["host.invalid", "a" * 64], ids=["unknown", "impossible"])
-def test_a_name_of_no_host_is_unavailable(host: str) -> None:
-    with pytest.raises(tf.errors.UnavailableError, match=f"no server answers at grpc://{host}"):
-        Heartbeat(f"grpc://{host}:2222", SECS).check()
-
-
 @pytest.mark.parametrize(
-    "master",
-    [
-        "grpc://one:2222,two:2222",
-        "grpc://host",
-        "grpc://host:99999",
-        "grpc:///service",
-        "grpc://[::1",
-    ],
+    "master", ["grpc://one:2222,two:2222", "grpc://host", "grpc://host:99999", "grpc://[::1"]
 )
 def test_an_address_that_cannot_be_parsed_is_not_watched(master: str) -> None:
-    heartbeat = Heartbeat(master, 0.02)
-    heartbeat.check()
-    heartbeat.start()
-    time.sleep(0.05)  # a few beats
-    heartbeat.stop()
-    assert not heartbeat.lost_peer.is_set
+    Heartbeat(master, SECS).check()
 
 
 @pytest.mark.faults
-def test_a_heartbeat_reports_a_lost_server_once_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    answers = iter([settings, settings, silence])
-    with listening(lambda connection: next(answers)(connection)) as master:
-        heartbeat = Heartbeat(master, SECS)
-        thread = started(heartbeat)
-        assert thread.daemon
-        thread.join(5)
-        assert heartbeat.lost_peer.is_set
-        assert not thread.is_alive()
-    assert next(answers, None) is None
-    one, two = heartbeat.lost_peer.error_now(), heartbeat.lost_peer.error_now()
-    assert isinstance(one, tf.errors.UnavailableError)
-    assert one is not two, "several tasks may raise it"
-    logged = [each for each in caplog.messages if master in each]
-    assert logged == [f"the server at {master} has not answered for 0.1 s"] == [str(one)]
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("answer", [settings, silence], ids=["answers", "is silent"])
-def test_stop_ends_the_thread_and_nothing_is_reported(
-    answer: Answer, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("last", [silence, settings])
+def test_a_heartbeat_reports_a_lost_server_once_and_ends_or_is_stopped(
+    last: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = threading.Event()
+    answers, asked = chain([settings, settings], repeat(last)), threading.Event()
 
-    def note(connection: socket.socket) -> None:
-        asked.set()
-        answer(connection)
+    def answer(connection: socket.socket) -> None:
+        answer_now = next(answers)
+        if answer_now is last:
+            asked.set()
+        answer_now(connection)
 
-    with listening(note) as master:
-        heartbeat = Heartbeat(master, 2 * SECS)
-        thread = started(heartbeat)
+    before = set(threading.enumerate())
+    with listening(answer) as master:
+        heartbeat = Heartbeat(master, SECS)
+        heartbeat.start()
+        new = set(threading.enumerate()) - before
+        (thread,) = (each for each in new if each.name == "asynchooks-heartbeat")
         assert asked.wait(5)
-        heartbeat.stop()
+        if last is settings:
+            heartbeat.stop()
         thread.join(5)
         assert not thread.is_alive()
-    assert not heartbeat.lost_peer.is_set
-    assert not [each for each in caplog.messages if master in each]
+    reports = [f"the server at {master} has not answered for 0.1 s"] * (last is silence)
+    assert [each for each in caplog.messages if master in each] == reports
+    assert heartbeat.lost_peer.is_set == bool(reports)
+    if reports:
+        one, two = heartbeat.lost_peer.error_now(), heartbeat.lost_peer.error_now()
+        assert str(one) == reports[0]
+        assert one is not two, "several tasks may raise it"
 
 
 @pytest.mark.parametrize("secs", [0, math.inf, math.nan, "1"])
 def test_the_seconds_of_a_heartbeat_are_checked(secs: Any) -> None:
-    with pytest.raises(
-        (TypeError, ValueError), match="heartbeat_secs is .*; give finite seconds > 0"
-    ):
+    with pytest.raises((TypeError, ValueError), match="heartbeat_secs is .*; give finite seconds"):
         ChiefSessionCreator(heartbeat_secs=secs)

@@ -12,7 +12,7 @@ import pytest
 import asynchooks
 from asynchooks import SessionRunHook, StopAtStepHook
 from asynchooks.testing import RecordingHook
-from asynchooks.tf import MonitoredTrainingSession, SingularMonitoredSession, WorkerSessionCreator
+from asynchooks.tf import MonitoredTrainingSession, SingularMonitoredSession
 
 from .hooks_beside import TheirSession, model_of_one_seed
 from .leftovers import Left, differences, read_back
@@ -54,12 +54,10 @@ OFF = {"save_checkpoint_secs": 0, "save_summaries_steps": 0, "log_step_count_ste
     ("options", "num_hooks"),
     [
         *[({}, 5), ({"checkpoint_dir": None}, 2), ({"log_step_count_steps": 7}, 5), (OFF, 2)],
-        *(({"log_step_count_steps": off}, 4) for off in (None, -1)),
-        *(({"save_summaries_steps": off}, 4) for off in (None, 0)),
-        *[({"save_summaries_secs": 5}, 5), ({"save_summaries_steps": 5}, 5)],
-        *(({"save_checkpoint_secs": off}, 4) for off in (None, 0)),
-        *[({"save_checkpoint_steps": None}, 4)],
-        *[({"save_checkpoint_steps": 9, "save_checkpoint_secs": None}, 5)],
+        *[({"log_step_count_steps": None}, 4), ({"log_step_count_steps": -1}, 4)],
+        *[({"save_summaries_secs": 5}, 5), ({"save_summaries_steps": None}, 4)],
+        *[({"save_checkpoint_secs": 0}, 4), ({"save_checkpoint_steps": None}, 4)],
+        ({"save_checkpoint_steps": 9, "save_checkpoint_secs": None}, 5),
     ],
     ids=str,
 )
@@ -98,9 +96,6 @@ async def test_a_worker_ignores_the_directories_and_waits_for_its_chief(tmp_path
     assert os.listdir(tmp_path) == []
     with counting_model().graph.as_default():
         session = MonitoredTrainingSession(**options, max_wait_secs=0)
-        creator = MonitoredTrainingSession(**options)._handle.creator  # or it takes two hours
-        assert creator.max_wait_secs == 7200  # type: ignore[attr-defined]
-        assert WorkerSessionCreator().max_wait_secs == 1800
     with pytest.raises(tf.errors.DeadlineExceededError, match="max_wait_secs=0"):
         await session.open()
 
@@ -108,22 +103,17 @@ async def test_a_worker_ignores_the_directories_and_waits_for_its_chief(tmp_path
 async def script(library: Any, directory: Path, last_step: int, **options: Any) -> list[int]:
     """Train to a step; returns the steps that the runs have read."""
     model, steps = model_of_one_seed(), []
-    options = {
-        "checkpoint_dir": str(directory),
-        "save_checkpoint_steps": 5,
-        "save_summaries_steps": 4,
-        "log_step_count_steps": 3,
-        **options,
-    }
+    often = {"save_checkpoint_steps": 5, "save_summaries_steps": 4, "log_step_count_steps": 3}
+    options |= {"checkpoint_dir": str(directory), **often}
     with model.graph.as_default():
         if library is asynchooks.tf:
-            hooks: Any = [StopAtStepHook(last_step=last_step)]
-            session: Any = MonitoredTrainingSession(hooks=hooks, **options)
+            session: Any = MonitoredTrainingSession(
+                hooks=[StopAtStepHook(last_step=last_step)], **options
+            )
         else:
             hooks = [v1.train.StopAtStepHook(last_step=last_step)]
-            session = TheirSession(
-                model.graph, hooks, make=v1.train.MonitoredTrainingSession, **options
-            )
+            make = v1.train.MonitoredTrainingSession
+            session = TheirSession(model.graph, hooks, make=make, **options)
     async with session:
         while not session.should_stop():
             steps.append(int((await session.run([model.read, model.train_op]))[0]))
@@ -169,24 +159,18 @@ async def test_should_stop_raises_what_the_coordinator_holds_and_so_does_the_end
     assert session.should_stop(), "closed"
 
 
-async def test_the_raw_session_runs_without_hooks_saves_and_restores(tmp_path: Path) -> None:
+async def test_the_raw_session_runs_without_hooks_and_a_checkpoint_is_restored(
+    tmp_path: Path,
+) -> None:
     model, recorder = counting_model(), RecordingHook("a")
-    with model.graph.as_default():
-        saver = v1.train.Saver()
     async with singular(model, [recorder]) as session:
         raw = session.raw_session()
         assert [raw.run(model.train_op) for _ in range(3)] == [1, 2, 3]
         assert recorder.log == [("a", "begin"), ("a", "after_create_session")]
-        with session.graph.as_default():
-            path = saver.save(raw, str(tmp_path / "own"))
-        await session.run(model.train_op)
-        with session.graph.as_default():
-            saver.restore(raw, path)
         assert await session.run(model.train_op) == 4
-    newer = [checkpoint_of(model, tmp_path, step) for step in (5, 7)]
+    older, _ = (checkpoint_of(model, tmp_path, step) for step in (5, 7))
     for options, step in (
-        ({"checkpoint_filename_with_path": path}, 3),
-        ({"checkpoint_filename_with_path": newer[0]}, 5),
+        ({"checkpoint_filename_with_path": older}, 5),
         ({"checkpoint_dir": str(tmp_path)}, 7),
     ):
         async with singular(model, **options) as session:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 
 from asynchooks import (
-    CheckpointSaverHook,
     MonitoredSession,
     Recovery,
-    SessionRunHook,
-    StopAtStepHook,
 )
 from asynchooks.testing import RecordingHook
 
+from ..support.moments import at
 from .models import (
     ChiefSessionCreator,
     Created,
-    Moments,
     aborted,
     check_closed,
     chief,
@@ -33,7 +23,6 @@ from .models import (
     failing,
     monitored,
     raising,
-    shared,
     tf,
     unavailable,
     v1,
@@ -87,7 +76,7 @@ async def test_a_session_is_recreated_and_the_whole_run_repeated(make: Any, plac
     async def async_step_fn(step_context: Any) -> Any:
         return step_fn(step_context)
 
-    hooks = [recorder, lives, Moments(**moments)]
+    hooks = [recorder, lives, at(**moments)]
     async with monitored(model.graph, hooks, creator) as session:
         if "step_fn" in place:
             fn: Any = step_fn if place == "a step_fn" else async_step_fn
@@ -111,7 +100,7 @@ async def test_a_loss_while_it_is_created_or_recreated_has_it_tried_again(make: 
         play()
 
     creator = chief(model.graph, scaffold=v1.train.Scaffold(init_fn=init_fn))
-    losing = Moments(before_run=raising(make()))
+    losing = at(before_run=raising(make()))
     now = Recovery(first_pause_secs=0)
     async with monitored(model.graph, [lives, losing], creator, recovery=now) as session:
         assert session.raw_session() is given[1]
@@ -126,132 +115,7 @@ async def test_other_errors_and_those_of_begin_and_end_recreate_nothing(moment: 
     error = tf.errors.InternalError(None, None, "x") if moment == "before_run" else aborted()
     moments: dict[str, Any] = {moment: raising(error)}
     with pytest.raises(type(error)) as caught:
-        async with monitored(model.graph, [lives, Moments(**moments)]) as session:
+        async with monitored(model.graph, [lives, at(**moments)]) as session:
             await session.run(model.train_op)
-    assert caught.value.__notes__ == [f"in {moment} of Moments"]
+    assert caught.value.__notes__ == [f"in {moment} of At"]
     assert len(lives.sessions) == (moment != "begin")
-
-
-async def test_workers_of_a_shared_session_recover_once_together() -> None:
-    model = counting_model()
-    creator = shared(model.graph)
-    losing = Moments(before_run=raising(None, aborted()))
-    async with (
-        monitored(model.graph, [losing], creator) as one,
-        monitored(model.graph, None, creator) as two,
-    ):
-        lost = one.raw_session()
-        assert [await one.run(model.train_op) for _ in range(2)] == [1, 1]
-        check_closed(lost)
-        assert await two.run(model.train_op) == 2
-        assert two.raw_session() is one.raw_session() is not lost
-        assert one.global_step.epoch == 1
-
-
-async def test_workers_that_save_survive_the_losses_of_others(tmp_path: Path) -> None:
-    model, ends = counting_model(), []  # type: tuple[Any, list[tuple[str, str]]]
-    creator = shared(model.graph, checkpoint_dir=str(tmp_path))
-    with model.graph.as_default():
-        saver = v1.train.Saver(max_to_keep=None)
-
-    async def worker(number: int) -> None:
-        hooks = [
-            CheckpointSaverHook(tmp_path, save_steps=3, saver=saver, save_graph_def=False),
-            v1.train.StepCounterHook(every_n_steps=5, output_dir=str(tmp_path)),
-            Moments(before_run=raising(*[None] * (3 + number), aborted())),
-            StopAtStepHook(last_step=20),
-            RecordingHook(f"{number}", ends),
-        ]
-        async with monitored(model.graph, hooks, creator, step_runner="thread") as session:
-            while not session.should_stop():
-                await session.run(model.train_op)
-
-    async with anyio.create_task_group() as group:
-        for number in range(4):
-            group.start_soon(worker, number)
-    assert sorted(name for name, moment in ends if moment == "end") == ["0", "1", "2", "3"]
-    newest = tf.train.latest_checkpoint(str(tmp_path))
-    assert os.path.basename(newest) == "model.ckpt-20"
-
-
-async def test_no_worker_runs_while_a_save_whose_task_has_left_still_writes(tmp_path: Path) -> None:
-    """Cancelled beyond the grace period: the thread writes on, and keeps its step."""
-    model, steps = counting_model(), []  # type: tuple[Any, list[int]]
-    writing, go_on = threading.Event(), threading.Event()
-
-    class SlowSaver(v1.train.Saver):  # type: ignore[misc]
-        def save(self, session: Any, *args: Any, **options: Any) -> Any:
-            if options["global_step"] == 1:
-                writing.set()
-                go_on.wait()
-            steps.append(int(session.run(model.step)))
-            return super().save(session, *args, **options)
-
-    with model.graph.as_default():
-        hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=SlowSaver())
-    creator, options = shared(model.graph), {"stop_grace_period_secs": 0.05}
-
-    async def save() -> None:
-        async with monitored(model.graph, [hook], creator, **options) as session:
-            await session.run(model.train_op)
-
-    async with monitored(model.graph, None, creator, **options) as other:
-        async with anyio.create_task_group() as group:
-            group.start_soon(save)
-            await anyio.to_thread.run_sync(writing.wait)
-            group.cancel_scope.cancel()
-        assert other.global_step.statistics().is_exclusive, "the thread still writes"
-        go_on.set()
-        await other.run(model.train_op)
-    assert steps == [0, 1]
-
-
-async def test_queue_runners_of_a_lost_session_that_a_run_closes_stop_no_worker() -> None:
-    """They fail as the session is closed under them, before its next owner could stop them."""
-    model = counting_model()
-    with model.graph.as_default():
-        inputs, answers = (v1.FIFOQueue(1, tf.int64, shapes=[[]]) for _ in range(2))
-        v1.train.add_queue_runner(v1.train.QueueRunner(inputs, [inputs.enqueue(1)]))
-        answer, dequeue = answers.enqueue(7), answers.dequeue()
-    creator, has_ended = shared(model.graph), anyio.Event()
-    is_inside, goes_on = anyio.Event(), anyio.Event()
-
-    class Opens(SessionRunHook):
-        """While it begins no other worker opens or recovers."""
-
-        async def begin(self) -> None:
-            is_inside.set()
-            await goes_on.wait()
-
-    async def run_through() -> None:
-        async with monitored(model.graph, None, creator, step_runner="thread") as session:
-            old = session.raw_session()
-            group.start_soon(open_late, old)
-            assert await session.run(dequeue) == 7
-            has_ended.set()
-            await session.run(model.train_op)
-            assert session.raw_session() is not old
-
-    async def open_late(old: Any) -> None:
-        while not old.asynchooks_raw._num_runs:  # else it would be run on the new session alone
-            await anyio.lowlevel.checkpoint()
-        group.start_soon(enter, MonitoredSession([Opens()], creator))
-        await is_inside.wait()
-        group.start_soon(session_that_loses.run, model.train_op)
-        while not old.asynchooks_raw.is_retired:
-            await anyio.lowlevel.checkpoint()
-        with suppress(tf.errors.CancelledError):  # the session is closed as soon as it has answered
-            await anyio.to_thread.run_sync(old.run, answer)
-        await has_ended.wait()
-        goes_on.set()
-
-    async def enter(session: MonitoredSession) -> None:
-        async with session:
-            pass
-
-    losing = Moments(before_run=raising(aborted()))
-    async with (
-        monitored(model.graph, [losing], creator) as session_that_loses,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(run_through)

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 from asynchooks import (
-    CheckpointError,
     CheckpointSaverHook,
     EarlyStoppingHook,
     NanLossDuringTrainingError,
     NanTensorHook,
     Retention,
     SessionCreator,
-    SessionRunHook,
 )
 
 from ..hooks.lives import NUM_ITEMS, Life, LifeModel
-from .models import ChiefSessionCreator, Moments, chief, counting_model, monitored, shared, tf, v1
+from ..support.moments import at
+from .models import ChiefSessionCreator, chief, monitored, tf, v1
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
 
@@ -47,36 +46,21 @@ class GraphModel(LifeModel):
         return CheckpointSaverHook(path, save_steps=4, background=self._background)
 
 
-FEED, FEED_HOLDING, LOOP = (True, False), (True, True), (False, False)
-
-
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize(
-    ("num_workers", "saver_place", "num_turns", "way"),
-    [
-        *((2, 1, 0, way) for way in (FEED, LOOP)),
-        *((8, 7, 0, way) for way in (FEED, LOOP)),
-        *((2, 0, 2, way) for way in (FEED, FEED_HOLDING, LOOP)),
-        pytest.param(8, 0, 2, FEED_HOLDING, marks=pytest.mark.slow),
-        *(
-            pytest.param(n, place, 0, way, marks=pytest.mark.slow)
-            for n in range(1, 9)
-            for place in range(n)
-            if (n, place) not in ((2, 1), (8, 7))
-            for way in (FEED, LOOP)
-        ),
-    ],
+    ("num_workers", "saver_place", "num_turns", "feeds"),
+    [(2, 1, 0, False), (8, 7, 0, True), (2, 0, 2, True), (2, 0, 2, False)],
 )
 async def test_each_item_is_trained_once_in_any_order_of_opening(
     num_workers: int,
     saver_place: int,
     num_turns: int,
-    way: tuple[bool, bool],
+    feeds: bool,
     background: bool,
     tmp_path: Path,
 ) -> None:
-    """With turns, workers open after the steps of the saver, perhaps with an item in hand."""
-    feeds, holds_item = way
+    """With turns, workers open after the steps of the saver, with an item in hand if it is fed."""
+    holds_item = feeds and num_turns > 0
     options: dict[str, Any] = {"feeds": feeds, "num_turns": num_turns, "holds_item": holds_item}
     for crashes_at in (5, 4, 0, 0):
         model = GraphModel(background=background)
@@ -85,45 +69,6 @@ async def test_each_item_is_trained_once_in_any_order_of_opening(
             await Life(model, tmp_path, num_workers, saver_place, **options).train()
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
     assert reader.get_tensor("counts").tolist() == [1] * NUM_ITEMS
-
-
-class CountRuns(SessionRunHook):
-    """Counts the runs of its session, in checkpoints, too."""
-
-    num_runs = 0
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.num_runs += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num_runs": self.num_runs}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.num_runs = state["num_runs"]
-
-
-@pytest.mark.parametrize("num_early", [0, 1])
-async def test_a_late_saver_finds_the_step_that_its_creator_has_restored_or_is_refused(
-    num_early: int, tmp_path: Path
-) -> None:
-    model = counting_model()
-    creator = shared(model.graph, checkpoint_dir=str(tmp_path))
-    hooks = [CountRuns(), CheckpointSaverHook(tmp_path, save_steps=9)]
-    async with monitored(model.graph, hooks, creator) as session:
-        for _ in range(3):
-            await session.run(model.train_op)
-    hooks[0] = counter = CountRuns()
-    late = monitored(model.graph, hooks, creator)
-    async with monitored(model.graph, [], creator) as early:
-        for _ in range(num_early):
-            await early.run(model.train_op)
-        if num_early:
-            with pytest.raises(CheckpointError, match="opens late: others have .* to step 4"):
-                await late.open()
-            assert (await early.run(model.train_op), counter.num_runs) == (5, 0)
-        else:
-            async with late:
-                assert (late.global_step.value, counter.num_runs) == (3, 3)
 
 
 class Noisy:
@@ -152,11 +97,12 @@ async def train(
     creator = chief(model.graph, checkpoint_dir=str(directory))
     async with monitored(model.graph, hooks, creator) as session:
         begun = session.global_step.value
-        while not session.should_stop() and session.global_step.value < last_step:
-            is_bad = session.global_step.value + 1 in breaks
-            if is_bad:
-                breaks.remove(session.global_step.value + 1)
-            await session.run(model.train_op, {model.noise: math.nan} if is_bad else None)
+        while not session.should_stop() and (step := session.global_step.value + 1) <= last_step:
+            noise = 1.0
+            if step in breaks:
+                breaks.remove(step)
+                noise = math.nan
+            await session.run(model.train_op, {model.noise: noise})
     return begun
 
 
@@ -165,11 +111,6 @@ def steps_in(directory: Path) -> tuple[list[int], list[int]]:
     names = [path.name.removeprefix("model.ckpt-") for path in directory.glob("model.ckpt-*")]
     rejected = [int(name.partition(".")[0]) for name in names if "rejected" in name]
     return sorted(int(name) for name in names if name.isdecimal()), sorted(rejected)
-
-
-def last_weight(directory: Path) -> float:
-    path = tf.train.latest_checkpoint(str(directory))
-    return float(tf.train.load_checkpoint(path).get_tensor("weight"))
 
 
 async def test_training_goes_on_from_the_last_good_checkpoint_in_the_next_session_or_at_once(
@@ -184,11 +125,9 @@ async def test_training_goes_on_from_the_last_good_checkpoint_in_the_next_sessio
     assert await train(first, []) == 4
     await train(second, [3, 6], max_rollbacks=2)
     assert steps_in(second)[1] == [3, 6]
-    assert last_weight(first) == last_weight(second) == 9.0
-    with pytest.raises(NanLossDuringTrainingError) as gives_up:
-        await train(tmp_path / "c", [5, 6, 7], max_rollbacks=2)
-    assert gives_up.value.checkpoint == str(tmp_path / "c" / "model.ckpt-6")
-    assert steps_in(tmp_path / "c") == ([3, 4, 5, 6], [5, 5, 7])
+    for each in (first, second):
+        path = tf.train.latest_checkpoint(str(each))
+        assert tf.train.load_checkpoint(path).get_tensor("weight") == 9.0
 
 
 async def test_early_stopping_brings_the_best_variables_back(tmp_path: Path) -> None:
@@ -202,7 +141,7 @@ async def test_early_stopping_brings_the_best_variables_back(tmp_path: Path) -> 
             tmp_path, save_steps=1, background=True, metric="loss:0", retention=retention
         ),
         EarlyStoppingHook("loss:0", 2, restore_best=True),
-        Moments(end=lambda session: seen.append(float(session.run("weight_now:0")))),
+        at(end=lambda session: seen.append(float(session.run("weight_now:0")))),
     ]
     async with monitored(model.graph, hooks) as session:
         while not session.should_stop():

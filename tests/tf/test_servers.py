@@ -20,23 +20,20 @@ from asynchooks import (
     GlobalStepWaiterHook,
     MonitoredTrainingSession,
     Recovery,
-    SessionRunContext,
     SharedSessionCreator,
     SingularMonitoredSession,
     StepContext,
-    StopAtStepHook,
 )
 
+from ..support.moments import at
 from .models import (
     ChiefSessionCreator,
-    Model,
-    Moments,
-    aborted,
+    Created,
+    TheirMoments,
     checkpoint_of,
     counting_model,
     let_others_run,
     monitored,
-    raising,
 )
 from .processes import free_cluster
 from .servers import BEAT, Line, ServerProcess, chief_of, creator_of, listening
@@ -67,56 +64,20 @@ def going_on(server: ServerProcess, after: str = "attempt 1") -> Iterator[list[L
 async def test_after_a_restart_training_goes_on_from_the_last_checkpoint(
     server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = counting_model()
+    model, created = counting_model(), Created()
     checkpoint_of(model, tmp_path, 10)
-    coords: list[Coordinator] = []
-    hook = Moments(created=lambda session, coord: coords.append(coord))
     saving: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "save_checkpoint_steps": 5}
-    async with chief_of(server, model, hooks=[hook], **saving) as session:
+    async with chief_of(server, model, hooks=[created], **saving) as session:
         assert [await session.run(model.train_op) for _ in range(7)] == [*range(11, 18)]
-        lost = session.raw_session()
         await anyio.to_thread.run_sync(server.restart)
         assert not session.should_stop()
         assert [await session.run(model.train_op) for _ in range(5)] == [*range(16, 21)]
-        assert session.raw_session() is not lost
+        first, second = created.sessions
+        assert session.raw_session() is second is not first
         assert (session.global_step.value, session.global_step.epoch) == (20, 1)
-        assert [coord.joined for coord in coords] == [True, False]
+        assert [coord.joined for coord in created.coords] == [True, False]
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-20")
     assert any("global_step has gone back from 17 to 15" in each for each in caplog.messages)
-
-
-async def test_after_a_restart_workers_that_share_the_session_get_one_new_one(
-    server: ServerProcess, tmp_path: Path
-) -> None:
-    model = counting_model()
-    chief = creator_of(ChiefSessionCreator, server, model, checkpoint_dir=str(tmp_path))
-    with model.graph.as_default():
-        saver = CheckpointSaverHook(str(tmp_path), save_steps=5, scaffold=chief.scaffold)
-    creator = SharedSessionCreator(chief, num_workers=3)
-    has_restarted = False
-    created: dict[str, list[Any]] = {"a": [], "b": [], "c": []}
-    steps: list[int] = []
-
-    async def worker(name: str) -> None:
-        nonlocal has_restarted
-        hook = Moments(created=lambda session, coord: created[name].append((session, coord)))
-        hooks = [hook, StopAtStepHook(last_step=30), *([saver] if name == "a" else [])]
-        async with monitored(model.graph, hooks, creator) as session:
-            while not session.should_stop():
-                steps.append(await session.run(model.train_op))
-                if name == "b" and session.global_step.value >= 12 and not has_restarted:
-                    has_restarted = True
-                    await anyio.to_thread.run_sync(server.restart)
-        assert (session.global_step.value, session.global_step.epoch) == (30, 1)
-
-    async with anyio.create_task_group() as group:
-        for name in created:
-            group.start_soon(worker, name)
-    assert max(steps) == 30
-    first, second = zip(*created.values(), strict=True)
-    assert len({session for session, _ in first}) == len({session for session, _ in second}) == 1
-    assert first[0][0] is not second[0][0]
-    assert len({coord for _, coord in (*first, *second)}) == 6
 
 
 async def test_a_server_that_falls_silent_is_noticed_and_used_again_when_it_answers(
@@ -136,20 +97,17 @@ async def test_a_server_that_falls_silent_is_noticed_and_used_again_when_it_answ
         assert session.global_step.epoch == 1
 
 
-def reading_in_a_thread(model: Model) -> Moments:
-    """A hook with a thread that reads the step again and again until the session stops."""
+def read_in_a_thread(session: Any, coord: Coordinator) -> None:
+    """Read the step again and again until the session stops."""
 
-    def created(session: Any, coord: Coordinator) -> None:
-        def work() -> None:
-            with coord.stop_on_exception():
-                while not coord.should_stop():
-                    session.run(model.step)
+    def work() -> None:
+        with coord.stop_on_exception():
+            while not coord.should_stop():
+                session.run(session.graph.get_collection("global_step"))
 
-        thread = threading.Thread(target=work, daemon=True)
-        coord.register_thread(thread)
-        thread.start()
-
-    return Moments(created=created)
+    thread = threading.Thread(target=work, daemon=True)
+    coord.register_thread(thread)
+    thread.start()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +120,8 @@ async def test_a_server_that_stays_silent_ends_the_session_soon(
     model = counting_model()
     hooks: list[Any] = []
     if kind != "plain":
-        hooks = [GlobalStepWaiterHook(10) if kind == "waiter" else reading_in_a_thread(model)]
+        reads = at(after_create_session=read_in_a_thread)
+        hooks = [GlobalStepWaiterHook(10) if kind == "waiter" else reads]
     options: dict[str, Any] = {"heartbeat_secs": BEAT, "stop_grace_period_secs": GRACE}
     with model.graph.as_default():
         if recovers:
@@ -181,151 +140,81 @@ async def test_a_server_that_stays_silent_ends_the_session_soon(
     assert (given_up in getattr(caught.value, "__notes__", [])) is recovers
 
 
-async def test_a_save_on_a_silent_server_ends(server: ServerProcess, tmp_path: Path) -> None:
-    stops = [server.stop]
-
-    class Silencer(CheckpointSaverListener):
-        async def before_save(self, session: Any, global_step_value: int) -> None:
-            if global_step_value == 5 and stops:
-                stops.pop()()
-
-    model = counting_model()
-    creator = creator_of(ChiefSessionCreator, server, model, checkpoint_dir=str(tmp_path))
-    with model.graph.as_default():
-        saver = CheckpointSaverHook(
-            str(tmp_path), save_steps=5, scaffold=creator.scaffold, listeners=[Silencer()]
-        )
-    async with monitored(model.graph, [saver], creator) as session:
-        results = [await session.run(model.train_op) for _ in range(4)]
-        with going_on(server):
-            results.append(await session.run(model.train_op))
-    assert results[:4] == [1, 2, 3, 4]
-    # from the checkpoint of step 0, or that of 5: the save goes on when the server does
-    assert results[4] in (1, 6)
-
-
-async def test_a_wait_for_a_step_on_a_silent_server_is_taken_up_on_the_new_session(
-    server: ServerProcess,
+@pytest.mark.parametrize("what", ["a save", "a wait", "a step_fn", "a plain hook"])
+async def test_what_blocks_on_a_silent_server_ends_and_is_made_again(
+    server: ServerProcess, tmp_path: Path, what: str
 ) -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        jump = v1.assign(model.step, 10)
-    num_created = 0
+    model, calls = counting_model(), []  # type: tuple[Any, list[object]]
 
-    def created(session: Any, coord: Coordinator) -> None:
-        nonlocal num_created
-        num_created += 1
-        if num_created == 2:
-            session.run(jump)  # as another process would
+    def silence(*args: object) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            server.stop()
 
-    hooks = [Moments(created=created), GlobalStepWaiterHook(10)]
-    async with chief_of(server, model, hooks=hooks) as session:
-        server.stop()
-        with going_on(server):
-            assert await session.run(model.train_op) == 11
-
-
-async def test_a_plain_step_fn_on_a_silent_server_is_called_again(server: ServerProcess) -> None:
-    model = counting_model()
-    num_calls = 0
+    def read(context: Any, values: object = None) -> Any:
+        silence()
+        return context.session.run(model.train_op)
 
     def step_fn(step_context: StepContext) -> Any:
-        nonlocal num_calls
-        num_calls += 1
-        return step_context.session.run(model.train_op)
+        return read(step_context)
 
-    async with chief_of(server, model) as session:
-        server.stop()
+    def created(session: Any, coord: Coordinator) -> None:
+        if calls:  # on the new session, as another process would
+            session.run(jump)
+
+    creator = creator_of(ChiefSessionCreator, server, model, checkpoint_dir=str(tmp_path))
+    listener: Any = CheckpointSaverListener()
+
+    def before_save(session: object, step: int) -> None:
+        if step:
+            silence()
+
+    listener.before_save = before_save
+    saving: dict[str, Any] = {"scaffold": creator.scaffold, "listeners": [listener]}
+    with model.graph.as_default():
+        jump = v1.assign(model.step, 10)
+        hooks: dict[str, list[Any]] = {
+            "a save": [CheckpointSaverHook(str(tmp_path), save_steps=1, **saving)],
+            "a wait": [at(after_create_session=created), GlobalStepWaiterHook(10)],
+            "a plain hook": [TheirMoments(after_run=read)],
+        }
+    async with monitored(model.graph, hooks.get(what), creator) as session:
+        if what == "a wait":
+            silence()
         with going_on(server):
-            assert await session.run_step_fn(step_fn) in (1, 2), "the one given up may have run"
-    assert num_calls == 2
+            if what == "a step_fn":
+                assert await session.run_step_fn(step_fn) in (1, 2), "the one given up may have run"
+                assert len(calls) == 2
+            else:
+                step = await session.run(model.train_op)
+                # from the checkpoint of step 0, or that of 1: a save goes on when the server does
+                assert step in ((11,) if what == "a wait" else (1, 2))
+        assert session.global_step.epoch == 1
 
 
-async def test_a_plain_hook_that_blocks_on_a_silent_server_ends(server: ServerProcess) -> None:
+@pytest.mark.parametrize("how", ["ends", "fails", "is cancelled"])
+async def test_a_session_that_ends_when_its_server_falls_silent_ends_soon(
+    server: ServerProcess, how: str
+) -> None:
     model = counting_model()
-
-    class Reads(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-        def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
-            if not run_context.session.global_step.epoch:
-                server.stop()
-            run_context.session.run(model.step)
-
-    async with chief_of(server, model, hooks=[Reads()]) as session:
-        with going_on(server):
-            assert await session.run(model.train_op) == 1
-
-
-async def test_a_cancelled_run_on_a_silent_server_ends_soon(server: ServerProcess) -> None:
-    model = counting_model()
-    async with chief_of(server, model, stop_grace_period_secs=GRACE) as session:
-        server.stop()
-        begun = time.monotonic()
-        with anyio.move_on_after(BEAT / 5) as scope:
+    with pytest.raises(ZeroDivisionError, match="the body") if how == "fails" else nullcontext():
+        async with chief_of(server, model, stop_grace_period_secs=GRACE) as session:
             await session.run(model.train_op)
-        assert scope.cancelled_caught
-        assert time.monotonic() - begun < SOON
+            server.stop()
+            begun = time.monotonic()
+            if how == "is cancelled":
+                with anyio.move_on_after(BEAT / 5) as scope:
+                    await session.run(model.train_op)
+                assert scope.cancelled_caught
+            if how == "fails":
+                raise ZeroDivisionError("the body")
+    assert time.monotonic() - begun < SOON
 
 
 @pytest.fixture
 def unserved() -> str:
     """An address at which nothing listens."""
     return f"grpc://{free_cluster(local=1)['local'][0]}"
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_a_session_that_ends_right_when_its_server_falls_silent_ends_soon(
-    server: ServerProcess, fails: bool
-) -> None:
-    model = counting_model()
-    with pytest.raises(ZeroDivisionError, match="the body") if fails else nullcontext():
-        async with chief_of(server, model, stop_grace_period_secs=GRACE) as session:
-            await session.run(model.train_op)
-            server.stop()
-            begun = time.monotonic()
-            if fails:
-                raise ZeroDivisionError("the body")
-    assert time.monotonic() - begun < SOON
-
-
-async def test_a_session_cancelled_while_it_takes_up_its_step_closes_what_it_made(
-    server: ServerProcess, tmp_path: Path
-) -> None:
-    def heartbeats() -> set[threading.Thread]:
-        return {each for each in threading.enumerate() if each.name == "asynchooks-heartbeat"}
-
-    model, is_held, may_end = counting_model(), anyio.Event(), anyio.Event()
-
-    async def hold() -> None:
-        async with session.global_step.exclusive():  # a save of another worker, say
-            is_held.set()
-            await may_end.wait()
-
-    async def run() -> None:
-        with scope:
-            await session.run(model.train_op)
-
-    # what is restored with its session needs the step for itself
-    hooks = [
-        Moments(before_run=raising(None, aborted())),
-        CheckpointSaverHook(str(tmp_path), save_steps=99),
-    ]
-    before, scope = heartbeats(), anyio.CancelScope()
-    async with chief_of(server, model, hooks=hooks) as session:
-        await session.run(model.train_op)
-        (lost,) = heartbeats() - before
-        async with anyio.create_task_group() as group:
-            group.start_soon(hold)
-            await is_held.wait()
-            group.start_soon(run)
-            while not session.global_step.statistics().tasks_waiting_for_ticket:
-                await let_others_run()
-            (made,) = heartbeats() - before - {lost}
-            scope.cancel()
-            await anyio.to_thread.run_sync(made.join, 2 * SOON)
-            assert not made.is_alive(), "its session is still there"
-            may_end.set()
-        assert scope.cancelled_caught
-        await session.run(model.train_op)
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own", "shared"])

@@ -13,7 +13,7 @@ from asynchooks import FunctionSessionCreator, MonitoredSession, StopAtStepHook,
 from asynchooks.testing import HookDriver, RecordingHook
 
 from ..support.helpers import settle
-from .models import TheirMoments, counting_model, monitored, shared, tf, train, v1
+from .models import TheirMoments, counting_model, monitored, shared, v1
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 each_runner = pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
@@ -41,16 +41,7 @@ async def test_a_polling_waiter_does_not_hold_the_other_workers_of_its_event_loo
 
 
 @each_runner
-async def test_feed_and_nan_hooks_work_on_graphs_and_step_functions(step_runner: Any) -> None:
-    model, rest = counting_model(), iter([1.0, 2.0])
-    with model.graph.as_default():
-        x = v1.placeholder(tf.float32, [])
-    results = []
-    feed = v1.train.FeedFnHook(lambda: {x: next(rest)})  # a StopIteration ends training cleanly
-    async with monitored(model.graph, [feed], step_runner=step_runner) as session:
-        while True:
-            results.append(await session.run([x, model.train_op]))
-    assert results == [[1.0, 1], [2.0, 2]]
+async def test_feed_and_nan_hooks_work_on_step_functions(step_runner: Any) -> None:
     rates = iter([1.0, float("nan")])
     hooks = [v1.train.FeedFnHook(lambda: {"rate": next(rates)}), v1.train.NanTensorHook("loss")]
     creator = FunctionSessionCreator(lambda rate: {"loss": rate * 2})
@@ -59,9 +50,8 @@ async def test_feed_and_nan_hooks_work_on_graphs_and_step_functions(step_runner:
             assert await session.run("loss") == 2.0
             await session.run("loss")
     assert "in after_run of NanTensorHook" in caught.value.__notes__
-    hooks = [v1.train.StopAtStepHook(last_step=3)]
     with pytest.raises(RuntimeError, match="Global step should be created") as needs_graph:
-        await MonitoredSession(hooks, creator).open()
+        await MonitoredSession([v1.train.StopAtStepHook(last_step=3)], creator).open()
     assert "in begin of StopAtStepHook" in needs_graph.value.__notes__
 
 
@@ -95,30 +85,6 @@ async def test_both_kinds_keep_the_order_of_the_list_in_the_graph(step_runner: A
     assert here == ({*MOMENTS} if step_runner == "inline" else {"begin"})
 
 
-@each_runner
-async def test_a_users_hook_has_all_that_a_run_context_offers(step_runner: Any) -> None:
-    model, seen = counting_model(), []  # type: tuple[Any, list[Any]]
-    with model.graph.as_default():
-        rate = v1.placeholder_with_default(1.0, shape=(), name="rate")
-
-    def before_run(context: Any) -> Any:
-        seen.append((context.original_args.fetches, context.session.run(model.step)))
-        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-        return v1.train.SessionRunArgs({"r": [rate]}, {rate: 2.5}, options)
-
-    def after_run(context: Any, values: Any) -> None:
-        assert values.run_metadata.step_stats.dev_stats
-        context.request_stop()
-        seen.append((values.results, values.options.trace_level, context.stop_requested))
-
-    hooks = [TheirMoments(before_run=before_run, after_run=after_run)]
-    async with monitored(model.graph, hooks, step_runner=step_runner) as session:
-        while not session.should_stop():
-            assert await session.run([model.train_op.name]) == [None], "an op"
-    full = v1.RunOptions.FULL_TRACE
-    assert seen == [([model.train_op.name], 0), ({"r": [2.5]}, full, True)]
-
-
 @pytest.mark.parametrize("library", [asynchooks, v1.train])
 async def test_a_driver_drives_hooks_of_both_libraries_on_a_graph(library: Any) -> None:
     model = counting_model()
@@ -131,14 +97,3 @@ async def test_a_driver_drives_hooks_of_both_libraries_on_a_graph(library: Any) 
             assert run_context.stop_requested == (number == 2)
         with pytest.raises(StopTraining):
             await driver.make_step(model.train_op)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_method_that_a_hook_leaves_alone_is_not_called(
-    moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(v1.train.SessionRunHook, moment, lambda *_: called.append(moment))
-    methods: Any = {each: lambda *_: None for each in MOMENTS if each != moment}
-    await train(counting_model(), [TheirMoments(**methods)], 1)
-    assert called == []
