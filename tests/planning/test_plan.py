@@ -15,8 +15,7 @@ import pytest
 import trio
 
 from asynchooks._engine.recording import Kind
-from asynchooks.planning import Dependence, Estimate, Figures, Plan, PlanError, Trace, timed
-from asynchooks.planning._prediction import estimates
+from asynchooks.planning import Dependence, Plan, PlanError, Trace, timed
 from asynchooks.simulation import DeadlockError, current_simulation
 
 from ..support.step_loops import run_steps
@@ -192,49 +191,6 @@ def test_a_program_that_does_the_step_twice_is_refused_also_from_the_same_factor
     assert any("is missed" in each for each in found.notes)
 
 
-def test_cut_spans_that_count_as_complete_are_caught() -> None:
-    trace = recorded(ROLLOUTS)
-    spans = trace.find("rollout")
-    cut = np.arange(len(spans)) % 3 == 0  # a third was cancelled early, and said to be done
-    ended = np.where(cut, spans.begun + 0.1 * spans.secs, spans.ended)
-    with pytest.raises(PlanError, match="misses"):
-        Plan([changed(trace, "rollout", ended=ended)]).predict(train_on_rollouts)
-
-
-def test_client_spans_drawn_as_service_are_caught() -> None:
-    trace = recorded(SERVER, workers=16)
-    assert not Plan([trace]).check(train_with_server).is_mismatch
-    client = service_of(
-        "service", trace.find("service").secs, dependence=Dependence.QUEUE
-    )  # a span holds the queue as well
-    with pytest.raises(PlanError, match="misses"):
-        Plan([trace], services={"service": client}).predict(train_with_server)
-
-
-# Estimates
-
-
-def figures(rate: float, staleness: float = 7.0, idle: float = 0.25) -> Figures:
-    return Figures(rate, staleness, staleness, idle, 100, 10.0)
-
-
-def test_intervals_hold_the_runs_of_other_assumptions_and_the_error_of_the_model() -> None:
-    runs = [figures(10.0)] * 4
-    found = estimates(runs, [figures(4.0), figures(20.0)], {}, is_extrapolated=True)
-    assert found["rate"] == pytest.approx((10.0, 4.0 * 0.97, 20.0 * 1.03))
-    assert found["staleness"] == pytest.approx((7.0, 7.0 * 0.97, 7.0 * 1.03))  # the floor
-    found = estimates(runs, [], {"rate": 0.2}, is_extrapolated=False)
-    assert found["rate"].low == pytest.approx(10 * (1 - np.hypot(0.2, 0.015)))
-    assert found["staleness"].low == pytest.approx(7.0 * (1 - 0.015))
-
-
-def test_seconds_and_cost_follow_from_the_rate() -> None:
-    found = Plan([recorded(SERVER)]).predict(train_with_server, num_runs=2)
-    found = replace(found, rate=Estimate(10.0, 8.0, 12.5))
-    assert found.secs_to(1000) == (100.0, 80.0, 125.0)
-    assert found.cost(36_000, price_per_hour=2.0) == pytest.approx((2.0, 1.6, 2.5))
-
-
 # Misuse
 
 
@@ -280,7 +236,8 @@ def test_a_program_for_one_event_loop_is_run_on_it_and_refused_on_the_other(
         await run_steps(step, num)
 
     plan = plan_of(service_of("learn", [0.5]))
-    assert plan.predict(main, num_runs=2, backend=own).rate.value == pytest.approx(1.0, rel=0.1)
+    # work that always takes as long: what the model may miss is left
+    assert plan.predict(main, num_runs=2, backend=own).rate == pytest.approx((1.0, 0.985, 1.015))
     with pytest.raises(PlanError, match=f"needs {own}, and was planned on {other}"):
         plan.run(main, backend=other)
 

@@ -15,17 +15,11 @@ import pytest
 from asynchooks import FunctionSessionCreator
 from asynchooks._engine.recording import Kind
 from asynchooks.planning import Dependence, Plan, PlanError, Spans, timed
-from asynchooks.simulation import current_simulation
+from asynchooks.simulation import Simulation, current_simulation
 
+from ..simulation.engines import BACKENDS
 from ..support.step_loops import run_steps
-from .planned import (
-    BACKENDS,
-    plan_of,
-    run_in_virtual_time,
-    service_of,
-    train_on_rollouts,
-    train_with_server,
-)
+from .planned import plan_of, service_of, train_on_rollouts, train_with_server
 
 ROLLOUTS = plan_of(service_of("rollout", [0.5]), service_of("learn", [0.25]))
 SERVER = plan_of(service_of("compute", [0.08]), service_of("service", [0.006]))
@@ -68,12 +62,9 @@ async def two_sessions(
 def test_a_plan_of_constant_work_ends_when_the_program_does(
     main: Any, plan: Plan, staleness: float, backend: Any
 ) -> None:
-    async def timed_main() -> float:
-        await main()
-        return current_simulation().now
-
-    trace = plan.run(main, backend=backend)
-    assert trace.ended == run_in_virtual_time(timed_main, backend)
+    trace, simulation = plan.run(main, backend=backend), Simulation(backend=backend)
+    simulation.run(main)
+    assert trace.ended == simulation.now
     assert trace.figures().num_updates > 80
     assert trace.figures().staleness == pytest.approx(staleness, rel=0.03)
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 import pytest
 import trio
@@ -39,12 +38,10 @@ async def test_timers_timeouts_and_task_groups_of_asyncio_end_at_exactly_their_t
     loop, order = asyncio.get_running_loop(), list[int]()
     for number in range(12):
         loop.call_later(2.5, order.append, number)
-    for _ in range(2000):
-        loop.call_later(1e9, pytest.fail).cancel()
+    loop.call_later(1, pytest.fail).cancel()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(sleeping(secs)) for secs in (3.0, 0.1, 3.2e8)]
     times = [task.result() for task in tasks]
-    assert len(simulation.kernel.heap) < 1100  # what was cancelled has left it
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(7):
             await sleeping(math.inf)
@@ -123,29 +120,13 @@ def sleep_really(secs: float = 0.03) -> None:
     threading.Event().wait(secs)
 
 
-@pytest.mark.parametrize("is_own_pool", [None, False, True])
 @on_asyncio
 @simulated
-async def test_time_stands_still_while_an_executor_works_or_was_abandoned(
-    simulation: Simulation, is_own_pool: bool | None
-) -> None:
-    times: list[float] = []
-
-    def work() -> None:
-        sleep_really()
-        times.append(simulation.now)
-
+async def test_time_stands_still_while_a_pool_of_the_program_works(simulation: Simulation) -> None:
     simulation.start(simulation.sleep, 100)
-    if is_own_pool is None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await asyncio.to_thread(work)
-    else:
-        with ThreadPoolExecutor(1) as pool:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(pool if is_own_pool else None, work)
-    await simulation.sleep(50)
-    assert (simulation.now, times) == (50.0, [0.0])
+    with ThreadPoolExecutor(1) as pool:
+        await asyncio.get_running_loop().run_in_executor(pool, sleep_really)
+    assert simulation.now == 0.0
 
 
 @on_event_loops
@@ -204,36 +185,20 @@ async def test_a_bare_thread_wakes_a_slot_while_time_stands_still(simulation: Si
 @on_event_loops
 def test_real_io_is_refused_unless_declared(simulation: Simulation) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-
-        async def main() -> None:
-            await anyio.wait_readable(ours)
-
-        with pytest.raises(OutsideWorkError, match="waits for real I/O, which takes no virtual"):
-            simulation.run(main)
+    match = "waits for real I/O, which takes no virtual"
+    with ours, theirs, pytest.raises(OutsideWorkError, match=match):
+        simulation.run(anyio.wait_readable, ours)
 
 
 @on_event_loops
 @simulated
 async def test_time_stands_still_during_declared_io(simulation: Simulation) -> None:
-    async def echo(stream: anyio.abc.SocketStream) -> None:
-        async with stream:
-            await stream.send(await stream.receive())
-
     simulation.start(simulation.sleep, 100)
     await simulation.sleep(1)
-    with simulation.outside_work():
-        async with (
-            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-            anyio.create_task_group() as group,
-        ):
-            group.start_soon(listener.serve, echo)
-            port = listener.extra(anyio.abc.SocketAttribute.local_port)
-            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-                await stream.send(b"hello")
-                assert await stream.receive() == b"hello"
-            group.cancel_scope.cancel()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, simulation.outside_work():
+        threading.Timer(0.02, ours.send, [b"hello"]).start()
+        await anyio.wait_readable(theirs)
     assert simulation.now == 1.0
     await simulation.sleep(5)
     assert simulation.now == 6.0
