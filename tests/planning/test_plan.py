@@ -79,7 +79,7 @@ SERVER_CHANGES: list[dict[str, Any]] = [
     ("first", "num"),
     [
         (0, 1),
-        *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in range(2, 27, 5)),
+        *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (2, 7)),
     ],
 )
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_known_truth_is_covered(
     for seed in range(first, first + num):
         plan = Plan([recorded(truth, seed)])
         for change in changes:
-            found = plan.predict(main, seed=seed, allow_mismatch=True, **change)
+            found = plan.predict(main, seed=seed, num_runs=5, allow_mismatch=True, **change)
             true = recorded(truth, 5000 + seed, **change).figures()
             assert not found.is_extrapolated, found
             covers.append([getattr(found, each).covers(getattr(true, each)) for each in errors])
@@ -117,10 +117,10 @@ def test_known_truth_is_covered(
 
 def test_a_load_that_was_not_recorded_is_flagged_and_the_truth_is_within() -> None:
     plan = Plan([recorded(SHARED)])
-    for concurrency, is_flagged in ((8, True), (16, False), (64, True)):
-        found = plan.predict(train_on_rollouts, num_runs=6, concurrency=concurrency)
-        assert found.is_extrapolated is is_flagged
-        assert any("load that was not recorded" in each for each in found.notes) is is_flagged
+    for concurrency in (8, 64):
+        found = plan.predict(train_on_rollouts, num_runs=4, concurrency=concurrency)
+        assert found.is_extrapolated
+        assert any("load that was not recorded" in each for each in found.notes)
         assert found.rate.covers(recorded(SHARED, 5000, concurrency=concurrency).figures().rate)
 
 
@@ -132,8 +132,8 @@ def test_further_workers_than_were_recorded_are_flagged_where_those_differ() -> 
     truth = Plan([], services={"compute": slow, "service": SERVER.services["service"]})
     trace = truth.run(train_with_server, backend="turbo", workers=4, updates=800)
     plan = Plan([trace])
-    assert not plan.predict(train_with_server).is_extrapolated
-    found = plan.predict(train_with_server, workers=8)
+    assert not plan.predict(train_with_server, num_runs=3).is_extrapolated
+    found = plan.predict(train_with_server, num_runs=3, workers=8)
     assert found.is_extrapolated
     assert any("8 workers, of which 4 were recorded" in each for each in found.notes)
 
@@ -150,8 +150,8 @@ async def steps_of_size(size: int = 8, num: int = 60) -> None:
 def test_a_size_beyond_the_one_that_was_recorded_is_bracketed() -> None:
     truth = plan_of(service_of("learn", RNG.gamma(50.0, 0.01, 2000)))
     plan = Plan([truth.run(steps_of_size, size=8)])
-    assert not plan.predict(steps_of_size).is_extrapolated
-    found = plan.predict(steps_of_size, size=16)
+    assert not plan.predict(steps_of_size, num_runs=3).is_extrapolated
+    found = plan.predict(steps_of_size, num_runs=3, size=16)
     assert found.is_extrapolated
     assert found.rate.low < 1.05 < 1.95 < found.rate.high  # in proportion, and constant
 
@@ -183,10 +183,10 @@ def test_a_program_that_does_the_step_twice_is_refused_also_from_the_same_factor
         return main
 
     plan = Plan([recorded(ROLLOUTS)])
-    plan.predict(made(1), num_runs=4)
+    plan.predict(made(1), num_runs=3)
     with pytest.raises(PlanError, match=r"(?s)misses the recorded .* measured .* predicted"):
-        plan.predict(made(2), num_runs=4)
-    found = plan.predict(made(2), num_runs=4, allow_mismatch=True)
+        plan.predict(made(2), num_runs=3)
+    found = plan.predict(made(2), num_runs=3, allow_mismatch=True)
     assert found.rate.low <= 1.001 * recorded(ROLLOUTS).figures().rate  # widened as far as that
     assert any("is missed" in each for each in found.notes)
 

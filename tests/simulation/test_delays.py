@@ -27,10 +27,10 @@ from asynchooks.simulation import (
     parse_delay,
 )
 
-from .laws import LAWS, NUM_DRAWS, SECS, TEXTUAL, Cdf, check_cdf, check_mean_of, rng
+from .laws import EACH_LAW, NUM_DRAWS, SECS, TEXTUAL, Cdf, check_cdf, check_mean_of, rng
 
 
-@pytest.mark.parametrize(("delay", "cdf"), LAWS, ids=[repr(delay) for delay, _ in LAWS])
+@pytest.mark.parametrize(("delay", "cdf"), EACH_LAW)
 def test_draws_have_the_mean_and_the_distribution(delay: Delay, cdf: Cdf) -> None:
     draws = delay.sample(rng(), NUM_DRAWS)
     check_mean_of(draws, delay.mean)

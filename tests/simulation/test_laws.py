@@ -33,7 +33,7 @@ from asynchooks.simulation import (
 )
 
 from .clusters import P, check_mean, new_cluster, secs_per_update, trained
-from .laws import LAWS, Cdf
+from .laws import EACH_LAW, Cdf
 
 
 def mean_of_kth(cdf: Cdf, k: int, n: int) -> float:
@@ -78,7 +78,7 @@ LAWS_OF_PROTOCOLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("delay", "cdf"), LAWS[:-1], ids=str)  # whatever the time
+@pytest.mark.parametrize(("delay", "cdf"), EACH_LAW[:-1])  # whatever the time
 @pytest.mark.parametrize(("protocol", "k", "share"), LAWS_OF_PROTOCOLS, ids=str)
 @pytest.mark.parametrize(
     ("backend", "updates", "first"),

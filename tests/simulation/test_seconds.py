@@ -32,7 +32,7 @@ STANDS_STILL = Crashes(Constant(2.0), Constant(10.0), loses_work=False, workers=
 AWAY = [Preemption(0.5, secs=10.0, workers=[2])]
 
 
-def fact(name: str, secs: float, *workers: dict[str, float], **given: Any) -> Any:
+def fact(name: str, secs: Any, *workers: dict[str, float], **given: Any) -> Any:
     """A training takes so long, of which the first workers spend so much on what.
 
     `given` are options of a cluster, whose computations take 1 s by default, and of its run; and

@@ -52,7 +52,11 @@ def busy(protocol: Protocol, updates: int, **options: Any) -> Report:
         Partition(at=5.0, secs=2.0, workers=[3, 4]),
         Preemption(at=9.0, workers=[5]),
     ]
-    delays = {"pull": Constant(0.1), "push": Exponential(0.2), "service": Constant(0.05)}
+    delays: dict[str, Any] = {
+        "pull": Constant(0.1),
+        "push": Exponential(0.2),
+        "service": Constant(0.05),
+    }
     return report_of(protocol, updates, failures=failures, **delays, **options)
 
 
