@@ -42,12 +42,6 @@ async def do(act: Callable[[], Any]) -> None:
     await work()
 
 
-def refused(act: Callable[[], Any], match: str, backend: Any = "asyncio") -> PlanError:
-    with pytest.raises(PlanError, match=match) as caught:
-        PLAN.run(partial(do, act), backend=backend)
-    return caught.value
-
-
 def test_what_a_program_changes_in_its_process_is_not_changed_here(backend: Any) -> None:
     changed: list[int] = []
 
@@ -144,35 +138,29 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_child, "STALL_SECS", 1.0)
 
 
+def block() -> dict[str, float]:
+    threading.Event().wait()
+    return {}
+
+
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize(
-    ("act", "backend"),
+    ("main", "backend", "place"),
     [
-        (spin, "asyncio"),
-        (lambda: queue.Queue[int]().get(), "trio"),
-        (threading.Event().wait, "turbo"),
+        (partial(do, spin), "asyncio", "in spin"),
+        (partial(do, lambda: queue.Queue[int]().get()), "trio", "test_outside.py"),
+        (partial(do, block), "turbo", "in block"),
+        (partial(run_steps, block, 1, step_runner="thread"), "asyncio", "in block"),
     ],
-    ids=["loop", "queue", "event"],
+    ids=["loop", "queue", "event", "thread"],
 )
-def test_a_wait_that_virtual_time_cannot_see_is_refused(
-    act: Callable[[], Any], backend: Any
+def test_a_wait_that_virtual_time_cannot_see_is_refused_with_its_place(
+    main: Any, backend: Any, place: str
 ) -> None:
-    match = "without an event in virtual time, which stands at 0.5 s.*make what waits"
-    assert "test_outside.py" in refused(act, match, backend).__notes__[0]
-
-
-@pytest.mark.usefixtures("little_patience")
-def test_a_step_in_a_thread_that_blocks_is_refused_with_its_place() -> None:
-    def block() -> dict[str, float]:
-        threading.Event().wait()
-        return {}
-
-    async def main() -> None:
-        await run_steps(block, 1, step_runner="thread")
-
-    with pytest.raises(PlanError, match="without an event in virtual time") as caught:
-        PLAN.run(main)
-    assert "in block" in caught.value.__notes__[0]
+    match = "without an event in virtual time, which stands at 0.*make what waits"
+    with pytest.raises(PlanError, match=match) as caught:
+        PLAN.run(main, backend=backend)
+    assert place in caught.value.__notes__[0]
 
 
 @pytest.mark.usefixtures("little_patience")
@@ -181,7 +169,8 @@ def test_what_never_comes_back_to_python_is_given_up() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
         spin()
 
-    refused(act, "has not come back to Python")
+    with pytest.raises(PlanError, match="has not come back to Python"):
+        PLAN.run(partial(do, act))
 
 
 def acting_hooks(directory: Path) -> list[SessionRunHook]:

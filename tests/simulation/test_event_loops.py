@@ -130,38 +130,30 @@ async def test_time_stands_still_while_a_pool_of_the_program_works(simulation: S
 
 
 @on_event_loops
-def test_time_stands_still_while_a_thread_works_or_was_abandoned(simulation: Simulation) -> None:
-    times: list[float] = []
+@simulated
+async def test_time_stands_still_while_a_thread_works_or_was_abandoned(
+    simulation: Simulation, log: list[float]
+) -> None:
     begun = threading.Event()
 
     def work() -> None:
         begun.set()
         sleep_really()
-        times.append(simulation.now)
+        log.append(simulation.now)
 
-    async def main() -> None:
-        simulation.start(simulation.sleep, 100)
-        limiter = anyio.CapacityLimiter(1)
-        with anyio.move_on_after(0.5):
-            await anyio.to_thread.run_sync(work, limiter=limiter)
-        begun.clear()
-        with anyio.CancelScope() as scope:
+    async def cancel(scope: anyio.CancelScope) -> None:
+        assert begun.wait(20)
+        scope.cancel()
 
-            async def cancel() -> None:
-                assert begun.wait(20)
-                scope.cancel()
-
-            simulation.start(cancel)
-            await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-        times.append(simulation.now)
-        await simulation.sleep(1)
-        times.append(simulation.now)
-        await simulation.sleep(100)
-
-    simulation.run(main, until=10)
-    # of the thread, main, the abandoned thread that main did not wait for, main
-    assert times == [0.0, 0.0, 0.0, 1.0]
-    assert simulation.now == 10.0
+    simulation.start(simulation.sleep, 100)
+    await anyio.to_thread.run_sync(work)
+    begun.clear()
+    with anyio.CancelScope() as scope:
+        simulation.start(cancel, scope)
+        await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+    assert log == [0.0]
+    await simulation.sleep(1)  # not before the thread has ended
+    assert log == [0.0, 0.0]
 
 
 @simulated

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import reduce
-from operator import add
-
 import numpy as np
 import pytest
 
@@ -50,12 +46,9 @@ def test_rows_are_flat_and_hold_all_of_a_report() -> None:
 
 def test_sums_of_a_report_are_exact_on_every_version_of_python() -> None:
     """Added up one by one, as `sum` did until Python 3.11, each of these differs by one bit."""
-    worker = WorkerReport(0, 1, {}, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9)
-    workers = [replace(worker, worker=index) for index in range(10)]
-    report = Report("any", 10, 1.0, 10, 10, 0, {0: 3, 1: 2, 2: 5}, workers, [])
-    assert reduce(add, [each.secs_computed for each in workers]) == 0.9999999999999999
-    assert report.summary_row()["share_computed"] == 0.1
-    assert report.summary_row()["share_idle"] == 0.9
+    workers = [WorkerReport(i, 1, {}, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9) for i in range(10)]
+    row = Report("any", 10, 1.0, 10, 10, 0, {0: 10}, workers, []).summary_row()
+    assert (row["share_computed"], row["share_idle"]) == (0.1, 0.9)
 
 
 def test_a_report_may_be_made_while_training_goes_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -37,7 +38,6 @@ class Program:
 
     def __init__(self, cluster: Cluster, hooks: dict[int, Any]) -> None:
         self.cluster, self.hooks = cluster, hooks
-        self.stalled: list[int] = []
         self.sessions: list[MonitoredSession] = []
         self.num_runs = [0] * cluster.num_workers
         self.ended_at = [0.0] * cluster.num_workers
@@ -45,59 +45,49 @@ class Program:
     async def __call__(self, worker: Worker) -> None:
         session = worker.session([self.hooks[i] for i in self.hooks if i == worker.index])
         self.sessions.append(session)
-        try:
+        with suppress(StallError):
             async with session:
                 while True:
                     await session.run("computed")
                     self.num_runs[worker.index] += 1
-        except StallError:
-            self.stalled.append(worker.index)
         self.ended_at[worker.index] = self.cluster.simulation.now
 
-    @property
-    def reasons(self) -> set[str]:
-        return {str(each.stop_reason) for each in self.sessions}
+
+LIMIT = "TimeLimitHook: 9.5 s have passed"
 
 
-@pytest.mark.parametrize("protocol", [Asynchronous(), Synchronous(), StaleSynchronous(1)])
-def test_a_time_limit_of_one_worker_ends_all(protocol: Any, backend: Any) -> None:
-    cluster = new_cluster(3, backend, protocol=protocol, compute=Constant(1.0))
-    program = Program(cluster, {0: TimeLimitHook(9.5)})
-    report = cluster.run(program)
-    assert program.num_runs == [10] * 3  # the step under way ends, and counts
-    assert program.ended_at == [10.0] * 3
-    assert program.reasons == {"TimeLimitHook: 9.5 s have passed"}
-    check_report(report)
-
-
-def test_a_stall_of_one_worker_ends_all_with_its_reason() -> None:
-    cluster = new_cluster(2, compute=speeds(1000.0, 1.0))
-    program = Program(cluster, {0: StallHook(5.5)})
-    cluster.run(program)
-    assert program.stalled == [0]
-    assert program.ended_at == [1000.0, 6.0]
-    [reason] = program.reasons
-    assert reason.startswith("StallHook: no run of its session has ended for 5.5 s")
-
-
-def test_early_stopping_of_one_worker_ends_all() -> None:
-    cluster = new_cluster(3, compute=Constant(1.0))
-    program = Program(cluster, {0: EarlyStoppingHook(lambda: 1.0, patience=4, mode="max")})
-    cluster.run(program)
-    assert program.num_runs[0] == 5
-    assert max(program.num_runs) <= max(program.ended_at) <= 6.0
-    [reason] = program.reasons
-    assert reason.startswith("EarlyStoppingHook: no better than 1 of step 1 for 4 looks")
-
-
-def test_a_worker_that_is_back_after_a_stop_for_all_ends_at_once() -> None:
-    failures = [Preemption(at=5.5, secs=20.0, workers=[2])]
-    cluster = new_cluster(3, compute=Constant(1.0), failures=failures)
-    program = Program(cluster, {0: TimeLimitHook(9.5)})
-    cluster.run(program)
-    assert program.num_runs == [10, 10, 5]
-    assert program.ended_at == [10.0, 10.0, 25.5]
-    assert str(program.sessions[3].stop_reason) == "TimeLimitHook: 9.5 s have passed"
+@pytest.mark.parametrize(
+    ("hook", "options", "num_runs", "ended_at", "reason"),
+    [
+        # the step under way ends, and counts
+        *(
+            (lambda: TimeLimitHook(9.5), {"protocol": each}, [10] * 3, [10.0] * 3, LIMIT)
+            for each in (Asynchronous(), Synchronous(), StaleSynchronous(1))
+        ),
+        (  # one that is back after the stop ends at once
+            lambda: TimeLimitHook(9.5), {"failures": [Preemption(5.5, secs=20.0, workers=[2])]},
+            [10, 10, 5], [10.0, 10.0, 25.5], LIMIT,
+        ),
+        (
+            lambda: StallHook(5.5), {"compute": speeds(1000.0, 1.0, 1.0)}, [1, 6, 6],
+            [1000.0, 6.0, 6.0], "StallHook: no run of its session has ended for 5.5 s",
+        ),
+        (
+            lambda: EarlyStoppingHook(lambda: 1.0, patience=4, mode="max"), {}, [5, 5, 5],
+            [5.0, 5.0, 5.0], "EarlyStoppingHook: no better than 1 of step 1 for 4 looks",
+        ),
+    ],
+)  # fmt: skip
+def test_a_stop_of_one_worker_ends_all_with_its_reason(
+    hook: Any, options: dict[str, Any], num_runs: list[int], ended_at: list[float], reason: str,
+    backend: Any,
+) -> None:  # fmt: skip
+    cluster = new_cluster(3, backend, **{"compute": Constant(1.0), **options})
+    program = Program(cluster, {0: hook()})
+    check_report(cluster.run(program))
+    assert (program.num_runs, program.ended_at) == (num_runs, ended_at)
+    for session in [*program.sessions[:2], program.sessions[-1]]:
+        assert str(session.stop_reason).startswith(reason)
 
 
 @given(
