@@ -19,11 +19,11 @@ from ..support.step_loops import run_steps
 def service_of(name: str, samples: Any, **options: Any) -> Service:
     """A service of these samples, which has no sizes, and whose workers are alike."""
     work = np.asarray(samples, np.float64)
-    options.setdefault("dependence", Dependence.FREE)
-    options.setdefault("sizes", np.full(len(work), math.nan))
-    options.setdefault("workers", np.full(len(work), -1))
-    options.setdefault("load_high", 1e9)
-    return Service(name, samples=work, **options)
+    usual: dict[str, Any] = {
+        "dependence": Dependence.FREE, "sizes": np.full(len(work), math.nan),
+        "workers": np.full(len(work), -1), "load_high": 1e9,
+    }  # fmt: skip
+    return Service(name, samples=work, **usual | options)
 
 
 def plan_of(*services: Service) -> Plan:

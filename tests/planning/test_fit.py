@@ -100,7 +100,6 @@ def test_the_interval_of_a_slowdown_covers_it_nine_times_in_ten(
 QUEUES = {
     "one": (1, lambda rng: lognormal(rng, 2000, 0.006, 0.3), 8, 0.09),
     "one, handed over late": (1, lambda rng: lognormal(rng, 2000, 0.006, 0.3) + 3e-4, 8, 0.09),
-    "one, exponential": (1, lambda rng: rng.exponential(0.006, 2000), 8, 0.09),
     "one, constant": (1, lambda rng: np.full(2000, 0.006), 8, 0.09),
     "three": (3, lambda rng: lognormal(rng, 2000, 0.1, 0.5), 12, 0.7),
 }

@@ -54,18 +54,10 @@ def recorded(truth: Plan, seed: int = 0, **changes: Any) -> Trace:
     )
     trace = truth.run(main, seed=1000 + seed, backend="turbo", **{**base, **changes})
     # as an event loop records: what begins at one virtual time begins one after the other
-    rng = np.random.default_rng(0)
+    rng, work = np.random.default_rng(0), {}
     for name, spans in trace.spans[Kind.WORK].items():
         begun = np.minimum(spans.begun + rng.uniform(0.0, 1e-4, len(spans)), spans.ended)
-        trace = changed(trace, name, begun=begun)
-    return trace
-
-
-def changed(trace: Trace, name: str, **columns: Any) -> Trace:
-    """The trace with other columns in the spans of one kind of work."""
-    work = dict(trace.spans[Kind.WORK])
-    spans = replace(work[name], **columns)
-    work[name] = spans.pick(np.argsort(spans.begun, kind="stable"))
+        work[name] = replace(spans, begun=begun).pick(np.argsort(begun, kind="stable"))
     return replace(trace, spans={**trace.spans, Kind.WORK: work})
 
 

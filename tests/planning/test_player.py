@@ -132,20 +132,20 @@ def test_steps_in_threads_share_a_service_and_fast_ones_leave_their_threads() ->
 
 def test_returns_get_the_calls_arguments_and_what_was_drawn_and_errors_name_the_work() -> None:
     def returns(prompt: str, *, temperature: float, drawn: Any) -> str:
-        assert (prompt, temperature, drawn.secs, drawn.size) == ("abc", 0.5, 0.5, 3.0)
-        return "x" * int(drawn.size)
+        assert (prompt, temperature, drawn) == ("abc", 0.5, (0.5, 3.0))
+        return "xxx"
 
     @timed("rollout", output_size=len, returns=returns)
     async def rollout(prompt: str, *, temperature: float) -> str:
         raise AssertionError
 
-    async def main() -> None:
-        assert await rollout("abc", temperature=0.5) == "xxx"
+    async def main(temperature: float) -> None:
+        assert await rollout("abc", temperature=temperature) == "xxx"
 
     plan = plan_of(service_of("rollout", [0.5], sizes=np.array([3.0])))
-    plan.run(main)
+    plan.run(main, temperature=0.5)
     with pytest.raises(AssertionError) as caught:
-        plan.run(partial(rollout, "abc", temperature=9.0))
+        plan.run(main, temperature=9.0)
     assert any("`returns` of timed('rollout')" in each for each in caught.value.__notes__)
 
 

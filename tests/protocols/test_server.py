@@ -122,12 +122,15 @@ async def test_a_worker_that_waits_as_training_ends_is_woken_and_begins_no_step(
 
 
 async def test_a_worker_that_has_left_begins_no_step_and_its_gradients_are_discarded() -> None:
-    server = make_server(Asynchronous())
-    server.leave(1)
+    server = make_server(StaleSynchronous(0))
+    server.push(1, np.ones(2), 0)
+    async with in_task(server.begin_step, 1) as box:
+        server.leave(1)  # its own waits end
+    assert "worker 1 has left the parameter server" in str(box.error)
     with pytest.raises(StopTraining, match="worker 1 has left"):
         await server.begin_step(1)
-    assert server.push(1, np.ones(2), 0).is_discarded
-    assert server.version == 0
+    assert server.push(1, np.ones(2), 1).is_discarded
+    assert server.version == 1
 
 
 async def test_what_was_collected_of_more_workers_is_applied_when_a_step_begins() -> None:
@@ -201,15 +204,14 @@ def test_a_restored_server_goes_on_as_the_one_that_was_saved(
         assert str(other.state_dict()) == str(server.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("worker", "options", "saves"),
-    [(0, {}, True), (1, {}, False), (0, {"saves_server": False}, False),
-     (1, {"saves_server": True}, True)],
-)  # fmt: skip
-def test_only_the_hook_of_worker_0_saves_unless_it_is_set_otherwise(
-    worker: int, options: dict[str, bool], saves: bool
-) -> None:
-    assert bool(ProtocolHook(new_server(Asynchronous()), worker, **options).state_dict()) is saves
+def test_only_the_hook_of_worker_0_saves_unless_it_is_set_otherwise() -> None:
+    cases: list[tuple[int, dict[str, bool], bool]] = [
+        (0, {}, True), (1, {}, False), (0, {"saves_server": False}, False),
+        (1, {"saves_server": True}, True),
+    ]  # fmt: skip
+    for worker, options, saves in cases:
+        hook = ProtocolHook(make_server(Asynchronous()), worker, **options)
+        assert bool(hook.state_dict()) is saves
 
 
 @pytest.mark.parametrize(

@@ -25,27 +25,17 @@ from .worlds import server_of
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_synchronous_training_equals_full_batch_gradient_descent_bit_for_bit(seed: int) -> None:
-    num_workers, num_steps, rate = 5, 7, 0.03
-    generator = np.random.default_rng(seed)
-    features = generator.normal(size=(num_workers, 8, 3)).astype(np.float32)
-    targets = generator.normal(size=(num_workers, 8)).astype(np.float32)
-
-    def gradient(parameters: Any, worker: int) -> Any:
-        errors = features[worker] @ parameters - targets[worker]
-        return features[worker].T @ errors / np.float32(8)
-
+    targets = np.random.default_rng(seed).normal(size=(5, 3)).astype(np.float32)
     weights = np.zeros(3, np.float32)
-    for _ in range(num_steps):
-        total = gradient(weights, 0)
-        for worker in range(1, num_workers):
-            total = total + gradient(weights, worker)
-        weights = weights - rate * (total / num_workers)
-
+    for _ in range(7):
+        total = weights - targets[0]
+        for target in targets[1:]:
+            total = total + (weights - target)
+        weights = weights - 0.03 * (total / 5)
     cluster = new_cluster(
-        num_workers, seed=seed, parameters=np.zeros(3, np.float32), protocol=Synchronous(),
-        learning_rate=rate,
-    )  # fmt: skip
-    cluster.run(gradient=lambda now, worker: gradient(now, worker.index), updates=num_steps)
+        5, seed=seed, parameters=np.zeros(3, np.float32), protocol=Synchronous(), learning_rate=0.03
+    )
+    cluster.run(gradient=lambda now, worker: now - targets[worker.index], updates=7)
     assert cluster.server.parameters.dtype == np.float32
     assert cluster.server.parameters.tobytes() == weights.tobytes()
 

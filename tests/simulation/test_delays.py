@@ -85,7 +85,6 @@ MAKERS: dict[str, Callable[[Any], Delay]] = {
     "scale": lambda value: Pareto(value, 1),
     "shape": lambda value: Pareto(1, value),
     "sigma": lambda value: LogNormal(1, value),
-    "scale ": lambda value: Weibull(value, 1),
     "shape ": lambda value: Weibull(1, value),
     "probability": lambda value: Stragglers(ANY, value, 2),
     "factor": lambda value: Stragglers(ANY, 0.5, value),

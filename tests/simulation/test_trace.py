@@ -167,17 +167,11 @@ def test_a_file_appears_whole_with_the_mode_of_any_new_one_and_a_link_stays_one(
     assert sorted(os.listdir(tmp_path)) == ["link", "plain", "target"]
 
 
-@pytest.mark.parametrize(
-    ("path", "error", "match"),
-    [
+def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    for path, error, match in (
         ("", IsADirectoryError, "it is a directory; name a file"),
         ("/dev/null", FileExistsError, "no regular file"),
         ("x" * 300, OSError, "cannot be written.*name another file"),
-    ],
-    ids=["directory", "device", "name too long"],
-)
-def test_what_cannot_be_written_is_refused_with_the_reason(
-    tmp_path: Path, path: str, error: type[OSError], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        write_trace(tmp_path / path, report_of(Asynchronous()))
+    ):
+        with pytest.raises(error, match=match):
+            write_trace(tmp_path / path, report_of(Asynchronous()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
@@ -68,10 +68,7 @@ def test_an_async_generator_left_early_is_closed_in_virtual_time(simulation: Sim
 variable: ContextVar[Any] = ContextVar("variable", default=None)
 
 
-@pytest.mark.parametrize(
-    ("common", "value"),
-    [(np.zeros(3), np.zeros(3)), (1, 1.0)],
-)
+@pytest.mark.parametrize(("common", "value"), [(np.zeros(3), np.zeros(3)), (1, 1.0)])
 def test_a_value_that_may_equal_the_common_one_is_a_tasks_own_all_the_same(
     simulation: Simulation, common: Any, value: Any
 ) -> None:
@@ -88,10 +85,7 @@ def test_a_value_that_may_equal_the_common_one_is_a_tasks_own_all_the_same(
         await simulation.sleep(0.75)
         assert variable.get() is value
 
-    def run() -> None:
-        variable.set(common)
-        run_together(simulation, look, change, look, change)
-
-    copy_context().run(run)
+    variable.set(common)
+    run_together(simulation, look, change, look, change)
     assert len(seen) == 12
     assert all(each is common for each in seen)

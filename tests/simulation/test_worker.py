@@ -39,13 +39,9 @@ def test_a_snapshot_is_that_of_the_moment_at_which_it_leaves_the_server() -> Non
 
 def test_random_numbers_of_a_worker_are_its_own_and_the_seeds() -> None:
     def drawn(seed: int) -> list[float]:
-        numbers: list[float] = []
-
-        async def program(worker: Worker) -> None:
-            numbers.extend(worker.rng.random(2))
-
-        new_cluster(2, seed=seed).run(program)
-        return numbers
+        cluster = new_cluster(2, seed=seed)
+        cluster.run(updates=1)
+        return [number for each in cluster.workers for number in each.rng.random(2)]
 
     assert drawn(1) == drawn(1)
     assert len({*drawn(1), *drawn(2)}) == 8
