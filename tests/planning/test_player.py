@@ -83,10 +83,10 @@ def test_figures_of_a_plan_are_the_same_on_every_backend() -> None:
 def test_a_trace_of_a_plan_has_what_a_recording_has() -> None:
     trace = ROLLOUTS.run(train_on_rollouts, steps=20)
     assert trace.settings == {"steps": 20}
-    learn, runs = trace.find("learn"), trace.find("run", Kind.RUN)
+    learn = trace.find("learn")
     assert learn.is_on_session.all()
     assert not trace.find("rollout").is_on_session.any()
-    assert len(learn) == len(runs) == len(trace.find("step", Kind.RUN)) == 20
+    assert len(learn) == len(trace.find("run")) == len(trace.find("step")) == 20
     assert len(trace.find("session", Kind.SESSION)) == 1
     uses, made = trace.marks["use"].ident, trace.find("rollout", Kind.CALL)
     assert len(uses) == 20 * 8

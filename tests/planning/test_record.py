@@ -40,8 +40,8 @@ def test_all_of_a_learner_is_read_back(tmp_path: Path, backend: str) -> None:
     trace = recorded(path, learner, 4, 2, 2, 20, backend=backend, settings={"concurrency": 4})
     assert trace.settings == {"concurrency": 4}
     assert trace.is_complete
-    runs, learn, rollouts = trace.find("run", Kind.RUN), trace.find("learn"), trace.find("rollout")
-    assert len(runs) == len(learn) == len(trace.find("step", Kind.RUN)) == 20
+    runs, learn, rollouts = (trace.find(name) for name in ("run", "learn", "rollout"))
+    assert len(runs) == len(learn) == len(trace.find("step")) == 20
     assert learn.is_on_session.all()
     assert (runs.begun <= learn.begun).all()
     assert (learn.ended <= runs.ended).all()
@@ -51,7 +51,7 @@ def test_all_of_a_learner_is_read_back(tmp_path: Path, backend: str) -> None:
     uses = trace.marks["use"].ident.tolist()
     assert len(uses) == 40
     assert set(uses) <= set(trace.find("rollout", Kind.CALL).ident.tolist())
-    rewards = trace.find("reward", Kind.BLOCK)
+    rewards = trace.find("reward")
     assert len(rewards) == 20
     assert (learn.begun <= rewards.begun).all()
     assert (rewards.ended <= learn.ended).all()

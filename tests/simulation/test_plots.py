@@ -105,3 +105,12 @@ def test_bad_input_is_refused(tmp_path: Path, path: str, reports: Any, match: st
     with pytest.raises((TypeError, ValueError), match=match):
         plot_reports(tmp_path / path, [report_of()] if reports is None else reports)
     assert os.listdir(tmp_path) == []
+
+
+def test_losses_of_several_seeds_are_a_band(axes: Any) -> None:
+    group = [report_of(seed=seed) for seed in (2, 3, 4)]
+    plot_losses(axes, [group, report_of()])
+    assert "3 seeds" in str(axes.lines[0].get_label())
+    (band,) = axes.collections
+    ends = np.asarray(band.get_paths()[0].vertices)[:, 0].max()
+    assert ends == pytest.approx(min(each.losses[-1][0] for each in group))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asynchooks._engine.base import EngineTask, Slot
 from asynchooks.simulation import Simulation
 
-from .engines import BACKENDS, outcome_of
+from .engines import BACKENDS
 
 NUM_SCRIPTS, NUM_SLOTS = 5, 3
 _variable: ContextVar[int] = ContextVar("variable")
@@ -162,7 +162,10 @@ def run_on(
         5, backend, shuffle_ties=shuffle_ties, max_turns=500, keep_trace=keep_trace
     )
     run = Run(simulation, scripts)
-    return run, outcome_of(simulation, run.main)
+    try:
+        return run, simulation.run(run.main)
+    except BaseException as error:
+        return run, type(error)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

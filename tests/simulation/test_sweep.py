@@ -25,7 +25,6 @@ from asynchooks.simulation import (
     Simulation,
     SimulationError,
     Sweep,
-    plot_losses,
     sweep,
 )
 
@@ -195,14 +194,3 @@ def test_training_ends_at_the_first_loss_at_the_target() -> None:
     report = descent(1, loss_every=10, target_loss=1.0, until=5.5)
     assert report.losses == [(0.0, 0, 8.0), (5.5, 5, 0.25)]
     assert report.secs == report.secs_to(1.0) == 5.5
-
-
-def test_plots_draw_a_band_over_seeds() -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    group = [descent(2, seed, updates=20) for seed in (2, 3, 4)]
-    axes = figure.Figure().add_subplot()
-    plot_losses(axes, [group, descent(2, updates=20)])
-    assert "3 seeds" in str(axes.lines[0].get_label())
-    (band,) = axes.collections
-    ends = np.asarray(band.get_paths()[0].vertices)[:, 0].max()
-    assert ends == pytest.approx(min(each.losses[-1][0] for each in group))

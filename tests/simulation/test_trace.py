@@ -150,17 +150,17 @@ def test_the_same_seed_gives_the_same_bytes_with_every_kind_of_span_on_every_bac
 def test_a_file_appears_whole_with_the_mode_of_any_new_one_and_a_link_stays_one(
     tmp_path: Path,
 ) -> None:
-    report, plain, link = report_of(Asynchronous()), tmp_path / "plain", tmp_path / "link"
+    cluster = trained("turbo", Asynchronous(), 9)
+    plain, link = tmp_path / "plain", tmp_path / "link"
     plain.touch()
     link.symlink_to(tmp_path / "target")
-    write_trace(link, report)
+    write_trace(link, cluster.report())
     assert link.is_symlink()
     assert link.stat().st_mode == plain.stat().st_mode
     whole = link.read_text()
-    assert report.timeline is not None
-    report.timeline.spans.append((0, "compute", 0.0, math.nan))  # type: ignore[arg-type]
+    cluster.timeline.spans.append((0, "compute", 0.0, math.nan))  # type: ignore[arg-type]
     with pytest.raises((ValueError, AttributeError)):
-        write_trace(link, report)
+        write_trace(link, cluster.report())
     with pytest.raises(ValueError, match="keep_timeline=True"):
         write_trace(link, new_cluster(2).run(updates=3))
     assert link.read_text() == whole
