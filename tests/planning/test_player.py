@@ -81,8 +81,9 @@ def test_figures_of_a_plan_are_the_same_on_every_backend() -> None:
 
 
 def test_a_trace_of_a_plan_has_what_a_recording_has() -> None:
-    trace = ROLLOUTS.run(train_on_rollouts, steps=20)
-    assert trace.settings == {"steps": 20}
+    trace = ROLLOUTS.run(train_on_rollouts, concurrency=8, steps=20)
+    assert trace.settings == {"concurrency": 8, "steps": 20}
+    assert trace.figures().idle_share == pytest.approx(0.5, abs=0.02)  # waiting for rollouts
     learn = trace.find("learn")
     assert learn.is_on_session.all()
     assert not trace.find("rollout").is_on_session.any()

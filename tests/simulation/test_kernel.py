@@ -202,8 +202,9 @@ def test_turns_are_counted_for_each_time(backend: Any) -> None:
     simulation = Simulation(backend=backend, max_turns=100)
 
     async def main() -> None:
-        for _ in range(300):
+        for _ in range(150):
             await simulation.sleep(1)
+            await simulation.sleep(0)
 
     simulation.run(main)
 

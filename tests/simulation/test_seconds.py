@@ -112,8 +112,8 @@ def shared_by(num_servers: int, secs: float) -> Any:
         ),
         # what was computed by 2 met the cut, and was lost with the crash
         fact(
-            "failures at equal times", 10.0, {"computed": 5.0, "down": 5.0}, updates=4,
-            failures=[Preemption(TWO, 3.0), Preemption(2.0, 5.0), Slowdown(TWO, 3.0, TWO),
+            "failures that overlap", 10.0, {"computed": 5.0, "down": 5.0}, updates=4,
+            failures=[Preemption(TWO, 3.0), Preemption(3.0, 4.0), Slowdown(TWO, 3.0, TWO),
                       Partition(TWO, 3.0)],
         ),
         # pulls 0-2, computes 2-5, sent within the cut; pulls 6.5-8.5, 8.5-11.5, 11.5-12.5

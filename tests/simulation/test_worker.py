@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from asynchooks.protocols import KSync
-from asynchooks.simulation import Constant, Queue, Simulation, Worker
+from asynchooks.simulation import Constant, Exponential, Queue, Simulation, Worker
 
 from .clusters import new_cluster, speeds
+from .engines import simulated
 
 
 def test_pull_compute_push_in_order(backend: Any) -> None:
@@ -91,3 +92,9 @@ def test_requests_are_served_in_order_of_arrival(
     simulation.run(main)
     assert log == ends
     assert (queues[0].num_served, queues[0].secs_busy, queues[0].secs_queued) == (4, 4.0, queued)
+
+
+@simulated
+async def test_each_queue_draws_its_own_service_times(simulation: Simulation) -> None:
+    first, other = (simulation.queue(Exponential(1.0)) for _ in range(2))
+    assert await first.serve() != await other.serve()
