@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from asynchooks._cli.plan_settings import parse_setting
 from asynchooks.cli import main
 from asynchooks.planning import Trace, record
+from asynchooks.simulation import Simulation
 
 from . import program_of_sleeps
 from .program_of_sleeps import SECS
@@ -28,11 +28,15 @@ PROGRAM = f"{program_of_sleeps.__file__}:main"
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A real run, of 0.5 s."""
+    """A run in virtual time, which no load of the machine changes."""
     path = tmp_path_factory.mktemp("plan") / "run.pftrace"
     settings = {"concurrency": 4, "max_staleness": 2}
-    with record(path, settings=settings):
-        anyio.run(lambda: program_of_sleeps.main(**settings))
+
+    async def main() -> None:
+        async with record(path, settings=settings):
+            await program_of_sleeps.main(**settings)
+
+    Simulation().run(main)
     return str(path)
 
 

@@ -258,7 +258,7 @@ def worked(rng: np.random.Generator, speeds: list[float], num: int = 2000) -> Sp
     return Spans.joined(parts)
 
 
-@pytest.mark.parametrize("speeds", [[1.0] * 8, [1.0, 1.6] * 4], ids=["alike", "different"])
+@pytest.mark.parametrize("speeds", [[1.0] * 8, [1.0, 1.6] * 4])
 def test_workers_that_differ_keep_samples_of_their_own_and_need_no_note(
     speeds: list[float],
 ) -> None:

@@ -107,7 +107,6 @@ def test_an_error_of_the_program_has_its_traceback_in_a_note(
         (raises(KeyboardInterrupt), KeyboardInterrupt, None),
         (lambda: warnings.warn("slow", stacklevel=1), UserWarning, "slow"),  # warnings are errors
     ],
-    ids=["exit", "kill", "sys.exit", "interrupt", "warning"],
 )
 def test_what_ends_the_process_of_a_plan_is_an_error_here(
     act: Callable[[], None], error: type[BaseException], match: str | None
