@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 
-from asynchooks import FeedHook, FunctionSessionCreator
+from asynchooks import FeedHook
 from asynchooks.data import rollouts
 from asynchooks.planning import Dependence, Plan, Service, timed
-from asynchooks.planning._spans import Floats
-from asynchooks.protocols import ParameterServer, ProtocolHook, parse_protocol
-from asynchooks.simulation import Simulation, current_simulation
+from asynchooks.protocols import parse_protocol
+from asynchooks.simulation import Worker, current_simulation
 
 from ..support.step_loops import run_steps
 
-BACKENDS: tuple[Any, ...] = ("asyncio", "trio", "turbo")
 
-
-def service_of(name: str, samples: Floats | list[float], **options: Any) -> Service:
+def service_of(name: str, samples: Any, **options: Any) -> Service:
     """A service of these samples, which has no sizes, and whose workers are alike."""
     work = np.asarray(samples, np.float64)
-    options.setdefault("dependence", Dependence.FREE)
-    options.setdefault("sizes", np.full(len(work), math.nan))
-    options.setdefault("workers", np.full(len(work), -1))
-    options.setdefault("load_high", 1e9)
-    return Service(name, samples=work, **options)
+    usual: dict[str, Any] = {
+        "dependence": Dependence.FREE, "sizes": np.full(len(work), math.nan),
+        "workers": np.full(len(work), -1), "load_high": 1e9,
+    }  # fmt: skip
+    return Service(name, samples=work, **usual | options)
 
 
 def plan_of(*services: Service) -> Plan:
     return Plan([], services={each.name: each for each in services})
-
-
-def run_in_virtual_time(
-    main: Callable[[], Awaitable[Any]], backend: str = "turbo", seed: int = 0
-) -> Any:
-    simulation = Simulation(seed=seed, backend=backend)  # type: ignore[arg-type]
-    return simulation.run(main)
 
 
 @timed("rollout", returns=lambda prompt, drawn: prompt)
@@ -77,19 +66,18 @@ async def serve() -> None:
 
 async def train_with_server(workers: int = 8, protocol: str = "async", updates: int = 400) -> None:
     """Workers around a parameter server; only the turbo kernel's own tasks."""
-    server = ParameterServer(np.zeros(2), parse_protocol(protocol, workers), num_workers=workers)
+    cluster = current_simulation().cluster(workers, protocol=parse_protocol(protocol, workers))
 
-    async def work(worker: int) -> None:
+    async def program(worker: Worker) -> None:
         async def step() -> dict[str, float]:
-            version = server.pull(worker).version
-            await compute(worker)
+            version = (await worker.pull()).version
+            await compute(worker.index)
             await serve()
-            server.push(worker, np.zeros(2), version)
+            await worker.push(np.zeros(1), version)
             return {"loss": 0.0}
 
-        creator = FunctionSessionCreator(step, global_step=server.global_step)
-        await run_steps(creator, updates, ProtocolHook(server, worker))
+        async with worker.session(step=step) as session:
+            while not session.should_stop():
+                await session.run([])
 
-    simulation = current_simulation()
-    for task in [simulation.start(work, worker) for worker in range(workers)]:
-        await task.wait()
+    await cluster.train(program, updates=updates)

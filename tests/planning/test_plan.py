@@ -15,8 +15,7 @@ import pytest
 import trio
 
 from asynchooks._engine.recording import Kind
-from asynchooks.planning import Dependence, Estimate, Figures, Plan, PlanError, Trace, timed
-from asynchooks.planning._prediction import estimates
+from asynchooks.planning import Dependence, Plan, PlanError, Trace, timed
 from asynchooks.simulation import DeadlockError, current_simulation
 
 from ..support.step_loops import run_steps
@@ -55,18 +54,10 @@ def recorded(truth: Plan, seed: int = 0, **changes: Any) -> Trace:
     )
     trace = truth.run(main, seed=1000 + seed, backend="turbo", **{**base, **changes})
     # as an event loop records: what begins at one virtual time begins one after the other
-    rng = np.random.default_rng(0)
+    rng, work = np.random.default_rng(0), {}
     for name, spans in trace.spans[Kind.WORK].items():
         begun = np.minimum(spans.begun + rng.uniform(0.0, 1e-4, len(spans)), spans.ended)
-        trace = changed(trace, name, begun=begun)
-    return trace
-
-
-def changed(trace: Trace, name: str, **columns: Any) -> Trace:
-    """The trace with other columns in the spans of one kind of work."""
-    work = dict(trace.spans[Kind.WORK])
-    spans = replace(work[name], **columns)
-    work[name] = spans.pick(np.argsort(spans.begun, kind="stable"))
+        work[name] = replace(spans, begun=begun).pick(np.argsort(begun, kind="stable"))
     return replace(trace, spans={**trace.spans, Kind.WORK: work})
 
 
@@ -80,7 +71,7 @@ SERVER_CHANGES: list[dict[str, Any]] = [
     ("first", "num"),
     [
         (0, 1),
-        *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in range(2, 27, 5)),
+        *(pytest.param(each, 3, marks=pytest.mark.exhaustive) for each in (2, 5)),
     ],
 )
 @pytest.mark.parametrize(
@@ -99,7 +90,7 @@ def test_known_truth_is_covered(
     for seed in range(first, first + num):
         plan = Plan([recorded(truth, seed)])
         for change in changes:
-            found = plan.predict(main, seed=seed, allow_mismatch=True, **change)
+            found = plan.predict(main, seed=seed, num_runs=5, allow_mismatch=True, **change)
             true = recorded(truth, 5000 + seed, **change).figures()
             assert not found.is_extrapolated, found
             covers.append([getattr(found, each).covers(getattr(true, each)) for each in errors])
@@ -118,10 +109,10 @@ def test_known_truth_is_covered(
 
 def test_a_load_that_was_not_recorded_is_flagged_and_the_truth_is_within() -> None:
     plan = Plan([recorded(SHARED)])
-    for concurrency, is_flagged in ((8, True), (16, False), (64, True)):
-        found = plan.predict(train_on_rollouts, num_runs=6, concurrency=concurrency)
-        assert found.is_extrapolated is is_flagged
-        assert any("load that was not recorded" in each for each in found.notes) is is_flagged
+    for concurrency in (8, 64):
+        found = plan.predict(train_on_rollouts, num_runs=4, concurrency=concurrency)
+        assert found.is_extrapolated
+        assert any("load that was not recorded" in each for each in found.notes)
         assert found.rate.covers(recorded(SHARED, 5000, concurrency=concurrency).figures().rate)
 
 
@@ -133,8 +124,8 @@ def test_further_workers_than_were_recorded_are_flagged_where_those_differ() -> 
     truth = Plan([], services={"compute": slow, "service": SERVER.services["service"]})
     trace = truth.run(train_with_server, backend="turbo", workers=4, updates=800)
     plan = Plan([trace])
-    assert not plan.predict(train_with_server).is_extrapolated
-    found = plan.predict(train_with_server, workers=8)
+    assert not plan.predict(train_with_server, num_runs=3).is_extrapolated
+    found = plan.predict(train_with_server, num_runs=3, workers=8)
     assert found.is_extrapolated
     assert any("8 workers, of which 4 were recorded" in each for each in found.notes)
 
@@ -151,8 +142,8 @@ async def steps_of_size(size: int = 8, num: int = 60) -> None:
 def test_a_size_beyond_the_one_that_was_recorded_is_bracketed() -> None:
     truth = plan_of(service_of("learn", RNG.gamma(50.0, 0.01, 2000)))
     plan = Plan([truth.run(steps_of_size, size=8)])
-    assert not plan.predict(steps_of_size).is_extrapolated
-    found = plan.predict(steps_of_size, size=16)
+    assert not plan.predict(steps_of_size, num_runs=3).is_extrapolated
+    found = plan.predict(steps_of_size, num_runs=3, size=16)
     assert found.is_extrapolated
     assert found.rate.low < 1.05 < 1.95 < found.rate.high  # in proportion, and constant
 
@@ -184,55 +175,12 @@ def test_a_program_that_does_the_step_twice_is_refused_also_from_the_same_factor
         return main
 
     plan = Plan([recorded(ROLLOUTS)])
-    plan.predict(made(1), num_runs=4)
+    plan.predict(made(1), num_runs=3)
     with pytest.raises(PlanError, match=r"(?s)misses the recorded .* measured .* predicted"):
-        plan.predict(made(2), num_runs=4)
-    found = plan.predict(made(2), num_runs=4, allow_mismatch=True)
+        plan.predict(made(2), num_runs=3)
+    found = plan.predict(made(2), num_runs=3, allow_mismatch=True)
     assert found.rate.low <= 1.001 * recorded(ROLLOUTS).figures().rate  # widened as far as that
     assert any("is missed" in each for each in found.notes)
-
-
-def test_cut_spans_that_count_as_complete_are_caught() -> None:
-    trace = recorded(ROLLOUTS)
-    spans = trace.find("rollout")
-    cut = np.arange(len(spans)) % 3 == 0  # a third was cancelled early, and said to be done
-    ended = np.where(cut, spans.begun + 0.1 * spans.secs, spans.ended)
-    with pytest.raises(PlanError, match="misses"):
-        Plan([changed(trace, "rollout", ended=ended)]).predict(train_on_rollouts)
-
-
-def test_client_spans_drawn_as_service_are_caught() -> None:
-    trace = recorded(SERVER, workers=16)
-    assert not Plan([trace]).check(train_with_server).is_mismatch
-    client = service_of(
-        "service", trace.find("service").secs, dependence=Dependence.QUEUE
-    )  # a span holds the queue as well
-    with pytest.raises(PlanError, match="misses"):
-        Plan([trace], services={"service": client}).predict(train_with_server)
-
-
-# Estimates
-
-
-def figures(rate: float, staleness: float = 7.0, idle: float = 0.25) -> Figures:
-    return Figures(rate, staleness, staleness, idle, 100, 10.0)
-
-
-def test_intervals_hold_the_runs_of_other_assumptions_and_the_error_of_the_model() -> None:
-    runs = [figures(10.0)] * 4
-    found = estimates(runs, [figures(4.0), figures(20.0)], {}, is_extrapolated=True)
-    assert found["rate"] == pytest.approx((10.0, 4.0 * 0.97, 20.0 * 1.03))
-    assert found["staleness"] == pytest.approx((7.0, 7.0 * 0.97, 7.0 * 1.03))  # the floor
-    found = estimates(runs, [], {"rate": 0.2}, is_extrapolated=False)
-    assert found["rate"].low == pytest.approx(10 * (1 - np.hypot(0.2, 0.015)))
-    assert found["staleness"].low == pytest.approx(7.0 * (1 - 0.015))
-
-
-def test_seconds_and_cost_follow_from_the_rate() -> None:
-    found = Plan([recorded(SERVER)]).predict(train_with_server, num_runs=2)
-    found = replace(found, rate=Estimate(10.0, 8.0, 12.5))
-    assert found.secs_to(1000) == (100.0, 80.0, 125.0)
-    assert found.cost(36_000, price_per_hour=2.0) == pytest.approx((2.0, 1.6, 2.5))
 
 
 # Misuse
@@ -280,7 +228,8 @@ def test_a_program_for_one_event_loop_is_run_on_it_and_refused_on_the_other(
         await run_steps(step, num)
 
     plan = plan_of(service_of("learn", [0.5]))
-    assert plan.predict(main, num_runs=2, backend=own).rate.value == pytest.approx(1.0, rel=0.1)
+    # work that always takes as long: what the model may miss is left
+    assert plan.predict(main, num_runs=2, backend=own).rate == pytest.approx((1.0, 0.985, 1.015))
     with pytest.raises(PlanError, match=f"needs {own}, and was planned on {other}"):
         plan.run(main, backend=other)
 

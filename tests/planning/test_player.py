@@ -15,17 +15,11 @@ import pytest
 from asynchooks import FunctionSessionCreator
 from asynchooks._engine.recording import Kind
 from asynchooks.planning import Dependence, Plan, PlanError, Spans, timed
-from asynchooks.simulation import current_simulation
+from asynchooks.simulation import Simulation, current_simulation
 
+from ..simulation.engines import BACKENDS
 from ..support.step_loops import run_steps
-from .planned import (
-    BACKENDS,
-    plan_of,
-    run_in_virtual_time,
-    service_of,
-    train_on_rollouts,
-    train_with_server,
-)
+from .planned import plan_of, service_of, train_on_rollouts, train_with_server
 
 ROLLOUTS = plan_of(service_of("rollout", [0.5]), service_of("learn", [0.25]))
 SERVER = plan_of(service_of("compute", [0.08]), service_of("service", [0.006]))
@@ -68,12 +62,9 @@ async def two_sessions(
 def test_a_plan_of_constant_work_ends_when_the_program_does(
     main: Any, plan: Plan, staleness: float, backend: Any
 ) -> None:
-    async def timed_main() -> float:
-        await main()
-        return current_simulation().now
-
-    trace = plan.run(main, backend=backend)
-    assert trace.ended == run_in_virtual_time(timed_main, backend)
+    trace, simulation = plan.run(main, backend=backend), Simulation(backend=backend)
+    simulation.run(main)
+    assert trace.ended == simulation.now
     assert trace.figures().num_updates > 80
     assert trace.figures().staleness == pytest.approx(staleness, rel=0.03)
 
@@ -90,12 +81,13 @@ def test_figures_of_a_plan_are_the_same_on_every_backend() -> None:
 
 
 def test_a_trace_of_a_plan_has_what_a_recording_has() -> None:
-    trace = ROLLOUTS.run(train_on_rollouts, steps=20)
-    assert trace.settings == {"steps": 20}
-    learn, runs = trace.find("learn"), trace.find("run", Kind.RUN)
+    trace = ROLLOUTS.run(train_on_rollouts, concurrency=8, steps=20)
+    assert trace.settings == {"concurrency": 8, "steps": 20}
+    assert trace.figures().idle_share == pytest.approx(0.5, abs=0.02)  # waiting for rollouts
+    learn = trace.find("learn")
     assert learn.is_on_session.all()
     assert not trace.find("rollout").is_on_session.any()
-    assert len(learn) == len(runs) == len(trace.find("step", Kind.RUN)) == 20
+    assert len(learn) == len(trace.find("run")) == len(trace.find("step")) == 20
     assert len(trace.find("session", Kind.SESSION)) == 1
     uses, made = trace.marks["use"].ident, trace.find("rollout", Kind.CALL)
     assert len(uses) == 20 * 8
@@ -141,20 +133,20 @@ def test_steps_in_threads_share_a_service_and_fast_ones_leave_their_threads() ->
 
 def test_returns_get_the_calls_arguments_and_what_was_drawn_and_errors_name_the_work() -> None:
     def returns(prompt: str, *, temperature: float, drawn: Any) -> str:
-        assert (prompt, temperature, drawn.secs, drawn.size) == ("abc", 0.5, 0.5, 3.0)
-        return "x" * int(drawn.size)
+        assert (prompt, temperature, drawn) == ("abc", 0.5, (0.5, 3.0))
+        return "xxx"
 
     @timed("rollout", output_size=len, returns=returns)
     async def rollout(prompt: str, *, temperature: float) -> str:
         raise AssertionError
 
-    async def main() -> None:
-        assert await rollout("abc", temperature=0.5) == "xxx"
+    async def main(temperature: float) -> None:
+        assert await rollout("abc", temperature=temperature) == "xxx"
 
     plan = plan_of(service_of("rollout", [0.5], sizes=np.array([3.0])))
-    plan.run(main)
+    plan.run(main, temperature=0.5)
     with pytest.raises(AssertionError) as caught:
-        plan.run(partial(rollout, "abc", temperature=9.0))
+        plan.run(main, temperature=9.0)
     assert any("`returns` of timed('rollout')" in each for each in caught.value.__notes__)
 
 

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from asynchooks import TraceHook
 from asynchooks._engine.recording import Kind
-from asynchooks.planning import Plan, Trace, TraceError, record, timed
+from asynchooks.planning import Plan, Spans, Trace, TraceError, record, timed
+from asynchooks.protocols import Asynchronous
 from asynchooks.simulation import Empirical
 
 from ..support.step_loops import run_steps
 from ..tracing import reading
 from . import programs
+from .program_of_sleeps import main as learner
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
@@ -36,29 +39,30 @@ def recorded(path: Path, main: Callable[..., Any], *args: Any, backend: str, **m
 @BACKENDS
 def test_all_of_a_learner_is_read_back(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "run.pftrace"
-    trace = recorded(path, programs.learner, 4, 30, backend=backend, settings={"concurrency": 4})
+    trace = recorded(path, learner, 4, 2, 2, 20, backend=backend, settings={"concurrency": 4})
     assert trace.settings == {"concurrency": 4}
     assert trace.is_complete
-    runs, learn, rollouts = trace.find("run", Kind.RUN), trace.find("learn"), trace.find("rollout")
-    assert len(runs) == len(learn) == len(trace.find("step", Kind.RUN)) == 30
+    runs, learn, rollouts = (trace.find(name) for name in ("run", "learn", "rollout"))
+    assert len(runs) == len(learn) == len(trace.find("step")) == 20
     assert learn.is_on_session.all()
     assert (runs.begun <= learn.begun).all()
     assert (learn.ended <= runs.ended).all()
-    assert len(rollouts) >= 60
+    assert len(rollouts) >= 40
     assert not rollouts.is_on_session.any()
     assert set(rollouts.pick(~rollouts.is_cut).size.tolist()) <= {1.0, 2.0, 3.0, 4.0, 5.0}
     uses = trace.marks["use"].ident.tolist()
-    assert len(uses) == 60
+    assert len(uses) == 40
     assert set(uses) <= set(trace.find("rollout", Kind.CALL).ident.tolist())
-    found = reading.read(path)
-    assert {each.path for each in found.of("reward")} == {"session/run/step/learn/reward"}
-    assert len(found.of("rollout")) >= 2 * 60  # the stage's call, and the work in it
-    assert sum(len(each.flows) for each in found.instants if each.name == "use") == 60
+    rewards = trace.find("reward")
+    assert len(rewards) == 20
+    assert (learn.begun <= rewards.begun).all()
+    assert (rewards.ended <= learn.ended).all()
 
 
 @BACKENDS
 def test_workers_and_updates_are_read_back(tmp_path: Path, backend: str) -> None:
-    trace = recorded(tmp_path / "run.pftrace", programs.gradients, 3, 30, backend=backend)
+    program = programs.gradients, 30, Asynchronous(), 0.002, 0.002, 0.002
+    trace = recorded(tmp_path / "run.pftrace", *program, backend=backend)
     compute, updates = trace.find("compute"), trace.marks["update"].value.tolist()
     assert compute.is_on_session.all()
     assert set(compute.worker.tolist()) == set(trace.marks["push"].worker.tolist()) == {0, 1, 2}
@@ -93,7 +97,6 @@ def test_what_fails_is_cancelled_or_has_no_size_is_cut_there(tmp_path: Path, bac
     assert found.is_cut.tolist() == [False, True, True, True]
     assert found.secs[3] == pytest.approx(0.03, abs=0.02)  # not until the end of the record
     assert found.secs.min() > 0.0
-    reading.read(path)
 
 
 @pytest.mark.anyio
@@ -112,7 +115,10 @@ async def test_a_block_in_a_running_loop_records_plain_steps_in_threads(tmp_path
     assert found.is_on_session.tolist() == [True] * 5 + [False]
 
 
-def test_work_within_work_counts_once(tmp_path: Path) -> None:
+@BACKENDS
+def test_work_within_work_counts_once_also_beside_a_trace_hook(
+    tmp_path: Path, backend: str
+) -> None:
     @timed("inner")
     async def inner() -> None:
         await anyio.sleep(0.004)
@@ -123,29 +129,17 @@ def test_work_within_work_counts_once(tmp_path: Path) -> None:
         await inner()
         return {}
 
-    trace = recorded(tmp_path / "run.pftrace", run_steps, outer, 20, backend="asyncio")
+    hook = TraceHook(tmp_path / "hook.pftrace")
+    trace = recorded(tmp_path / "run.pftrace", run_steps, outer, 20, hook, backend=backend)
     assert len(trace.find("inner")) == 2 * len(trace.find("outer")) == 40
     assert 0.0 <= trace.figures().idle_share < 0.5
-
-
-@BACKENDS
-def test_the_record_of_a_program_has_all_of_a_session_with_a_trace_hook(
-    tmp_path: Path, backend: str
-) -> None:
-    @timed("learn")
-    async def learn() -> dict[str, float]:
-        return {}
-
-    hook = TraceHook(tmp_path / "hook.pftrace")
-    trace = recorded(tmp_path / "run.pftrace", run_steps, learn, 5, hook, backend=backend)
-    assert len(trace.find("learn")) == len(trace.find("run")) == 5
-    assert len(Trace.read(tmp_path / "hook.pftrace").find("run")) == 5
+    assert len(Trace.read(tmp_path / "hook.pftrace").find("run")) == 20
 
 
 def test_files_that_are_joined_are_shown_as_one_and_planned_by_themselves(tmp_path: Path) -> None:
     path, joined = tmp_path / "run.pftrace", tmp_path / "joined.pftrace"
     for _ in range(2):
-        recorded(path, programs.learner, 2, 10, backend="asyncio")
+        recorded(path, learner, 4, 2, 2, 10, backend="asyncio")
         with joined.open("ab") as file:
             file.write(path.read_bytes())
     assert reading.read(joined).num_processes == 2
@@ -162,10 +156,9 @@ def test_files_that_are_joined_are_shown_as_one_and_planned_by_themselves(tmp_pa
 
 def test_a_file_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
-    recorded(path, programs.learner, 4, 30, backend="asyncio", flush_secs=0.01)
-    data, nums = path.read_bytes(), []
-    sizes = random.Random(1).sample(range(1, len(data)), 100)
-    for size in sorted([*sizes, *range(len(data) - 150, len(data))]):
+    recorded(path, learner, 4, 2, 2, 20, backend="asyncio", flush_secs=0.01)
+    data, nums = path.read_bytes(), list[int]()
+    for size in [*range(1, len(data), len(data) // 60), *range(len(data) - 150, len(data))]:
         path.write_bytes(data[:size])
         try:
             nums.append(len(Trace.read(path).find("learn")))
@@ -173,40 +166,43 @@ def test_a_file_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
             assert re.search("no span|no trace", str(error))
             assert not nums
     assert nums == sorted(nums)
-    assert nums[-1] >= 29
+    assert nums[-1] >= 19
+
+
+def flushed(*secs: float) -> Callable[[str], str]:
+    """The lines of a record that was written at these seconds."""
+
+    def made(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        [flush] = [line for line in lines if "flushed" in line]
+        at = [re.sub(r'"flushed":[^,]*', f'"flushed":{each}', flush) for each in secs]
+        return "".join([*lines[:2], *at])
+
+    return made
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
-    [(b"", "is empty"), (b"[]", "no trace"), (b"\x0a\x02\x08\x01", "no trace of asynchooks")],
+    ("changed", "says"),
+    [
+        (lambda _: "", "is empty"),
+        (lambda _: "[]", "no trace"),
+        (lambda _: "\n\x02\b\x01", "no trace of asynchooks"),
+        (lambda text: text, "has no span"),
+        (
+            lambda text: text.replace('"version":3', '"version":4'),
+            "version 4, and this release reads version 3",
+        ),
+        (flushed(10.0, 10.5, 8.25), "a clock that went back by 2.25 s"),
+    ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: bytes, says: str) -> None:
-    path = tmp_path / "other"
-    path.write_bytes(content)
+def test_other_files_records_of_nothing_and_other_clocks_are_refused(
+    tmp_path: Path, changed: Callable[[str], str], says: str
+) -> None:
+    path = tmp_path / "run.pftrace"
+    with record(path):
+        pass
+    path.write_text(changed(path.read_text()))
     with pytest.raises(TraceError, match=says):
-        Trace.read(path)
-
-
-def test_a_record_of_nothing_and_other_versions_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.pftrace"
-    with record(path):
-        pass
-    with pytest.raises(TraceError, match="has no span"):
-        Trace.read(path)
-    path.write_bytes(path.read_bytes().replace(b'"version":3', b'"version":4'))
-    with pytest.raises(TraceError, match="version 4, and this release reads version 3"):
-        Trace.read(path)
-
-
-def test_a_clock_that_has_gone_back_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.pftrace"
-    with record(path):
-        pass
-    lines = path.read_text().splitlines(keepends=True)
-    [flush] = [line for line in lines if "flushed" in line]
-    at = [re.sub(r'"flushed":[^,]*', f'"flushed":{secs}', flush) for secs in (10.0, 10.5, 8.25)]
-    path.write_text("".join([*lines[:2], *at]))
-    with pytest.raises(TraceError, match=r"a clock that went back by 2.25 s"):
         Trace.read(path)
 
 
@@ -249,42 +245,86 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def kills(tmp_path: Path, backend: str, num: int) -> float:
-    """Kill recorded processes; the most seconds that were lost."""
+@pytest.mark.faults
+@BACKENDS
+def test_a_killed_process_leaves_its_record(tmp_path: Path, backend: str) -> None:
     context, rng = multiprocessing.get_context("forkserver"), random.Random(backend)
     context.set_forkserver_preload([programs.__name__])
-    lost = []
-    for number in range(num):
+    for number in range(3):
         path = tmp_path / f"{number}.pftrace"
-        ours, theirs = context.Pipe()
-        process = context.Process(target=programs.record_until_killed, args=(backend, path, theirs))
+        process = context.Process(target=programs.record_until_killed, args=(backend, path))
         process.start()
         try:
-            assert ours.poll(60)
-            time.sleep(0.8 + rng.random())
+            while not (path.exists() and b"learn" in path.read_bytes()):
+                assert process.is_alive()
+                process.join(0.02)
+            process.join(0.2 * rng.random())  # between two writes
         finally:
             process.kill()
-            killed_at = time.monotonic()
             process.join(60)
         trace = Trace.read(path)
         assert not trace.is_complete
         assert trace.find("rollout").is_cut.sum() <= 4 + 4
-        reading.read(path, is_cut=True)
-        lost.append(killed_at - float(trace.find("run").ended.max()))
-    return max(lost)
+        assert len(trace.find("run")) > 1
 
 
-@pytest.mark.faults
+# What the program's own code takes on the event loop, beside timed work
+
+SPIN_SECS = 0.004
+
+
+@timed("wait")
+async def wait() -> None:
+    await anyio.sleep(0.004)
+
+
+async def main(steps: int = 60, *, spins: bool = True) -> None:
+    for _ in range(steps):
+        await wait()
+        until = time.thread_time() + SPIN_SECS
+        while spins and time.thread_time() < until:  # code of the program's own
+            pass
+
+
+def secs_beside(plan: Plan, backend: Any = "turbo") -> float:
+    """What a planned call takes beside its work."""
+    found = plan.run(main, backend=backend, steps=50, spins=False)
+    return (found.ended - found.began - float(found.find("wait").secs.sum())) / 50
+
+
+SECONDS = range(11)
+
+
+def plan_of_calls(secs: float, cpu: Any, last: float = 10.0, **about: Any) -> Plan:
+    """Ten calls in each second."""
+    begun = np.arange(0.05, last, 0.1)
+    spans = {Kind.WORK: {"wait": Spans.of(begun, begun + secs)}}
+    return Plan([Trace(spans, about={"cpu": cpu, **about})])
+
+
+@pytest.mark.parametrize("jump", [0.0, 5.0], ids=["even", "an import or compilation"])
+def test_processor_time_is_counted_by_the_calls_that_ended_meanwhile(
+    jump: float, backend: str
+) -> None:
+    cpu = [(float(each), 0.02 * each + jump * (each > 3)) for each in SECONDS]
+    assert secs_beside(plan_of_calls(0.01, cpu), backend) == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.32, 0.002), (0.1, 0.0)])
+def test_what_plain_timed_functions_compute_is_theirs(share: float, expected: float) -> None:
+    cpu = [(float(each), share * each) for each in SECONDS]
+    assert secs_beside(plan_of_calls(0.03, cpu, inline=["wait"])) == pytest.approx(expected)
+
+
+def test_it_is_not_known_of_a_short_record() -> None:
+    for cpu in ([], [(0.0, 0.0), (5.0, 1.0), (9.0, 3.0)]):
+        assert secs_beside(plan_of_calls(0.01, cpu, 9.0)) == pytest.approx(0.0)
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="there is no such clock")
 @BACKENDS
-def test_a_killed_process_leaves_its_record(tmp_path: Path, backend: str) -> None:
-    assert kills(tmp_path, backend, 5) < 5.0  # a timing decides no test; see the slow one
-
-
-@pytest.mark.slow
-@pytest.mark.faults
-@pytest.mark.timeout(1200)
-@BACKENDS
-def test_two_hundred_kills_lose_half_a_second(tmp_path: Path, backend: str) -> None:
-    lost = kills(tmp_path, backend, 100)
-    print(f"at most {lost:.2f} s lost on {backend}")
-    assert lost <= 0.6
+def test_code_that_is_not_timed_is_planned(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "run.pftrace"
+    with record(path, flush_secs=0.05):
+        anyio.run(main, backend=backend)
+    assert 0.9 * SPIN_SECS <= secs_beside(Plan.read(path)) < 2.0 * SPIN_SECS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -19,40 +18,26 @@ from asynchooks.protocols import (
     staleness_aware,
 )
 
-from .worlds import World, pause, server_of
+from ..simulation.clusters import new_cluster
+from .worlds import server_of
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_synchronous_training_equals_full_batch_gradient_descent_bit_for_bit(seed: int) -> None:
-    num_workers, num_steps, rate = 5, 7, 0.03
-    generator, draws = np.random.default_rng(seed), random.Random(seed)
-    features = generator.normal(size=(num_workers, 8, 3)).astype(np.float32)
-    targets = generator.normal(size=(num_workers, 8)).astype(np.float32)
-
-    def gradient(parameters: Any, worker: int) -> Any:
-        errors = features[worker] @ parameters - targets[worker]
-        return features[worker].T @ errors / np.float32(8)
-
+    targets = np.random.default_rng(seed).normal(size=(5, 3)).astype(np.float32)
     weights = np.zeros(3, np.float32)
-    for _ in range(num_steps):
-        total = gradient(weights, 0)
-        for worker in range(1, num_workers):
-            total = total + gradient(weights, worker)
-        weights = weights - rate * (total / num_workers)
-
-    class Learning(World):
-        async def _step(self, worker: int) -> None:
-            parameters, version = self.server.pull(worker)
-            await self.server.compute(version, pause, draws.random())
-            self.server.push(worker, gradient(parameters, worker), version)
-            await self.server.end_step(worker)
-
-    server = server_of(np.zeros(3, np.float32), Synchronous(), num_workers, learning_rate=rate)
-    Learning(server, lambda *_: 0.0, num_steps).run()
-    assert server.version == num_steps
-    assert server.parameters.dtype == np.float32
-    assert server.parameters.tobytes() == weights.tobytes()
+    for _ in range(7):
+        total = weights - targets[0]
+        for target in targets[1:]:
+            total = total + (weights - target)
+        weights = weights - 0.03 * (total / 5)
+    cluster = new_cluster(
+        5, seed=seed, parameters=np.zeros(3, np.float32), protocol=Synchronous(), learning_rate=0.03
+    )
+    cluster.run(gradient=lambda now, worker: now - targets[worker.index], updates=7)
+    assert cluster.server.parameters.dtype == np.float32
+    assert cluster.server.parameters.tobytes() == weights.tobytes()
 
 
 def test_an_update_does_not_depend_on_the_order_of_arrival() -> None:
@@ -118,11 +103,6 @@ def test_an_update_that_fails_changes_nothing() -> None:
             server.push(1, np.ones(2), 0)
         assert (server.version, server.num_applied, server.clock(1)) == (0, 0, 0)
         assert (server.num_collected, server.has_collected(1)) == (num_collected, False)
-
-
-def test_a_rate_may_fall_with_staleness() -> None:
-    rates = [staleness_aware(0.6)(staleness) for staleness in range(4)]
-    assert rates == [0.6, 0.6, 0.3, 0.6 / 3]
 
 
 def test_gradients_with_different_rates_are_weighted_by_them() -> None:

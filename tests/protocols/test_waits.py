@@ -2,111 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
-from asynchooks._engine.base import Slot
-from asynchooks._engine.current import current_engine
-from asynchooks.protocols import (
-    Asynchronous,
-    KSync,
-    ParameterServer,
-    Protocol,
-    Synchronous,
-)
+from asynchooks.protocols import Asynchronous, KSync, ParameterServer, Protocol, Synchronous
+from asynchooks.simulation import Simulation
 
 from ..support.helpers import cancelled_when_settled, in_task
-from ..support.virtual_kernel import Trampoline
-from .worlds import make_server, pause
+from .worlds import make_server
+
+pytestmark = pytest.mark.anyio
 
 
-def in_virtual_time(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run the test without an event loop."""
-
-    @wraps(main)
-    def run(**arguments: Any) -> None:
-        Trampoline().run(lambda: main(**arguments))
-
-    return run
-
-
-async def push_later(server: ParameterServer) -> None:
-    await pause(2.0)
-    server.push(0, np.ones(2), 0)
+def push(server: ParameterServer, _: object = None) -> None:
+    server.push(0, np.ones(2), server.version)
 
 
 @pytest.mark.parametrize("protocol", [Asynchronous(), Synchronous()], ids=repr)
-@in_virtual_time
 async def test_a_computation_gives_its_value_where_no_update_makes_it_useless(
     protocol: Protocol,
 ) -> None:
-    server = make_server(protocol, 2)
-    current_engine().start(push_later, server)
+    server, is_done = make_server(protocol), anyio.Event()
 
     async def answer() -> int:
-        await pause(3.0)
+        await is_done.wait()
         return 42
 
-    assert await server.compute(0, answer) == (True, 42)
-    assert current_engine().now() == 3.0
+    async with in_task(server.compute, 0, answer) as box:
+        push(server)
+        is_done.set()
+    assert box.value == (True, 42)
 
 
-@in_virtual_time
-async def test_an_update_cancels_what_works_on_the_version_before_at_once() -> None:
-    server = make_server(KSync(1), 2)
-    engine = current_engine()
-    ends: list[float] = []
+@pytest.mark.parametrize(
+    ("protocol", "end"),
+    [
+        (KSync(1), push),
+        (Asynchronous(), push),  # it is the last one
+        (Asynchronous(), lambda server, _: server.close()),
+        (Asynchronous(), ParameterServer.load_state_dict),  # of the version before
+    ],
+)
+async def test_work_that_no_update_can_use_is_cancelled_at_once(
+    protocol: Protocol, end: Callable[..., None]
+) -> None:
+    server = make_server(protocol, limit=2 if protocol == Asynchronous() else 9)
+    before = server.state_dict()
+    push(server)
+    async with in_task(server.compute, 1, anyio.sleep_forever) as box:
+        end(server, before)
+    assert box.value == (False, None)
+    assert await server.compute(1, pytest.fail) == (False, None)  # it is not even begun
 
-    async def straggle() -> None:
+
+def test_computations_that_an_update_cancels_end_in_the_order_of_their_begins() -> None:
+    simulation, server, order = Simulation(backend="turbo"), make_server(KSync(1)), list[str]()
+
+    async def work(name: str) -> None:
         try:
-            await pause(100.0)
+            await simulation.sleep(100.0)
         finally:
-            ends.append(engine.now())
+            order.append(name)
 
-    engine.start(push_later, server)
-    assert await server.compute(0, straggle) == (False, None)
-    assert ends == [2.0]
-    assert engine.now() == 2.0
+    async def main() -> None:
+        tasks = [simulation.start(server.compute, 0, work, name) for name in "cab"]
+        await simulation.sleep(1.0)
+        push(server)
+        for each in tasks:
+            await each.wait()
 
-
-@pytest.mark.parametrize("protocol", [Asynchronous(), KSync(1)], ids=repr)
-@in_virtual_time
-async def test_at_the_limit_any_work_is_abandoned(protocol: Protocol) -> None:
-    server = make_server(protocol, 2, limit=1)
-    current_engine().start(push_later, server)
-    assert await server.compute(0, pause, 1000.0) == (False, None)
-    assert current_engine().now() == 2.0
+    simulation.run(main)
+    assert (order, simulation.now) == (["c", "a", "b"], 1.0)
 
 
-@in_virtual_time
-async def test_waits_for_an_update_end_in_order_of_asking_and_at_once_for_an_old_version() -> None:
-    server = make_server(KSync(1), 2)
-    engine = current_engine()
-    order: list[str] = []
-
-    async def wait(name: str) -> None:
-        slot = Slot(engine, name)
-        server.watch_update(0, slot)
-        await engine.park(slot)
-        order.append(name)
-
-    for name in "cab":
-        engine.start(wait, name)
-    await pause(1.0)
-    server.push(0, np.ones(2), 0)
-    await pause(0.0)
-    await wait("at once")
-    assert order == ["c", "a", "b", "at once"]
-    assert await server.compute(0, pause, 9.0) == (False, None)  # it is not even begun
-    assert engine.now() == 1.0
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("protocol", [Asynchronous(), KSync(1)], ids=repr)
 async def test_an_error_leaves_as_itself_also_while_the_work_is_abandoned(
     protocol: Protocol,
@@ -118,27 +90,25 @@ async def test_an_error_leaves_as_itself_also_while_the_work_is_abandoned(
         finally:
             raise KeyError("lost")
 
-    server = make_server(protocol, 2)
+    server = make_server(protocol)
     async with in_task(server.compute, 0, fail) as box:
-        server.push(0, np.ones(2), 0)
+        push(server)
     assert isinstance(box.error, KeyError)
     assert not server._waits.watchers  # what it would go on holding shows nowhere else
 
 
-@pytest.mark.anyio
 async def test_cancelling_the_caller_cancels_the_computation_and_waits_for_its_end() -> None:
-    ended = False
+    log: list[Any] = []
 
     async def slow() -> None:
-        nonlocal ended
         try:
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.lowlevel.checkpoint()
-            ended = True
+            log.append("ended")
 
     server = make_server(Asynchronous(), 1)
     assert await cancelled_when_settled(server.compute, 0, slow)
-    assert ended
+    assert log == ["ended"]
     assert not server._waits.watchers

@@ -49,16 +49,6 @@ def run_together(simulation: Simulation, *fns: Callable[[], Awaitable[Any]]) -> 
     simulation.run(main)
 
 
-def outcome_of(simulation: Simulation, main: Callable[[], Awaitable[Any]]) -> Any:
-    """What the run returned, or the type of the error that left it."""
-    try:
-        return simulation.run(main)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        return type(error)
-
-
 def output_of(program: str, **environment: str) -> list[str]:
     """What a program prints in a process of its own, which may leave no error or warning."""
     command = [sys.executable, "-W", "error", "-c", program]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from asynchooks.simulation import (
@@ -52,6 +53,9 @@ LAWS: list[tuple[Delay, Cdf]] = [
     (Weibull(1.0, 0.8), lambda x: -np.expm1(-(x**0.8))),
     (Stragglers(Exponential(1.0), 0.1, 5.0), sluggish),
 ]
+
+
+EACH_LAW = [pytest.param(delay, cdf, id=str(delay)) for delay, cdf in LAWS]
 
 
 def check_mean_of(draws: Draws, mean: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from asynchooks._engine.base import EngineTask, Slot
 from asynchooks.simulation import Simulation
 
-from .engines import BACKENDS, outcome_of, run_together
+from .engines import BACKENDS
 
 NUM_SCRIPTS, NUM_SLOTS = 5, 3
 _variable: ContextVar[int] = ContextVar("variable")
@@ -36,11 +35,9 @@ def _simple() -> st.SearchStrategy[Op]:
     return st.one_of(
         st.tuples(st.just("sleep"), _SECS),
         st.tuples(st.just("sleep"), _SECS),
-        st.tuples(st.just("turn")),
         st.tuples(st.just("quiescence")),
         st.tuples(st.just("start"), scripts),
         st.tuples(st.just("cancel"), scripts),
-        st.tuples(st.just("cancel_self")),
         st.tuples(st.just("wait"), scripts, st.one_of(st.none(), _SECS)),
         st.tuples(st.just("park"), slots, st.one_of(st.none(), _SECS, _SECS)),
         st.tuples(st.just("wake"), slots),
@@ -55,7 +52,6 @@ def _nested(ops: st.SearchStrategy[Op]) -> st.SearchStrategy[Op]:
         st.tuples(st.just("shield"), st.one_of(st.none(), _SECS), bodies),
         st.tuples(st.just("finally"), bodies, bodies),
         st.tuples(st.just("swallow"), bodies),
-        st.tuples(st.just("with_set"), st.integers(0, 2), bodies),
     )
 
 
@@ -110,8 +106,6 @@ class Run:
                 begin = simulation.now
                 await simulation.sleep(secs)
                 assert simulation.now == begin + secs
-            case ("turn",):
-                await kernel.turn()
             case ("quiescence",):
                 await simulation.quiescence()
             case "start", number:
@@ -122,10 +116,6 @@ class Run:
             case "cancel", number:
                 if self.started:
                     self.started[number % len(self.started)].cancel()
-            case ("cancel_self",):
-                for task in self.started:
-                    if getattr(task, "name", None) == name:
-                        task.cancel()
             case "wait", number, secs:
                 if self.started:
                     task = self.started[number % len(self.started)]
@@ -144,12 +134,6 @@ class Run:
                     woken.wake(self.num_wakes)
             case "set", value:
                 _variable.set(value)
-            case "with_set", value, ops:
-                token = _variable.set(value)
-                try:
-                    await self._all(name, ops)
-                finally:
-                    _variable.reset(token)
             case "fail", error:
                 raise error(name)
             case "shield", secs, ops:
@@ -178,7 +162,10 @@ def run_on(
         5, backend, shuffle_ties=shuffle_ties, max_turns=500, keep_trace=keep_trace
     )
     run = Run(simulation, scripts)
-    return run, outcome_of(simulation, run.main)
+    try:
+        return run, simulation.run(run.main)
+    except BaseException as error:
+        return run, type(error)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -201,23 +188,3 @@ def test_every_engine_does_the_same_and_loses_nothing(
         assert set(run.begun.values()) <= {1}
         assert run.num_woken <= run.num_wakes
         assert all(getattr(task, "is_done", False) for task in run.started)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20), st.booleans())
-def test_sleeps_end_at_exactly_their_times_in_order(secs: list[float], shuffle_ties: bool) -> None:
-    """Equal ones end in the order of asking, but where ties are shuffled."""
-    for backend in BACKENDS:
-        simulation = Simulation(1, backend, shuffle_ties=shuffle_ties)
-        ends: list[tuple[float, int]] = []
-
-        async def sleeper(
-            number: int, simulation: Simulation = simulation, ends: Any = ends
-        ) -> None:
-            await simulation.sleep(secs[number])
-            ends.append((simulation.now, number))
-
-        run_together(simulation, *(partial(sleeper, number) for number in range(len(secs))))
-        assert [time for time, _ in ends] == sorted(secs)
-        expected = sorted((each, number) for number, each in enumerate(secs))
-        assert (sorted(ends) if shuffle_ties else ends) == expected

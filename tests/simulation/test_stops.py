@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -28,103 +29,65 @@ from asynchooks.simulation import (
     current_simulation,
 )
 
-from .clusters import check_report, new_cluster
-
-PROTOCOLS = [Asynchronous(), Synchronous(), StaleSynchronous(1)]
+from ..support.moments import at
+from .clusters import check_report, new_cluster, speeds
 
 
 class Program:
-    """Workers that never look at should_stop(), with hooks of their own.
+    """Workers that never look at should_stop(), with a hook each, or none."""
 
-    Those that are named in `secs` take so long for each step.
-    """
-
-    def __init__(
-        self, cluster: Cluster, hooks: dict[int, Any], secs: dict[int, float] | None = None
-    ) -> None:
-        self.cluster = cluster
-        self.hooks = hooks
-        self.secs = secs or {}
-        self.stalled: list[int] = []
+    def __init__(self, cluster: Cluster, hooks: dict[int, Any]) -> None:
+        self.cluster, self.hooks = cluster, hooks
         self.sessions: list[MonitoredSession] = []
         self.num_runs = [0] * cluster.num_workers
         self.ended_at = [0.0] * cluster.num_workers
 
     async def __call__(self, worker: Worker) -> None:
-        async def step() -> dict[str, Any]:
-            return {"computed": await worker.compute(self.secs[worker.index])}
-
-        hooks = [self.hooks[worker.index]] if worker.index in self.hooks else []
-        session = worker.session(hooks, step=step if worker.index in self.secs else None)
+        session = worker.session([self.hooks[i] for i in self.hooks if i == worker.index])
         self.sessions.append(session)
-        try:
+        with suppress(StallError):
             async with session:
                 while True:
                     await session.run("computed")
                     self.num_runs[worker.index] += 1
-        except StallError:
-            self.stalled.append(worker.index)
         self.ended_at[worker.index] = self.cluster.simulation.now
 
-    @property
-    def reasons(self) -> set[str]:
-        return {str(each.stop_reason) for each in self.sessions}
+
+LIMIT = "TimeLimitHook: 9.5 s have passed"
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
-def test_a_time_limit_of_one_worker_ends_all(protocol: Any, backend: Any) -> None:
-    cluster = new_cluster(3, backend, protocol=protocol, compute=Constant(1.0))
-    program = Program(cluster, {0: TimeLimitHook(9.5)})
-    report = cluster.run(program)
-    assert program.num_runs == [10] * 3  # the step under way ends, and counts
-    assert program.ended_at == [10.0] * 3
-    assert program.reasons == {"TimeLimitHook: 9.5 s have passed"}
-    check_report(report)
-
-
-def test_a_stall_of_one_worker_ends_all_with_its_reason() -> None:
-    cluster = new_cluster(2, compute=Constant(1.0))
-    program = Program(cluster, {0: StallHook(5.5)}, secs={0: 1000.0})
-    cluster.run(program)
-    assert program.stalled == [0]
-    assert program.ended_at == [1000.0, 6.0]
-    [reason] = program.reasons
-    assert reason.startswith("StallHook: no run of its session has ended for 5.5 s")
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
-def test_early_stopping_of_one_worker_ends_all(protocol: Any) -> None:
-    cluster = new_cluster(3, protocol=protocol, compute=Constant(1.0))
-    program = Program(cluster, {0: EarlyStoppingHook(lambda: 1.0, patience=4, mode="max")})
-    cluster.run(program)
-    assert program.num_runs[0] == 5
-    assert max(program.num_runs) <= max(program.ended_at) <= 6.0
-    [reason] = program.reasons
-    assert reason.startswith("EarlyStoppingHook: no better than 1 of step 1 for 4 looks")
-
-
-def test_a_worker_that_is_back_after_a_stop_for_all_ends_at_once() -> None:
-    failures = [Preemption(at=5.5, secs=20.0, workers=[2])]
-    cluster = new_cluster(3, compute=Constant(1.0), failures=failures)
-    program = Program(cluster, {0: TimeLimitHook(9.5)})
-    cluster.run(program)
-    assert program.num_runs == [10, 10, 5]
-    assert program.ended_at == [10.0, 10.0, 25.5]
-    assert str(program.sessions[3].stop_reason) == "TimeLimitHook: 9.5 s have passed"
-
-
-class Stops(SessionRunHook):
-    """Stops after so many runs: its session, or all."""
-
-    def __init__(self, num_runs: int, *, all_workers: bool) -> None:
-        self.num_left, self.all_workers = num_runs, all_workers
-        self.stopped_at = math.inf
-
-    async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-        self.num_left -= 1
-        if self.num_left == 0:
-            self.stopped_at = current_simulation().now
-            run_context.request_stop("enough", all_workers=self.all_workers)
+@pytest.mark.parametrize(
+    ("hook", "options", "num_runs", "ended_at", "reason"),
+    [
+        # the step under way ends, and counts
+        *(
+            (lambda: TimeLimitHook(9.5), {"protocol": each}, [10] * 3, [10.0] * 3, LIMIT)
+            for each in (Asynchronous(), Synchronous(), StaleSynchronous(1))
+        ),
+        (  # one that is back after the stop ends at once
+            lambda: TimeLimitHook(9.5), {"failures": [Preemption(5.5, secs=20.0, workers=[2])]},
+            [10, 10, 5], [10.0, 10.0, 25.5], LIMIT,
+        ),
+        (
+            lambda: StallHook(5.5), {"compute": speeds(1000.0, 1.0, 1.0)}, [1, 6, 6],
+            [1000.0, 6.0, 6.0], "StallHook: no run of its session has ended for 5.5 s",
+        ),
+        (
+            lambda: EarlyStoppingHook(lambda: 1.0, patience=4, mode="max"), {}, [5, 5, 5],
+            [5.0, 5.0, 5.0], "EarlyStoppingHook: no better than 1 of step 1 for 4 looks",
+        ),
+    ],
+)  # fmt: skip
+def test_a_stop_of_one_worker_ends_all_with_its_reason(
+    hook: Any, options: dict[str, Any], num_runs: list[int], ended_at: list[float], reason: str,
+    backend: Any,
+) -> None:  # fmt: skip
+    cluster = new_cluster(3, backend, **{"compute": Constant(1.0), **options})
+    program = Program(cluster, {0: hook()})
+    check_report(cluster.run(program))
+    assert (program.num_runs, program.ended_at) == (num_runs, ended_at)
+    for session in [*program.sessions[:2], program.sessions[-1]]:
+        assert str(session.stop_reason).startswith(reason)
 
 
 @given(
@@ -133,14 +96,24 @@ class Stops(SessionRunHook):
 )
 def test_stops_of_some_and_of_all_at_any_time(stops: list[tuple[int, bool]], seed: int) -> None:
     asks = [*stops, (10, True)]  # so that all end
-    hooks = {i: Stops(num, all_workers=all_workers) for i, (num, all_workers) in enumerate(asks)}
+    stopped_at = [math.inf] * len(asks)
+
+    def stopping(worker: int, num: int, all_workers: bool) -> SessionRunHook:
+        def stop(run_context: SessionRunContext, _: object) -> None:
+            if program.num_runs[worker] == num - 1:
+                stopped_at[worker] = current_simulation().now
+                run_context.request_stop("enough", all_workers=all_workers)
+
+        return at(after_run=stop)
+
     cluster = new_cluster(len(asks), seed=seed, compute=Exponential(1.0))
-    program = Program(cluster, hooks)
+    program = Program(cluster, {i: stopping(i, *ask) for i, ask in enumerate(asks)})
     cluster.run(program)
-    first = min(each.stopped_at for each in hooks.values() if each.all_workers)
+    first = min(secs for secs, (_, of_all) in zip(stopped_at, asks, strict=True) if of_all)
     for i, (num, _) in enumerate(asks):
-        is_own = hooks[i].stopped_at <= first
-        assert program.ended_at[i] == (hooks[i].stopped_at if is_own else program.ended_at[i])
-        assert (program.num_runs[i] == num) if is_own else (program.num_runs[i] <= num)
-        assert program.ended_at[i] >= min(first, hooks[i].stopped_at)
+        if stopped_at[i] <= first:
+            assert (program.num_runs[i], program.ended_at[i]) == (num, stopped_at[i])
+        else:
+            assert program.num_runs[i] <= num
+            assert program.ended_at[i] >= first
     assert cluster.server.num_applied == sum(program.num_runs)  # steps under way count

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from asynchooks.cli import main
 from asynchooks.protocols import Asynchronous, StaleSynchronous, Synchronous
 from asynchooks.simulation import (
     Constant,
@@ -21,10 +24,9 @@ from asynchooks.simulation import (
     Report,
     Simulation,
     SimulationError,
-    plot_losses,
+    Sweep,
     sweep,
 )
-from asynchooks.simulation.output._interval import interval_of
 
 from .clusters import new_cluster
 
@@ -39,11 +41,13 @@ def test_a_sweep_has_all_settings_with_all_seeds() -> None:
     options: dict[str, list[Any]] = {"protocol": [Asynchronous(), Synchronous()], "workers": [2, 4]}
     result = sweep(train, options, seeds=3, num_processes=1, done=lambda: count.append(None))
     assert (len(result.settings), len(count), list(result.seeds)) == (4, 12, [0, 1, 2])
-    fast = {"protocol": result.settings[0]["protocol"], "workers": 4}
-    again = [train(seed, **fast).updates_per_second for seed in range(3)]
-    assert result.values(fast, "updates_per_second") == again
-    assert result.interval(fast, "updates_per_second") == interval_of(again)
-    assert result.values(fast, lambda report: report.updates) == [300.0] * 3
+    setting = result.settings[1]
+    assert setting == {"protocol": Asynchronous(), "workers": 4}
+    again = [train(seed, **setting).updates_per_second for seed in range(3)]
+    assert result.values(setting, "updates_per_second") == again
+    figures = iter([1.0, 2.0, 6.0])  # the 90 % of Student's t, with two degrees of freedom
+    expected = 3.0, 3.0 - 2.920 * math.sqrt(7 / 3), 3.0 + 2.920 * math.sqrt(7 / 3)
+    assert result.interval(setting, lambda _: next(figures)) == pytest.approx(expected)
 
 
 forks = pytest.mark.skipif(
@@ -91,16 +95,29 @@ def test_common_random_numbers_make_differences_clear() -> None:
     assert difference.mean == pytest.approx(loose.mean - tight.mean)
 
 
+@cache
+def one() -> Sweep:
+    return sweep(lambda seed: train(seed, Asynchronous()), {}, seeds=1, num_processes=1)
+
+
 @pytest.mark.parametrize(
-    ("setting", "figure", "match"),
-    [({}, "speed", "'speed' is no figure of a report; give one of"),
-     ({"protocol": 3}, "secs", "there is no setting"),
-     ({}, lambda report: math.inf, r"the figure is inf at \{\} with seed 0")],
-)  # fmt: skip
-def test_wrong_questions_to_a_sweep_are_refused(setting: Any, figure: Any, match: str) -> None:
-    result = sweep(lambda seed: train(seed, Asynchronous()), {}, seeds=1, num_processes=1)
-    with pytest.raises(ValueError, match=match):
-        result.interval(setting, figure)
+    ("ask", "match"),
+    [
+        (lambda: one().interval({}, "speed"), "'speed' is no figure of a report; give one of"),
+        (lambda: one().interval({"protocol": 3}, "secs"), "there is no setting"),
+        (
+            lambda: one().interval({}, lambda report: math.inf),
+            r"the figure is inf at \{\} with seed 0",
+        ),
+        (lambda: sweep(train, {"seed": [1]}), "options have 'seed'"),
+        *((partial(sweep, train, {}, seeds=seeds), "seed") for seeds in ([], [1, 1], b"12")),
+        (lambda: one().reports[0][0].secs_to(math.nan), "loss is .*; give a number"),
+        (lambda: one().reports[0][0].secs_to(1.0), "no loss was recorded"),
+    ],
+)
+def test_wrong_sweeps_and_questions_to_them_are_refused(ask: Any, match: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=match):
+        ask()
 
 
 def test_a_training_that_fails_names_its_setting() -> None:
@@ -113,19 +130,6 @@ def test_a_training_that_fails_names_its_setting() -> None:
     with pytest.raises(SimulationError, match=expected) as caught:
         sweep(fails, {"workers": [2, 3]}, seeds=2, num_processes=1)
     assert "in fails" in str(caught.value.__cause__)  # the traceback of the training
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"options": {"seed": [1]}}, "options have 'seed'"),
-        *(({"seeds": seeds}, "seed") for seeds in ([], [1, 1], b"12")),
-    ],
-)
-def test_wrong_arguments_of_a_sweep_are_refused(arguments: dict[str, Any], match: str) -> None:
-    given = {"train": train, "options": {}, "num_processes": 1, **arguments}
-    with pytest.raises((TypeError, ValueError, SimulationError), match=match):
-        sweep(**given)
 
 
 SCRIPT = """
@@ -158,6 +162,17 @@ def test_ctrl_c_ends_a_sweep_and_its_processes() -> None:
     assert "KeyboardInterrupt" in errors
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("rate", [3, 1000])
+def test_seeds_of_a_training_that_diverges_have_a_row(
+    capsys: pytest.CaptureFixture[str], rate: float
+) -> None:
+    line = f"--workers 4 --updates 300 --seeds 3 --learning-rates {rate}"
+    for rest, expected in (("", r"e\+\d+ \(.* to .*\)|nan|inf"), (" --json", '"num_seeds": 3')):
+        assert main(f"simulate {line}{rest}".split()) == 0
+        assert re.search(expected, capsys.readouterr().out)
+
+
 def descent(num_workers: int, seed: int = 1, *, rate: float = 0.5, **end: Any) -> Report:
     """From 8.0; each computation takes a second."""
     cluster = new_cluster(
@@ -174,21 +189,8 @@ def test_training_ends_at_the_first_loss_at_the_target() -> None:
     assert report.secs == report.losses[-1][0] == report.secs_to(1.0)
     report = descent(1, target_loss=1e-9, updates=10)  # which is not reached
     assert (report.updates, report.secs_to(1e-9)) == (10, math.inf)
-    report = descent(1, loss_every=10, target_loss=1.0, until=5.5)  # between two losses
+    report = descent(1, loss_every=2, target_loss=1.0, until=5.5)  # between two losses
+    assert report.losses == [(0.0, 0, 8.0), (2.0, 2, 2.0), (4.0, 4, 0.5)]
+    report = descent(1, loss_every=10, target_loss=1.0, until=5.5)
     assert report.losses == [(0.0, 0, 8.0), (5.5, 5, 0.25)]
     assert report.secs == report.secs_to(1.0) == 5.5
-    with pytest.raises(ValueError, match="loss is .*; give a number"):
-        report.secs_to(math.nan)
-    with pytest.raises(ValueError, match="no loss was recorded"):
-        new_cluster(1).run(updates=1).secs_to(1.0)
-
-
-def test_plots_draw_a_band_over_seeds() -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    group = [descent(2, seed, updates=20) for seed in (2, 3, 4)]
-    axes = figure.Figure().add_subplot()
-    plot_losses(axes, [group, descent(2, updates=20)])
-    assert "3 seeds" in str(axes.lines[0].get_label())
-    (band,) = axes.collections
-    ends = np.asarray(band.get_paths()[0].vertices)[:, 0].max()
-    assert ends == pytest.approx(min(each.losses[-1][0] for each in group))

@@ -15,7 +15,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asynchooks.protocols import parse_protocol
+from asynchooks.protocols import (
+    Asynchronous,
+    DiscardStale,
+    KSync,
+    Protocol,
+    StaleSynchronous,
+    Synchronous,
+)
 from asynchooks.simulation import (
     Constant,
     Crashes,
@@ -23,29 +30,21 @@ from asynchooks.simulation import (
     Partition,
     Preemption,
     Report,
-    Simulation,
     write_trace,
 )
 
+from ..protocols.worlds import ALL
+from .clusters import new_cluster, trained
 from .engines import BACKENDS
 
 Event = dict[str, Any]
 
 
-def report_of(
-    protocol: str = "async", *, workers: int = 6, updates: int = 60, **options: Any
-) -> Report:
-    simulation = Simulation(options.pop("seed", 7), options.pop("backend", "turbo"))
-    cluster = simulation.cluster(
-        workers,
-        protocol=parse_protocol(protocol, workers),
-        keep_timeline=True,
-        **{"compute": Exponential(1.0), **options},
-    )
-    return cluster.run(updates=updates)
+def report_of(protocol: Protocol, updates: int = 60, workers: int = 6, **options: Any) -> Report:
+    return trained(options.pop("backend", "turbo"), protocol, updates, workers, **options).report()
 
 
-def busy(**options: Any) -> Report:
+def busy(protocol: Protocol, updates: int, **options: Any) -> Report:
     """All kinds of spans."""
     failures = [
         Crashes(Exponential(6.0), Exponential(2.0), workers=[0, 1]),
@@ -53,13 +52,12 @@ def busy(**options: Any) -> Report:
         Partition(at=5.0, secs=2.0, workers=[3, 4]),
         Preemption(at=9.0, workers=[5]),
     ]
-    return report_of(
-        failures=failures,
-        pull=Constant(0.1),
-        push=Exponential(0.2),
-        service=Constant(0.05),
-        **options,
-    )
+    delays: dict[str, Any] = {
+        "pull": Constant(0.1),
+        "push": Exponential(0.2),
+        "service": Constant(0.05),
+    }
+    return report_of(protocol, updates, failures=failures, **delays, **options)
 
 
 def events_of(report: Report, directory: Path) -> list[Event]:
@@ -81,35 +79,26 @@ def lanes_of(events: list[Event]) -> dict[tuple[int, int], list[tuple[float, flo
 
 @given(
     seed=st.integers(0, 1000),
-    protocol=st.sampled_from(["async", "sync", "kasync:2", "ksync:4", "ssp:0", "async+discard:1"]),
+    protocol=st.sampled_from(ALL),
     secs=st.sampled_from([Constant(0.0), Constant(1 / 3), Exponential(1e-6), Exponential(1.0)]),
 )
-@example(seed=265, protocol="ssp:0", secs=Constant(0.0))  # an update during a cut link's request
-@settings(max_examples=25, deadline=None)
-def test_spans_of_a_lane_do_not_overlap(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, protocol: str, secs: Any
+@example(
+    seed=265, protocol=StaleSynchronous(0), secs=Constant(0.0)
+)  # an update during a cut link's request
+@settings(max_examples=20)
+def test_spans_of_a_lane_do_not_overlap_also_after_virtual_years(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, protocol: Protocol, secs: Any
 ) -> None:
-    report = busy(seed=seed, protocol=protocol, compute=secs, updates=20)
-    for spans in lanes_of(events_of(report, tmp_path_factory.mktemp("traces"))).values():
-        for first, second in pairwise(spans):
-            assert first[1] <= second[0]
-
-
-def test_after_virtual_years_neighbours_still_touch(tmp_path: Path) -> None:
-    report = report_of("ssp:1", compute=Exponential(1e7), push=Exponential(1e6))
-    for spans in lanes_of(events_of(report, tmp_path)).values():
-        assert spans[-1][1] > 3e7 * 1e6
-        assert all(first[1] <= second[0] for first, second in pairwise(spans))
-
-
-def test_every_kind_of_span_is_in_the_trace(tmp_path: Path) -> None:
-    lanes = lanes_of(events_of(busy(protocol="ksync:3", updates=100), tmp_path))
-    names = {name for spans in lanes.values() for _, _, name in spans}
-    assert names == {"compute", "lost", "wait", "pull", "push", "served", "down"}
+    for report in (
+        busy(protocol, 20, seed=seed, compute=secs),
+        report_of(protocol, 20, seed=seed, compute=Exponential(1e7), push=Exponential(1e6)),
+    ):
+        for spans in lanes_of(events_of(report, tmp_path_factory.mktemp("traces"))).values():
+            assert all(first[1] <= second[0] for first, second in pairwise(spans))
 
 
 def test_times_are_microseconds_of_virtual_time_in_lanes_with_names(tmp_path: Path) -> None:
-    report = report_of("sync", workers=2, updates=2, compute=Constant(0.25))
+    report = report_of(Synchronous(), 2, 2, compute=Constant(0.25))
     events = events_of(report, tmp_path)
     assert lanes_of(events) == {
         (1, 1): [(0, 250_000, "compute"), (250_000, 500_000, "compute")],
@@ -128,7 +117,7 @@ def counter(events: list[Event], name: str) -> list[tuple[float, int]]:
 
 
 def test_updates_are_counted_and_pushes_marked_with_outcome_and_staleness(tmp_path: Path) -> None:
-    report = report_of("async+discard:2", updates=40)
+    report = report_of(DiscardStale(Asynchronous(), 2), 40)
     losses = [(0.0, 0, 3.0), (1.0, 1, math.inf), (2.0, 2, 0.5)]
     events = events_of(replace(report, losses=losses), tmp_path)
     assert report.timeline is not None
@@ -145,22 +134,44 @@ def test_updates_are_counted_and_pushes_marked_with_outcome_and_staleness(tmp_pa
     assert counter(events, "loss") == [(0, 3.0), (2e6, 0.5)]  # where it is a number
 
 
-def test_the_same_seed_gives_the_same_bytes_on_every_backend(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_with_every_kind_of_span_on_every_backend(
+    tmp_path: Path,
+) -> None:
     contents = set()
     for backend in BACKENDS:
-        write_trace(tmp_path / backend, busy(protocol="ssp:1", backend=backend))
-        contents.add((tmp_path / backend).read_bytes())
+        report = busy(KSync(3), 100, backend=backend)
+        spans = [span for lane in lanes_of(events_of(report, tmp_path)).values() for span in lane]
+        contents.add((tmp_path / "out.json").read_bytes())
     assert len(contents) == 1
+    kinds = {"compute", "lost", "wait", "pull", "push", "served", "down"}
+    assert {name for _, _, name in spans} == kinds
 
 
-def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    report = report_of()
-    assert report.timeline is not None
-    report.timeline.spans.append((0, "compute", 0.0, math.nan))  # type: ignore[arg-type]
-    (tmp_path / "out.json").write_text("old")
+def test_a_file_appears_whole_with_the_mode_of_any_new_one_and_a_link_stays_one(
+    tmp_path: Path,
+) -> None:
+    cluster = trained("turbo", Asynchronous(), 9)
+    plain, link = tmp_path / "plain", tmp_path / "link"
+    plain.touch()
+    link.symlink_to(tmp_path / "target")
+    write_trace(link, cluster.report())
+    assert link.is_symlink()
+    assert link.stat().st_mode == plain.stat().st_mode
+    whole = link.read_text()
+    cluster.timeline.spans.append((0, "compute", 0.0, math.nan))  # type: ignore[arg-type]
     with pytest.raises((ValueError, AttributeError)):
-        write_trace(tmp_path / "out.json", report)
+        write_trace(link, cluster.report())
     with pytest.raises(ValueError, match="keep_timeline=True"):
-        write_trace(tmp_path / "out.json", Simulation(7, "turbo").cluster(2).run(updates=3))
-    assert os.listdir(tmp_path) == ["out.json"]
-    assert (tmp_path / "out.json").read_text() == "old"
+        write_trace(link, new_cluster(2).run(updates=3))
+    assert link.read_text() == whole
+    assert sorted(os.listdir(tmp_path)) == ["link", "plain", "target"]
+
+
+def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    for path, error, match in (
+        ("", IsADirectoryError, "it is a directory; name a file"),
+        ("/dev/null", FileExistsError, "no regular file"),
+        ("x" * 300, OSError, "cannot be written.*name another file"),
+    ):
+        with pytest.raises(error, match=match):
+            write_trace(tmp_path / path, report_of(Asynchronous()))
