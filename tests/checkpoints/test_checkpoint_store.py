@@ -64,7 +64,7 @@ def test_the_manifest_is_stored_last_and_deleted_first(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
-    store = opened(client, 1, basename="a", retention=Retention(max_to_keep=1))
+    store = opened(client, 1, basename="a")
 
     def note(verb: str, real: Any) -> Any:
         def call(self: Any, key: str, *args: Any) -> Any:
@@ -75,8 +75,8 @@ def test_the_manifest_is_stored_last_and_deleted_first(
 
     for verb in ("put_file", "create", "delete"):
         monkeypatch.setattr(ObjectStore, verb, note(verb, getattr(ObjectStore, verb)))
-    store.save(2, writer())
-    files = [f"put_file {name}" for name in ("a-2", "a-2.index", "empty")]
+    store.save(1, writer())  # in place of the first
+    files = [f"put_file {name}" for name in ("a-1", "a-1.index", "empty")]
     assert log[:5] == [*files, "create manifest.json", "delete manifest.json"]
     store.close()
 

@@ -82,7 +82,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (a_symlink, INSTEAD.format("symlink")),
     "directory": (another(Path.mkdir), INSTEAD.format("directory")),
     "gigabytes": (gigabytes, "3,221,225,472 bytes"),
-    "grown": (lambda path: path.write_bytes(path.read_bytes() + b"!"), ""),
+    "grown": (lambda path: path.write_bytes(path.read_bytes() + b" "), ""),
     "changed": (lambda path: path.write_bytes(path.read_bytes()[::-1]), ""),
 }
 

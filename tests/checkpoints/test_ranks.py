@@ -131,22 +131,12 @@ SIZES = [2, 1, 2]
 POSITIONS = ["list", "range", "stages", "epochs", "DataLoader", "feed_fn", "loop"]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def lives(path: Path) -> list[list[list[str]]]:
-    """What each rank of each life prints."""
-    backends = ["asyncio", "trio", "trio"]
-    every = enumerate(zip(SIZES, backends, strict=True))
-    return [run_ranks(PROGRAM, size, path, life, backend) for life, (size, backend) in every]
-
-
-def test_two_ranks_resume_together_each_with_its_own_items_and_what_fails_on_one_is_saved_on_none(
-    path: Path, lives: list[list[list[str]]]
+def test_ranks_resume_together_and_another_number_of_them_what_reads_no_part_of_the_data(
+    tmp_path: Path,
 ) -> None:
+    lives = []
+    for life, (size, backend) in enumerate(zip(SIZES, ["asyncio", "trio", "trio"], strict=True)):
+        lives.append(run_ranks(PROGRAM, size, tmp_path, life, backend))
     for lines in lives[0]:
         whole, part, resumed, failed = [each for each in lines if each[:3] not in ("LOG", "RES")][
             :4
@@ -156,31 +146,23 @@ def test_two_ranks_resume_together_each_with_its_own_items_and_what_fails_on_one
         assert failed.startswith("CheckpointError")
         assert "rank 1: " in failed
         assert "no space on rank 1" in failed
-    files = os.listdir(path / "parts" / "model.ckpt-12")
+    files = os.listdir(tmp_path / "parts" / "model.ckpt-12")
     assert {"hooks.json", "model.ckpt-12.rank1.hooks.json", "manifest.json"} <= set(files)
-    assert names_in(path / "breaks") == ["model.ckpt-3", "model.ckpt-6"]
-
-
-@pytest.mark.parametrize(
-    ("life", "refused", "resumed"),
-    [
+    assert names_in(tmp_path / "breaks") == ["model.ckpt-3", "model.ckpt-6"], "saved on none"
+    for life, refused, kinds in (
         (1, POSITIONS, {"begun 0 4", "no position 3 7"}),  # of "begun" nothing was trained yet
         (2, ["begun"], {"no position 7 11", *(f"{kind} 3 7" for kind in POSITIONS)}),
-    ],
-)
-def test_a_position_of_another_number_of_ranks_is_refused_on_all_and_all_else_resumes(
-    path: Path, lives: list[list[list[str]]], life: int, refused: list[str], resumed: set[str]
-) -> None:
-    before, here = SIZES[life - 1 : life + 1]
-    for lines in lives[life]:
-        said = [each.removeprefix("RESULT ") for each in lines if each.startswith("RESULT")]
-        assert resumed <= {*said}, "with the state of the hook that counts"
-        for kind in refused:
-            [line] = [each for each in said if each.startswith(f"{kind} ")]
-            assert f"was saved by {before} rank" in line
-            assert f"there are {here}: the position of " in line
-            assert f"call restore('{path}/{kind}/model.ckpt-" in line
-        [loader] = [each for each in said if each.startswith("in the saver ")]
-        assert (f"there are {here}: loader would go on" in loader) == (life == 1)
-        [log] = [each for each in lines if each.startswith("LOG") and "/no pos" in each]
-        assert f"was saved by {before} rank" in log
+    ):
+        before, here = SIZES[life - 1 : life + 1]
+        for lines in lives[life]:
+            said = [each.removeprefix("RESULT ") for each in lines if each.startswith("RESULT")]
+            assert kinds <= {*said}, "with the state of the hook that counts"
+            for kind in refused:
+                [line] = [each for each in said if each.startswith(f"{kind} ")]
+                assert f"was saved by {before} rank" in line
+                assert f"there are {here}: the position of " in line
+                assert f"call restore('{tmp_path}/{kind}/model.ckpt-" in line
+            [loader] = [each for each in said if each.startswith("in the saver ")]
+            assert (f"there are {here}: loader would go on" in loader) == (life == 1)
+            [log] = [each for each in lines if each.startswith("LOG") and "/no pos" in each]
+            assert f"was saved by {before} rank" in log

@@ -25,7 +25,7 @@ from asynchooks.testing import RecordingHook
 from ..hooks.savers import Cell, PlainSaver, session_on
 from ..support.afterwards import nothing_left
 from ..support.faults import LOOPS, Halt
-from ..support.helpers import StartsTask, counting_creator, raises_at
+from ..support.helpers import counting_creator, raises_at
 from ..support.moments import counting
 from ..support.moments import train as run_steps
 
@@ -135,9 +135,6 @@ PLACES: dict[str, Callable[[Place], Awaitable[None]]] = {
     "side task that is cancelled": lambda at: at.end_beside(False, 0.01),
     "or_stop": lambda at: at.run(lambda session: session.or_stop(at.fail)),
     "or_stop that is stopped": lambda at: at.run(at.stop_and_fail),
-    "or_stop of a coordinator": lambda at: at.train(
-        StartsTask(lambda coord: coord.or_stop(at.fail))
-    ),
     "map": lambda at: at.train(source=map_concurrent(at.at_three, range(9), 2)),
     "map in threads": lambda at: at.train(source=map_concurrent(at.at_three_here, range(9), 2)),
     "source below prefetch": lambda at: at.train(source=prefetch(at.source(), 2)),

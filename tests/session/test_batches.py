@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from asynchooks import (
-    InputError,
     InputPositionHook,
     MonitoredSession,
     SharedSessionCreator,
@@ -154,12 +153,3 @@ async def test_an_error_in_closing_the_source_leaves_or_is_noted(body_fails: boo
                 raise KeyError("first")
     if body_fails:
         assert caught.value.__notes__ == ["then, closing the input: OSError('cannot close')"]
-
-
-async def test_it_needs_a_source_with_items() -> None:
-    async with MonitoredSession([], Diary().creator) as session:
-        for nonsense in (5, "text", None, {"a": 1}):
-            with pytest.raises(TypeError, match="give a stage, an iterable or async iterable"):
-                session.batches(nonsense)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="a list of 0 has no items"):
-            await anext(session.batches([]))

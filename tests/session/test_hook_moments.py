@@ -45,7 +45,7 @@ class Model:
 
 
 class JsonSaver(SessionRunHook):
-    """What a user would write: it saves every few steps and at the end, and restores."""
+    """What a user would write, partly in plain methods: it saves every few steps, and restores."""
 
     def __init__(self, path: Path, model: Model | None = None, every: int = 2) -> None:
         self.path = path
@@ -80,28 +80,22 @@ class JsonSaver(SessionRunHook):
         self.path.write_text(json.dumps({"step": step, "weight": weight}))
         self.log.append(f"saved {step}")
 
-    async def before_end(self, session: Any) -> None:
+    def before_end(self, session: Any) -> None:  # type: ignore[override]
         self.log.append("before the end")
 
     async def end(self, session: Any) -> None:
         async with session.global_step.exclusive():
             await self.save(session.global_step.value)
 
-    async def after_close(self, exception: BaseException | None) -> None:
+    def after_close(self, exception: BaseException | None) -> None:  # type: ignore[override]
         self.log.append(f"closed, {type(exception).__name__}")
 
 
 class PlainSaver(JsonSaver):
-    """Its further moments are plain methods."""
+    """It restores in a plain method, too."""
 
     def restore_model(self, session: Any) -> int | None:  # type: ignore[override]
         return self.restore()
-
-    def before_end(self, session: Any) -> None:  # type: ignore[override]
-        self.log.append("before the end")
-
-    def after_close(self, exception: BaseException | None) -> None:  # type: ignore[override]
-        self.log.append(f"closed, {type(exception).__name__}")
 
 
 async def train(model: Model, hooks: list[Any], num_runs: int = 1) -> MonitoredSession:

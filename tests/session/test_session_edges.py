@@ -10,7 +10,6 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks import (
-    FetchError,
     FunctionSessionCreator,
     MonitoredSession,
     SharedSessionCreator,
@@ -249,18 +248,6 @@ async def test_a_run_within_a_step_fn_goes_on_while_another_task_closes_the_sess
     async with anyio.create_task_group() as group:
         group.start_soon(close)
         assert await session.run_step_fn(step_fn) == 1
-
-
-async def test_a_step_context_that_outlives_its_step_fn_leaves_the_session_usable() -> None:
-    kept: list[StepContext] = []
-    async with counting() as session:
-        await session.run_step_fn(lambda step_context: kept.append(step_context))
-        with pytest.raises(FetchError):
-            await kept[0].run_with_hooks("nothing")
-        assert await kept[0].run_with_hooks(["calls"]) == [2]
-        assert await session.run("calls") == 3
-    with pytest.raises(RuntimeError, match="after the session was closed"):
-        await kept[0].run_with_hooks("calls")
 
 
 async def test_a_step_fn_keeps_the_session_taken_also_between_its_runs() -> None:
