@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -188,17 +187,21 @@ def test_a_lease_of_a_process_of_this_machine_that_ended_is_free_at_once(client:
     assert json.loads(bytes(obstore.get(client, "lease/0000000002").bytes()))["released"]
 
 
-@pytest.mark.parametrize("is_during_a_write", [False, True])
-def test_a_run_whose_prefix_was_taken_saves_nothing_more(
-    client: Any, is_during_a_write: bool
-) -> None:
-    store = opened(client)
+@pytest.mark.parametrize("when", ["before", "in the write", "in the upload"])
+def test_a_run_whose_prefix_was_taken_saves_nothing_more(client: Any, when: str) -> None:
+    class Taken(ObjectStore):
+        def put_file(self, key: str, path: str) -> None:
+            super().put_file(key, path)
+            if when == "in the upload":
+                leave_lease(client, 2)
 
     def write(prefix: str) -> None:
         writer()(prefix)
-        leave_lease(client, 2)
+        if when == "in the write":
+            leave_lease(client, 2)
 
-    if not is_during_a_write:
+    store = opened(Taken(client))
+    if when == "before":
         leave_lease(client, 2)
     with pytest.raises(CheckpointError, match="another run has taken this prefix"):
         store.save(1, write)
@@ -207,22 +210,27 @@ def test_a_run_whose_prefix_was_taken_saves_nothing_more(
     assert json.loads(bytes(obstore.get(client, "lease/0000000002").bytes())) == ELSEWHERE
 
 
-def test_two_runs_that_race_for_a_prefix_do_not_both_get_it(client: Any) -> None:
-    barrier = threading.Barrier(8)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_two_runs_that_race_for_a_prefix_do_not_both_get_it(client: Any, is_first: bool) -> None:
+    other = CheckpointStore(client)
 
-    def race(store: CheckpointStore) -> bool:
-        barrier.wait()
-        try:
-            store.open()
-        except CheckpointInUseError:
-            return False
-        return True
+    class Racing(ObjectStore):
+        has_raced = False
 
-    stores = [CheckpointStore(client) for _ in range(8)]
-    with ThreadPoolExecutor(len(stores)) as pool:
-        assert sum(pool.map(race, stores)) == 1
-    for each in stores:
-        each.close()
+        def create(self, key: str, content: bytes) -> bool:
+            has_raced, self.has_raced = self.has_raced, True
+            if not (has_raced or is_first):
+                other.open()
+            is_created = super().create(key, content)
+            if not has_raced and is_first:
+                with pytest.raises(CheckpointInUseError, match="this process uses it already"):
+                    other.open()
+            return is_created
+
+    store = CheckpointStore(Racing(client))
+    with nullcontext() if is_first else pytest.raises(CheckpointInUseError):
+        store.open()
+    (store if is_first else other).close()
 
 
 # Secrets, and what is no store
@@ -235,18 +243,26 @@ def test_an_address_with_secrets_is_refused_and_not_shown(address: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_errors_of_the_client_show_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    client = obstore.store.S3Store(
-        "bucket",
-        prefix="run",
-        endpoint="http://127.0.0.1:9",  # nothing listens there
-        access_key_id="hunter2",
-        secret_access_key="topsecret",
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 0},
-    )
+NOWHERE: dict[str, Any] = {
+    "endpoint": "http://127.0.0.1:9",  # nothing listens there
+    "client_options": {"allow_http": True},
+    "retry_config": {"max_retries": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "secrets"),
+    [
+        ("S3Store", "s3", {"access_key_id": "hunter2", "secret_access_key": "topsecret"}),
+        ("AzureStore", "az", {"account_name": "a", "sas_token": "sv=1&sig=hunter2"}),
+    ],
+)
+def test_errors_of_the_client_show_no_secrets(
+    kind: str, name: str, secrets: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = getattr(obstore.store, kind)("bucket", prefix="run", **NOWHERE, **secrets)
     store = CheckpointStore(client)
-    with pytest.raises(CheckpointError, match=r"s3://bucket/run.*can be reached") as caught:
+    with pytest.raises(CheckpointError, match=rf"{name}://bucket/run.*can be reached") as caught:
         store.open()
     assert caught.value.__suppress_context__
     shown = f"{caught.value} {store!r} {ObjectStore(client)!r} {caplog.text}"
