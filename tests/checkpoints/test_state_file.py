@@ -163,6 +163,7 @@ ONES = [np.full(1, i) for i in range(4)]
 RARE = [
     *CONSTANTS,
     10**5000,  # has more digits than Python prints
+    "\ud83d\ude00",  # two surrogates, no character
     {"a.b": ONES[0], "a": {"b": ONES[1]}, "a.b#2": ONES[2], "__metadata__": ONES[3], "": ONES[0]},
     [np.arange(9_000_001, dtype=np.uint8)],  # of many chunks
 ]

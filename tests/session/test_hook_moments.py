@@ -80,14 +80,14 @@ class JsonSaver(SessionRunHook):
         self.path.write_text(json.dumps({"step": step, "weight": weight}))
         self.log.append(f"saved {step}")
 
-    def before_end(self, session: Any) -> None:  # type: ignore[override]
+    def before_end(self, session: Any) -> None:
         self.log.append("before the end")
 
     async def end(self, session: Any) -> None:
         async with session.global_step.exclusive():
             await self.save(session.global_step.value)
 
-    def after_close(self, exception: BaseException | None) -> None:  # type: ignore[override]
+    def after_close(self, exception: BaseException | None) -> None:
         self.log.append(f"closed, {type(exception).__name__}")
 
 
