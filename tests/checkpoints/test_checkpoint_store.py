@@ -243,26 +243,18 @@ def test_an_address_with_secrets_is_refused_and_not_shown(address: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-NOWHERE: dict[str, Any] = {
-    "endpoint": "http://127.0.0.1:9",  # nothing listens there
-    "client_options": {"allow_http": True},
-    "retry_config": {"max_retries": 0},
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "secrets"),
-    [
-        ("S3Store", "s3", {"access_key_id": "hunter2", "secret_access_key": "topsecret"}),
-        ("AzureStore", "az", {"account_name": "a", "sas_token": "sv=1&sig=hunter2"}),
-    ],
-)
-def test_errors_of_the_client_show_no_secrets(
-    kind: str, name: str, secrets: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = getattr(obstore.store, kind)("bucket", prefix="run", **NOWHERE, **secrets)
+def test_errors_of_the_client_show_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    client = obstore.store.S3Store(
+        "bucket",
+        prefix="run",
+        endpoint="http://127.0.0.1:9",  # nothing listens there
+        access_key_id="hunter2",
+        secret_access_key="topsecret",
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0},
+    )
     store = CheckpointStore(client)
-    with pytest.raises(CheckpointError, match=rf"{name}://bucket/run.*can be reached") as caught:
+    with pytest.raises(CheckpointError, match=r"s3://bucket/run.*can be reached") as caught:
         store.open()
     assert caught.value.__suppress_context__
     shown = f"{caught.value} {store!r} {ObjectStore(client)!r} {caplog.text}"
