@@ -193,7 +193,7 @@ class DistributedCheckpointSaver:
             there, here = saved[name]["kind"], kind_of(each)
             if there != here:
                 faults.append(f"{name}: the checkpoint holds the state of {there}, here is {here}")
-            num_groups = len(saved[name]["unused"] or each.param_groups)
+            num_groups = saved[name]["num_groups"]
             if num_groups != len(each.param_groups):
                 faults.append(
                     f"{name}: the checkpoint holds {num_groups} groups of parameters, here are "
@@ -224,7 +224,8 @@ class _Optimizers:
             groups = [dict(group) for group in each.param_groups]
             for group in groups:
                 del group["params"]
-            state[name] = {"kind": kind_of(each), "unused": None if each.state else groups}
+            unused = None if each.state else groups
+            state[name] = {"kind": kind_of(each), "num_groups": len(groups), "unused": unused}
         return state
 
     def load_state_dict(self, state: object) -> None:

@@ -68,10 +68,15 @@ class Lease:
             "machine": machine(),
         }
         encoded = json.dumps(self._content).encode()
-        if not self._store.create(self._key, encoded):
-            raise self._in_use(self._read(self._newest()))
-        self._check_conditions()
+        # first: a thread of this process that finds the lease must not take it for one to release
         _held.add(self._content["run"])
+        try:
+            if not self._store.create(self._key, encoded):
+                raise self._in_use(self._read(self._newest()))
+            self._check_conditions()
+        except BaseException:
+            _held.discard(self._content["run"])
+            raise
         for each in self._store.list("lease"):
             if re.fullmatch(_LEASE, each.key) and each.key < self._key:
                 self._store.delete(each.key)

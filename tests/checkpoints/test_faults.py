@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 
 from asynchooks._errors import CheckpointError
 from asynchooks.checkpoints import CheckpointDirectory
-from asynchooks.checkpoints._manifest import read_manifest
 
 from .stores import (
     mount_namespace,
@@ -52,16 +49,6 @@ def test_a_full_disk_leaves_the_older_ones_and_the_next_save_goes_on(tmp_path: P
         assert "(0 bytes are free); older checkpoints are untouched; free space there" in line
         assert "| OSError(28" in line
     assert lines[5:] == ["['lock', 'model.ckpt-2', 'model.ckpt-3'] 3", "done", "4"]
-
-
-@contextmanager
-def limited(what: int, limit: int) -> Iterator[None]:
-    before = resource.getrlimit(what)
-    resource.setrlimit(what, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(what, before)
 
 
 @pytest.mark.faults
@@ -123,20 +110,17 @@ def test_missing_permissions_are_reported(tmp_path: Path) -> None:
 
 
 def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2)
-    lowest_free = os.dup(0)
+    [saved] = save(tmp_path, 2, extra={"hooks.json": b"{}"})
+    directory, lowest_free = CheckpointDirectory(tmp_path), os.dup(0)
     os.close(lowest_free)
-    directory, newest = CheckpointDirectory(tmp_path), str(tmp_path / "model.ckpt-2")
-    manifest = read_manifest(newest)
-    reads: list[Callable[[], object]] = [
-        directory.newest_intact,
-        lambda: read_manifest(newest),
-        lambda: manifest.verify(newest),
-    ]
-    for read in reads:
-        with limited(resource.RLIMIT_NOFILE, lowest_free):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for read in (directory.newest_intact, lambda: directory.read_extra(saved, "hooks.json")):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        try:
             with pytest.raises(CheckpointError, match="Too many open files") as caught:
                 read()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert type(caught.value) is CheckpointError
     assert newest_step(tmp_path) == 2
 

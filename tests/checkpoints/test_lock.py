@@ -90,31 +90,16 @@ def test_a_lock_that_a_dead_run_left_or_a_crash_cut_off_is_ours(tmp_path: Path, 
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
-def linked(lock: Path) -> None:
-    lock.symlink_to("precious")
-
-
-def linked_to_nothing(lock: Path) -> None:
-    lock.symlink_to("nothing")
-
-
-def linked_hard(lock: Path) -> None:
-    os.link(lock.parent / "precious", lock)
-
-
-def of_gigabytes(lock: Path) -> None:
-    lock.touch()
-    os.truncate(lock, 3 << 30)
-
-
 NO_LOCK = "it holds something else than a process id"
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        *((each, "lock is a symlink where a file") for each in (linked, linked_to_nothing)),
-        *((each, NO_LOCK) for each in (linked_hard, of_gigabytes)),
+        (lambda lock: lock.symlink_to("precious"), "lock is a symlink where a file"),
+        (lambda lock: lock.symlink_to("nothing"), "lock is a symlink where a file"),
+        (lambda lock: os.link(lock.parent / "precious", lock), NO_LOCK),
+        (lambda lock: lock.write_bytes(bytes(99)), NO_LOCK),
         (lambda lock: lock.write_text("-5"), NO_LOCK),
         *((each, "lock is a special file where a file") for each in (os.mkfifo, make_socket)),
         (Path.mkdir, "lock is a directory where a file"),

@@ -10,8 +10,6 @@ import pytest
 
 from asynchooks import CheckpointError, RandomStates, StateDictSaver
 
-from .stores import run_python
-
 
 def test_a_file_of_the_states_repeats_what_was_drawn(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -34,12 +32,3 @@ def test_a_file_of_the_states_repeats_what_was_drawn(tmp_path: Path) -> None:
 def test_another_state_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"the keys \['seed'\]; give what its state_dict"):
         RandomStates().load_state_dict({"seed": 3})
-
-
-@pytest.mark.faults
-def test_no_library_is_imported_to_save() -> None:
-    code = (
-        "import sys; from asynchooks import RandomStates; state = RandomStates().state_dict(); "
-        "RandomStates().load_state_dict(state); print(sorted(state), 'torch' in sys.modules)"
-    )
-    assert run_python(code).endswith("'python'] False\n")

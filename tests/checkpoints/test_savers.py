@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,6 @@ from asynchooks import (
     DamagedCheckpointError,
 )
 from asynchooks.checkpoints import SnapshotSaver, StateDictSaver, check_saver
-from asynchooks.checkpoints._state_file import write_state
 
 from .stores import leaves
 
@@ -112,7 +111,6 @@ MISFITS: dict[str, tuple[Any, list[str]]] = {
         {key: each for key, each in weights().items() if key not in ("w", 3)},
         ["weights.w: missing in the checkpoint", "weights[3]: missing in the checkpoint"],
     ),
-    "left over": (weights(new=1), ["weights.new: only in the checkpoint"]),
     "shape": (
         weights(w=np.zeros((3, 2), np.float32)),
         [f"weights.w: {HOLDS} float32 of shape (3, 2), here is float32 of shape (2, 3)"],
@@ -127,13 +125,11 @@ MISFITS: dict[str, tuple[Any, list[str]]] = {
     "an array for a scalar": (
         weights(step=np.zeros(())), [f"weights.step: {HOLDS} float64 of shape (), here is int"],
     ),
-    "a text for a number": (weights(step="7"), [f"weights.step: {HOLDS} str, here is int"]),
     "a number for a text": (weights() | {3: 3}, [f"weights[3]: {HOLDS} int, here is str"]),
-    "bytes for a text": (weights() | {3: b"3"}, [f"weights[3]: {HOLDS} bytes, here is str"]),
     "a dict for a list": (weights(layers={}), [f"weights.layers: {HOLDS} dict, here is list"]),
     "several": (
-        weights(layers=[{"b": np.zeros(2)}], pair=(np.zeros(1), np.zeros(1), np.zeros(1))),
-        ["weights.layers[1]: missing in the checkpoint", "weights.pair[2]: only in the checkpoint"],
+        weights(layers=[{"b": np.zeros(2)}], new=1),
+        ["weights.layers[1]: missing in the checkpoint", "weights.new: only in the checkpoint"],
     ),
 }  # fmt: skip
 
@@ -165,12 +161,17 @@ def test_numbers_of_any_type_and_what_may_be_missing_take_each_others_place(
     assert settings == {"x": there}
 
 
-@pytest.mark.parametrize("fault", ["damaged", "read-only", "another kind"])
-def test_a_file_or_an_array_that_does_not_serve_is_refused_before_anything_changes(
+class Refuses(Counter):
+    def load_state_dict(self, state_dict: Any) -> None:
+        raise KeyError("number")
+
+
+@pytest.mark.parametrize("fault", ["damaged", "read-only", "refused"])
+def test_a_file_an_array_or_an_object_that_does_not_serve_is_refused_before_arrays_change(
     tmp_path: Path, fault: str
 ) -> None:
     state = weights()
-    path = saved(tmp_path, weights=state)
+    path = saved(tmp_path, weights=state, counter=Counter())
     state["step"] = 8
     words = r"weights\.w: the array here is read-only"
     if fault == "damaged":
@@ -179,10 +180,10 @@ def test_a_file_or_an_array_that_does_not_serve_is_refused_before_anything_chang
     elif fault == "read-only":
         state["w"].flags.writeable = False
     else:
-        write_state(f"{path}.safetensors", [1])
-        words = "holds a list, no objects by name"
+        words = r"counter\.load_state_dict refused .*KeyError"
+    counter = Refuses() if fault == "refused" else Counter()
     with pytest.raises(CheckpointError, match=words) as caught:
-        StateDictSaver(weights=state).restore(path)
+        StateDictSaver(weights=state, counter=counter).restore(path)
     assert isinstance(caught.value, DamagedCheckpointError) == (fault == "damaged")
     assert state["step"] == 8
 
@@ -203,17 +204,6 @@ def test_a_state_that_could_not_be_saved_or_put_back_is_refused_when_saving(
         with pytest.raises(TypeError, match=message):
             save()
     assert os.listdir(tmp_path) == []
-
-
-def test_a_state_that_an_object_refuses_names_the_object(tmp_path: Path) -> None:
-    class Renamed(Counter):
-        def load_state_dict(self, state_dict: Any) -> None:
-            self.count = state_dict["number"]
-
-    path = saved(tmp_path, counter=Counter())
-    with pytest.raises(CheckpointError, match=r"counter\.load_state_dict refused") as caught:
-        StateDictSaver(counter=Renamed()).restore(path)
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize(
@@ -242,8 +232,7 @@ def test_what_has_no_state_is_an_error_that_names_it(objects: Any, words: str) -
     "values",
     [
         [np.zeros(3), np.ones(3), np.full(3, 2.0)],  # the memory of earlier ones is used again
-        [np.zeros((2, 2)), np.ones(2), np.zeros((2, 2))],
-        [np.zeros(2), np.ones(2, np.float32), np.array(["a"]), np.array(["abc"])],
+        [np.zeros((2, 2)), np.ones(2), np.ones(2, np.float32), np.array(["a"]), np.zeros((2, 2))],
     ],
 )
 def test_a_snapshot_holds_the_state_of_its_moment_beside_others_and_of_arrays_that_are_replaced(
@@ -309,8 +298,7 @@ def test_a_module_that_does_not_fit_is_listed_and_unchanged(torch: Any, tmp_path
     linear = torch.nn.Linear
     path = saved(tmp_path, module=linear(3, 2))
     for module, words in (
-        (torch.nn.Sequential(linear(3, 2)), r"0\.weight: missing in the checkpoint"),
-        (torch.nn.Sequential(linear(3, 2)), r"weight: only in the checkpoint"),
+        (torch.nn.Sequential(linear(3, 2)), r"0\.weight: missing (.|\n)*weight: only in the check"),
         (linear(4, 2), rf"weight: {HOLDS} float32 of s"),
     ):
         before = leaves(module.state_dict())
@@ -347,12 +335,13 @@ def stepped(torch: Any, net: Any, optimizer: Any, num_steps: int = 1) -> list[An
     return found
 
 
-OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RMSprop", "Adagrad"]
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad"]
 
 
 def optimizer_of(torch: Any, name: str, net: Any) -> Any:
     options = {"momentum": 0.9} if name == "SGD" else {}
-    return getattr(torch.optim, name)(net.parameters(), lr=0.1, **options)
+    groups = [{"params": [each]} for each in net.parameters()]
+    return getattr(torch.optim, name)(groups, lr=0.1, **options)
 
 
 @pytest.fixture(params=["StateDictSaver", "DistributedCheckpointSaver"])
@@ -374,12 +363,16 @@ def test_an_optimizer_goes_on_with_its_state_and_one_of_another_class_is_refused
     make_saver(net=net, optimizer=optimizer).save(str(tmp_path / "a"))
     expected = stepped(torch, net, optimizer)
     net = net_of(torch, seed=1)
-    wrong = optimizer_of(torch, other, net)
-    before = leaves([net.state_dict(), copy.deepcopy(wrong.state_dict())])
-    match = rf"nothing was changed.*\n(.*\n)*.*optimizer: .* state of {name}, here is {other}$"
-    with pytest.raises(CheckpointError, match=match):
-        make_saver(net=net, optimizer=wrong).restore(str(tmp_path / "a"))
-    assert leaves([net.state_dict(), wrong.state_dict()]) == before
+    in_one_group = type(optimizer)(net.parameters(), lr=0.1)
+    for wrong, words in (
+        (optimizer_of(torch, other, net), f"state of {name}, here is {other}$"),
+        (in_one_group, "groups"),
+    ):
+        before = leaves([net.state_dict(), copy.deepcopy(wrong.state_dict())])
+        match = rf"nothing was changed.*\n(.*\n)*.*optimizer: .*{words}"
+        with pytest.raises(CheckpointError, match=match):
+            make_saver(net=net, optimizer=wrong).restore(str(tmp_path / "a"))
+        assert leaves([net.state_dict(), wrong.state_dict()]) == before
     optimizer = optimizer_of(torch, name, net)
     for group in optimizer.param_groups:
         group["lr"] = 7.0
@@ -387,57 +380,33 @@ def test_an_optimizer_goes_on_with_its_state_and_one_of_another_class_is_refused
     assert stepped(torch, net, optimizer) == expected
 
 
-@pytest.mark.parametrize("sizes", [[2], [1, 1, 0]])
-def test_other_groups_of_parameters_are_refused(
-    torch: Any, tmp_path: Path, make_saver: Any, sizes: list[int]
-) -> None:
-    def optimizer(net: Any, sizes: list[int]) -> Any:
-        parameters = iter(net.parameters())
-        return torch.optim.SGD([{"params": [*islice(parameters, each)]} for each in sizes], 0.1)
-
-    net, path = net_of(torch), str(tmp_path / "a")
-    make_saver(net=net, optimizer=optimizer(net, [1, 1])).save(path)
-    net = net_of(torch, seed=1)
-    before = net.weight.tolist()
-    with pytest.raises(CheckpointError, match=r"nothing was changed.*\n.*optimizer: .* groups"):
-        make_saver(net=net, optimizer=optimizer(net, sizes)).restore(path)
-    assert net.weight.tolist() == before
-
-
-def test_a_class_of_ones_own_has_the_state_of_the_one_that_it_derives_from(
-    torch: Any, tmp_path: Path
-) -> None:
+def test_other_objects_of_pytorchs_are_told_apart_too(torch: Any, tmp_path: Path) -> None:
     class Logged(torch.optim.Adam):  # type: ignore[misc]
-        pass
+        """It has the state of the class that it derives from."""
 
     class Signs(torch.optim.Optimizer):  # type: ignore[misc]
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {"lr": 0.1, "scale": 2.0})
 
-    net = net_of(torch)
-    path = saved(tmp_path, optimizer=torch.optim.Adam(net.parameters()))
-    StateDictSaver(optimizer=Logged(net.parameters())).restore(path)
-    own = Signs(net.parameters())
-    with pytest.raises(CheckpointError, match="the state of Adam, here is Signs"):
-        StateDictSaver(optimizer=own).restore(path)
-    assert own.param_groups[0]["scale"] == 2.0
-    StateDictSaver(optimizer=own).restore(saved(tmp_path, optimizer=Signs(net.parameters())))
-
-
-def test_other_objects_of_pytorchs_are_told_apart_too(torch: Any, tmp_path: Path) -> None:
-    schedulers, sgd = torch.optim.lr_scheduler, torch.optim.SGD(net_of(torch).parameters(), 0.1)
+    parameters, schedulers = list(net_of(torch).parameters()), torch.optim.lr_scheduler
+    sgd, adam = torch.optim.SGD(parameters, 0.1), torch.optim.Adam(parameters)
     on, off = (torch.amp.GradScaler("cpu", enabled=each) for each in (True, False))
     step, plateau = schedulers.StepLR(sgd, 3), schedulers.ReduceLROnPlateau(sgd)
     for there, here, words in (
+        (adam, Signs(parameters), "state of Adam, here is Signs"),
         (step, schedulers.ExponentialLR(sgd, 0.9), "state of StepLR, here is ExponentialLR"),
-        (step, plateau, "state of StepLR, here is ReduceLROnPlateau"),
         (plateau, step, "state of ReduceLROnPlateau, here is StepLR"),
         (sgd, on, "state of SGD, here is GradScaler"),
         ({"lr": 0.1}, sgd, "holds dict, here is an optimizer"),
-        (off, on, "refused its state .*disabled"),
+        (off, on, r"each\.load_state_dict refused its state .*disabled"),
     ):
         before = str(here.state_dict())
         with pytest.raises(CheckpointError, match=words):
             StateDictSaver(each=here).restore(saved(tmp_path, each=there))
         assert str(here.state_dict()) == before
-    StateDictSaver(each=off).restore(saved(tmp_path, each=off))
+    for there, here in (
+        (adam, Logged(parameters)),
+        (Signs(parameters), Signs(parameters)),
+        (off, off),
+    ):
+        StateDictSaver(each=here).restore(saved(tmp_path, each=there))

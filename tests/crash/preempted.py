@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -12,7 +11,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 
 from asynchooks import (
@@ -20,7 +18,6 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     PreemptionHook,
-    SharedSessionCreator,
     StateDictSaver,
 )
 
@@ -78,34 +75,6 @@ async def stuck(directory: Path, pipe: Connection, where: str, deadline_secs: fl
             await anyio.sleep_forever()
         with anyio.CancelScope(shield=True):
             await session.run([])
-
-
-def work(backend: str, number: int, num_workers: int) -> None:
-    """Sessions in the tasks of a group, or one in the main task, which raises a signal."""
-    try:
-        anyio.run(_work, number, num_workers, backend=backend)
-    except* SystemExit as left:  # trio's groups wrap it
-        raise left.exceptions[0] from None
-
-
-async def _work(number: int, num_workers: int) -> None:
-    hook, creator = PreemptionHook(), SharedSessionCreator(FunctionSessionCreator(dict))
-    signals = [number]
-
-    async def train() -> None:
-        async with MonitoredSession([hook], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-                await anyio.lowlevel.checkpoint()
-                if session.global_step.value >= 20 and signals:
-                    signal.raise_signal(signals.pop())
-
-    if num_workers == 1:
-        await train()
-        return
-    async with anyio.create_task_group() as group:
-        for _ in range(num_workers):
-            group.start_soon(train)
 
 
 @on_backend

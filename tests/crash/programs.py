@@ -6,12 +6,14 @@ They run in processes forked from one that has imported what they need: a start 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -26,6 +28,7 @@ from asynchooks import (
     CheckpointSaverListener,
     Coordinator,
     FunctionSessionCreator,
+    MetricsHook,
     MonitoredSession,
     PreemptionHook,
     Retention,
@@ -33,11 +36,14 @@ from asynchooks import (
     SessionRunHook,
     SessionRunValues,
     StateDictSaver,
+    StepCounterHook,
     StopAtStepHook,
 )
+from asynchooks.metrics import CsvSink, JsonLinesSink, TensorBoardSink
 
 NUM_ARRAYS, SIZE = 5, 100_000
 """Of the model: five arrays of 0.8 MB."""
+SAVE_STEPS = 5
 
 
 class Model:
@@ -46,16 +52,19 @@ class Model:
     def __init__(self) -> None:
         self.rng = np.random.default_rng(seed=7)
         self.arrays = {f"a{i}": np.zeros(SIZE) for i in range(NUM_ARRAYS)}
+        self.num_steps = np.zeros(())
 
     def step(self) -> dict[str, float]:
         for array in self.arrays.values():
             array *= 0.99
             array += self.rng.normal()
-        return {"sum": float(sum(array[0] for array in self.arrays.values()))}
+        self.num_steps += 1
+        return {"number": float(self.num_steps)}
 
     @property
     def saver(self) -> StateDictSaver:
-        return StateDictSaver(arrays=self.arrays, rng=Generator(self.rng))
+        arrays = {**self.arrays, "num_steps": self.num_steps}
+        return StateDictSaver(arrays=arrays, rng=Generator(self.rng))
 
 
 class Generator:
@@ -106,70 +115,65 @@ class Reports(SessionRunHook, CheckpointSaverListener):
         self.pipe.send(("saved", global_step_value))
 
 
+def saving(place: Any, pipe: Connection, saver: Any, **options: Any) -> list[SessionRunHook]:
+    """Hooks that save in the background, and say it."""
+    options = {"background": True, "retention": Retention(max_to_keep=2), **options}
+    reports = Reports(pipe)
+    return [reports, CheckpointSaverHook(place, saver=saver, listeners=[reports], **options)]
+
+
 def on_backend(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Make a program for a process, whose first argument names the event loop it runs on."""
 
     @wraps(main)
-    def program(backend: str, *args: Any) -> None:
-        anyio.run(main, *args, backend=backend)
+    def program(backend: str, *args: Any, **options: Any) -> None:
+        async def run() -> None:
+            await main(*args, **options)
+
+        anyio.run(run, backend=backend)
 
     return program
 
 
+def is_logged(step: int) -> bool:
+    """Whether the loop itself logs a metric after the step, which no checkpoint is of.
+
+    What is logged after the save of its step is behind the restored one: no run logs it again.
+    """
+    return step % SAVE_STEPS == 3
+
+
 @on_backend
 async def train(
-    directory: Path, pipe: Connection, last_step: int | None = None, where: str = ""
+    place: Any,
+    pipe: Connection,
+    last_step: int | None = None,
+    *,
+    logs: Path | None = None,
+    environment: Mapping[str, str] = {},
+    step_runner: Any = "auto",
 ) -> None:
-    """Train until it is killed, or up to a step, or, with `where`, until it is preempted."""
+    """Train until it is killed, or preempted, or up to a step; each step's number is its metric."""
+    os.environ.update(environment)
     model, moments = Model(), Moments()
-
-    def slow_step() -> dict[str, float]:
-        time.sleep(0.05)
-        return model.step()
-
-    class Waits(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            if where == "hook":
-                await anyio.sleep(0.02)
-            elif where == "wait" and run_context.global_step.value >= 5:
-                await run_context.global_step.wait_for(10**9)
-
-    class SlowSaver(StateDictSaver):
-        def save(self, path: str) -> None:
-            time.sleep(0.1)
-            super().save(path)
-
-    saver: Any = model.saver
-    if where == "save":
-        saver = PlainSaver(SlowSaver(arrays=model.arrays, rng=Generator(model.rng)))
-    hooks: list[Any] = [PreemptionHook(deadline_secs=20)] if where else []
-    hooks += [
-        Reports(pipe),
-        CheckpointSaverHook(
-            directory, save_steps=5, saver=saver, listeners=[Reports(pipe)], background=True,
-            retention=Retention(max_to_keep=2),
-        ),
-        moments,
-        Waits(),
-    ]  # fmt: skip
+    hooks: list[Any] = [PreemptionHook(deadline_secs=20)]
+    hooks += [*saving(place, pipe, model.saver, save_steps=SAVE_STEPS), moments]
+    if logs is not None:
+        sinks = [TensorBoardSink(logs), JsonLinesSink(logs / "m.jsonl"), CsvSink(logs / "m.csv")]
+        hooks.append(StepCounterHook(every_n_steps=50, output_dir=str(logs)))
+        hooks.append(MetricsHook(sinks, "number", every_n_steps=1))
     if last_step is not None:
         hooks.append(StopAtStepHook(last_step=last_step))
-    step = slow_step if where == "step" else model.step
-    runner: Any = "thread" if where == "step" else "auto"
-    session = MonitoredSession(hooks, FunctionSessionCreator(step), step_runner=runner)
+    session = MonitoredSession(hooks, FunctionSessionCreator(model.step), step_runner=step_runner)
     try:
         async with session:
             while not session.should_stop():
-                await session.run("sum")
+                number = await session.run("number")
+                if is_logged(number):
+                    session.log_metrics({"logged": number})
+                await anyio.sleep(0.001)
     finally:
         pipe.send(("ends", session.global_step.value, moments.num_runs, model.arrays["a0"][0]))
-
-
-class PlainSaver:
-    """A saver that cannot take a snapshot."""
-
-    def __init__(self, saver: StateDictSaver) -> None:
-        self.save, self.restore = saver.save, saver.restore
 
 
 def uninterrupted(last_step: int) -> float:
@@ -186,20 +190,39 @@ class Running:
     def __init__(self, process: BaseProcess, news: Connection) -> None:
         self.process = process
         self.reports: list[Any] = []
-        self._news = news
-        self._listener = threading.Thread(target=self._listen)
         self.has_begun = threading.Event()
+        self._news = news
+        self._changed, self._is_over = threading.Condition(), False
+        self._listener = threading.Thread(target=self._listen)
         self._listener.start()
 
     def _listen(self) -> None:
-        while True:
+        while not self._is_over:
             try:
-                self.reports.append(self._news.recv())
+                self._note(self._news.recv())
             except (EOFError, OSError, ValueError):
-                self.has_begun.set()
-                return
-            if self.reports[-1][0] == "begins":
-                self.has_begun.set()
+                self._note(None)
+
+    def _note(self, report: Any) -> None:
+        with self._changed:
+            if report is None:
+                self._is_over = True
+            else:
+                self.reports.append(report)
+            self._changed.notify_all()
+        if self._is_over or report[0] == "begins":
+            self.has_begun.set()
+
+    def wait_for(self, *report: Any, num: int = 1) -> None:
+        """Until it has said this, or something that begins so, so many times."""
+
+        def is_there() -> bool:
+            said = [each for each in self.reports if each[: len(report)] == report]
+            return self._is_over or len(said) >= num
+
+        with self._changed:
+            assert self._changed.wait_for(is_there, 60)
+        assert not self._is_over, f"it ended with {self.process.exitcode}"
 
     def join(self) -> None:
         self.process.join(60)
@@ -242,7 +265,8 @@ def kill_at_random(
         with running(context, program, *args_of(life)) as run:
             # at some moment: while it opens and restores, or between, or in its steps and saves
             if rng.random() < 0.8:
-                run.has_begun.wait(60)
+                run.wait_for("begins")
+                run.wait_for("saved", num=rng.randrange(3) if saved else 1)
             time.sleep(rng.random() * longest_secs)
             run.process.kill()
         assert run.of("fails") == run.of("ends") == []
@@ -250,12 +274,19 @@ def kill_at_random(
             assert step >= saved
             num_resumed += step > 0
         saved = max([saved, *(step for (step,) in run.of("saved"))])
-    assert num_resumed > num_kills // 2
+    assert num_resumed >= num_kills // 3
     return saved
+
+
+_loaded: set[str] = set()
 
 
 def server(*modules: str) -> ForkServerContext:
     """Where processes are forked that have these modules already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "trio", "numpy", *modules])
+    if not _loaded.issuperset(needed := {__name__, "trio", "numpy", *modules}):
+        _loaded.update(needed)
+        running: Any = forkserver._forkserver  # private: it takes modules only when it starts
+        running._stop()
+        context.set_forkserver_preload(sorted(_loaded))
     return context

@@ -14,22 +14,10 @@ import pytest
 from asynchooks import StateDictSaver
 
 from ..checkpoints.stores import newest_step, opened
-from .preempted import stuck, unread, work
-from .programs import Running, running, server
+from .preempted import stuck, unread
+from .programs import running, server
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.faults]
-BACKENDS = ["asyncio", "trio"]
-
-
-def wait_for(run: Running, what: str, *said: object) -> int:
-    """Until the process has said so; returns its number."""
-    until = time.monotonic() + 30
-    while not run.of(what) or (said and said not in run.of(what)):
-        assert run.process.is_alive(), f"it ended with {run.process.exitcode}"
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    assert run.process.pid is not None
-    return run.process.pid
 
 
 def intact_steps(directory: Path) -> list[int]:
@@ -54,12 +42,13 @@ def test_a_second_signal_does_what_it_does_without_the_hook(
     tmp_path: Path, backend: str, second: signal.Signals, code: int
 ) -> None:
     with running(server(), stuck, backend, tmp_path, Connection, "block", 60.0) as run:
-        wait_for(run, "stuck")
+        run.wait_for("stuck")
         run.process.terminate()
-        pid = wait_for(run, "logged")
+        run.wait_for("logged")
         time.sleep(0.3)  # longer than signals count as the same
         since = time.monotonic()
-        os.kill(pid, second)
+        assert run.process.pid is not None
+        os.kill(run.process.pid, second)
         run.join()
         assert time.monotonic() - since < 30, "half of the deadline"
     assert run.process.exitcode == code
@@ -69,7 +58,7 @@ def test_a_second_signal_does_what_it_does_without_the_hook(
 @pytest.mark.parametrize(
     ("backend", "where", "steps", "logged"),
     [
-        *((backend, "block", [0, 2, 3], []) for backend in BACKENDS),
+        ("asyncio", "block", [0, 2, 3], []),
         ("trio", "step", [0, 2], ["Saving before the end failed: TimeoutError"]),
         ("asyncio", "save", [0, 2], []),
     ],
@@ -78,11 +67,11 @@ def test_what_does_not_end_is_ended_at_the_deadline(
     tmp_path: Path, backend: str, where: str, steps: list[int], logged: list[str]
 ) -> None:
     with running(server(), stuck, backend, tmp_path, Connection, where, 1.0) as run:
-        wait_for(run, "stuck")
+        run.wait_for("stuck")
         run.process.terminate()
         since = time.monotonic()
         if where == "block":
-            wait_for(run, "saved", 3)
+            run.wait_for("saved", 3)
             assert time.monotonic() - since > 0.45
         run.join()
         assert time.monotonic() - since > 0.95
@@ -95,20 +84,9 @@ def test_what_does_not_end_is_ended_at_the_deadline(
         assert message.startswith(begin)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_what_gets_a_signal_ends_by_its_code_with_any_number_of_workers(
-    backend: str, num_workers: int
-) -> None:
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138)):
-        with running(server(), work, backend, number, num_workers) as run:
-            run.join()
-        assert run.process.exitcode == code
-
-
 def test_the_deadline_holds_where_the_output_is_not_read() -> None:
     with running(server(), unread, "asyncio", Connection) as run:
-        wait_for(run, "stuck")
+        run.wait_for("stuck")
         time.sleep(0.2)  # until it writes: a signal just before is handled only after the write
         run.process.terminate()
         run.join()  # without a deadline: for ever

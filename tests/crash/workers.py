@@ -2,106 +2,155 @@
 
 from __future__ import annotations
 
+import random
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 
 from asynchooks import (
-    CheckpointSaverHook,
     FeedHook,
     FunctionSessionCreator,
     InputPositionHook,
     MonitoredSession,
-    Retention,
-    SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
 )
-from asynchooks.data import Stage, map_concurrent, prefetch
+from asynchooks.data import (
+    Rollout,
+    RolloutStatistics,
+    WhenStale,
+    map_concurrent,
+    prefetch,
+    rollouts,
+)
 
-from .programs import Generator, Reports, on_backend
+from ..support.loops import loop_of
+from .programs import saving
 
-NUM_WORKERS = 8
-MAX_ITEMS = 100_000
+NUM_WORKERS = 4
+BATCH = 4
+MAX_STALENESS = 3
+MAX_ITEMS = 200_000
 
 
-class CountingModel:
-    """What it has learnt does not depend on the order of the items: all sums are exact."""
+class Answer(NamedTuple):
+    item: int
+    weights: int
+    """How many steps they had been trained when the call began."""
+
+
+class Policy:
+    """It knows how often it was trained with each item, and for how many steps."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {
-            "weights": np.zeros(4),
-            "moments": np.zeros(4),
             "counts": np.zeros(MAX_ITEMS, np.int8),
+            "num_steps": np.zeros(1, np.int64),
+            "sum": np.zeros(1, np.int64),
         }
-        self.rng = np.random.default_rng(3)
-
-    def step(self, x: int) -> dict[str, Any]:
-        self.arrays["weights"] += x
-        self.arrays["moments"] += x * x
-        self.arrays["counts"][x] += 1
-        self.rng.random()
-        return {}
-
-    def after(self, num_items: int) -> CountingModel:
-        """A new one, trained with so many items without an interruption."""
-        model = CountingModel()
-        for item in range(num_items):
-            model.step(item)
-        return model
+        self.saver = StateDictSaver(arrays=self.arrays)
 
     @property
-    def state(self) -> dict[str, Any]:
-        arrays = {name: array.tobytes() for name, array in self.arrays.items()}
-        return {**arrays, "rng": self.rng.bit_generator.state}
+    def num_steps(self) -> int:
+        return int(self.arrays["num_steps"][0])
+
+    @property
+    def items(self) -> list[int]:
+        """Those that it was trained with, each of them once."""
+        counts = self.arrays["counts"]
+        found: list[int] = np.flatnonzero(counts).tolist()
+        assert counts.sum() == len(found)
+        assert self.arrays["sum"] == sum(found)
+        return found
+
+    def train(self, items: list[int]) -> None:
+        for each in items:
+            self.arrays["counts"][each] += 1
+            self.arrays["sum"] += each
+        self.arrays["num_steps"] += 1
 
 
-class Slow(SessionRunHook):
-    """Lets the other workers run, between the item and its step."""
+def check_ages(groups: list[Rollout], num_steps: int) -> None:
+    places = [each.place for each in groups]
+    assert places == sorted(places)
+    for each in groups:
+        assert each.result.item == each.item == each.place
+        assert each.version <= each.result.weights
+        assert each.staleness <= MAX_STALENESS, each
+        # other workers may train meanwhile
+        assert num_steps - each.result.weights <= MAX_STALENESS + NUM_WORKERS - 1, each
 
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        await anyio.sleep(0.002)
+
+def train_together(
+    loop: str, directory: Path, pipe: Connection, kind: str, seed: int, num_items: int
+) -> None:
+    """Train by several workers, of which the last one saves in the background.
+
+    Args:
+        kind: "rollouts", or those that are "dropped", or items that are "fed", or of a "loop".
+    """
+    backend, options = loop_of(loop)
+    args = directory, pipe, kind, seed, num_items
+    anyio.run(_train, *args, backend=backend, backend_options=options)
 
 
-async def fetch(item: int) -> int:
-    await anyio.sleep(0.001)
-    return item
+async def _train(directory: Path, pipe: Connection, kind: str, seed: int, num_items: int) -> None:
+    policy, rng = Policy(), random.Random(seed)
+    drops, of_rollouts = kind == "dropped", kind in ("dropped", "rollouts")
 
+    async def answer(item: int) -> Answer:
+        weights = policy.num_steps
+        await anyio.sleep(0.03 if rng.random() < 0.05 else 0.004 * rng.random())
+        return Answer(item, weights)
 
-@on_backend
-async def train_together(directory: Path, pipe: Connection, feeds: bool, num_items: int) -> None:
-    """Train with that many items by eight workers, of which the last has the checkpoints."""
-    model = CountingModel()
-    creator = SharedSessionCreator(FunctionSessionCreator(model.step))
-    source: Stage[int] = prefetch(map_concurrent(fetch, range(num_items), 4), 4)
+    async def step(x: Any) -> dict[str, float]:
+        if of_rollouts:
+            check_ages(x, policy.num_steps)
+        await anyio.sleep(0.002 * rng.random())
+        policy.train([each.item for each in (x if of_rollouts else [x])])
+        return {}
+
+    stage: Any = prefetch(map_concurrent(answer, range(num_items), 8), 4)
+    if of_rollouts:
+        stage = rollouts(
+            answer, range(num_items), BATCH, concurrency=BATCH * rng.randint(1, 5),
+            max_staleness=MAX_STALENESS,
+            when_stale=WhenStale.DROP if drops else WhenStale.WAIT,
+            accept=(lambda result: result.item % 5 > 0) if drops else None,
+        )  # fmt: skip
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
 
     async def work(place: int) -> None:
-        hooks: list[SessionRunHook] = [FeedHook(source, "x")] if feeds else []
-        hooks.append(Slow())
+        hooks: list[SessionRunHook] = [] if kind == "loop" else [FeedHook(stage, "x")]
         if place == NUM_WORKERS - 1:
-            saver = StateDictSaver(arrays=model.arrays, rng=Generator(model.rng))
-            hooks += [
-                Reports(pipe),
-                CheckpointSaverHook(
-                    directory, save_steps=7, saver=saver, listeners=[Reports(pipe)],
-                    background=True, retention=Retention(max_to_keep=2),
-                ),
-            ]  # fmt: skip
-            if not feeds:
-                hooks.append(InputPositionHook(source))
+            hooks += saving(directory, pipe, policy.saver, save_steps=7)
+            if kind == "loop":
+                hooks.append(InputPositionHook(stage))
         async with MonitoredSession(hooks, creator) as session:
-            if feeds:
-                while not session.should_stop():
-                    await session.run([])
-            else:
-                async for item in session.batches(source):
-                    await session.run([], {"x": item})
+            if kind == "loop":
+                async for x in session.batches(stage):
+                    await session.run([], {"x": x})
+                return
+            while not session.should_stop():
+                await session.run([])
 
-    async with anyio.create_task_group() as group:
-        for place in range(NUM_WORKERS):
-            group.start_soon(work, place)
-    pipe.send(("ends", model.state))
+    try:
+        async with anyio.create_task_group() as group:
+            for place in range(NUM_WORKERS):
+                group.start_soon(work, place)
+    except BaseException as error:
+        pipe.send(("fails", repr(error)))
+        raise
+    num_reported = 0
+    if of_rollouts:
+        known = stage.statistics()
+        assert isinstance(known, RolloutStatistics)
+        num_reported = known.num_refused + known.num_dropped + known.num_failures
+        position = FeedHook(stage, "x").state_dict()
+        assert (position["place"], position["beyond"]) == (num_items, [])
+        assert drops or num_reported == 0
+    pipe.send(("ends", policy.items, num_reported))

@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from asynchooks import (
-    InputError,
     InputPositionHook,
     MonitoredSession,
     SharedSessionCreator,
@@ -19,7 +18,7 @@ from asynchooks import (
 from asynchooks.data import batch, prefetch
 
 from ..hooks.inputs import Counted, Diary, gated
-from ..support.helpers import KeepsCoord, in_task, settle
+from ..support.helpers import in_task, settle
 from ..support.threads import threads_left
 
 pytestmark = pytest.mark.anyio
@@ -74,11 +73,11 @@ async def test_a_loop_ends_at_the_limit_and_what_is_left_is_there_for_others() -
     assert diary.items == [0, 1, 2, 99, *range(3, 9)]
 
 
-@pytest.mark.parametrize("how", ["request_stop", "a coordinator", "the limit", "the end"])
+@pytest.mark.parametrize("how", ["request_stop", "the limit", "the end"])
 async def test_a_stop_ends_the_wait_of_a_loop(how: str) -> None:
-    never, diary, keeps, after = anyio.Event(), Diary(), KeepsCoord(), list[bool]()
+    never, diary, after = anyio.Event(), Diary(), list[bool]()
     creator = SharedSessionCreator(diary.creator)
-    session = MonitoredSession([keeps], creator, step_runner="inline")
+    session = MonitoredSession([], creator, step_runner="inline")
 
     async def read() -> None:
         await train(session, gated(range(9), {2: never}))
@@ -97,8 +96,6 @@ async def test_a_stop_ends_the_wait_of_a_loop(how: str) -> None:
         async with in_task(body):
             if how == "request_stop":
                 session.request_stop()
-            elif how == "a coordinator":
-                keeps.coord.request_stop()
             elif how == "the limit":
                 async with MonitoredSession(limit, creator, step_runner="inline") as other:
                     await other.run([], {"x": 7})
@@ -126,17 +123,6 @@ async def test_the_source_is_closed_at_the_end_of_the_session(how: str) -> None:
                 assert source.log == (["open"] if how == "break" else ["open", "closed"])
     assert source.log == ([] if how == "never begun" else ["open", "closed"])
     assert [item async for item in batches] == [], "after the session it has ended"
-
-
-async def test_a_cancellation_loses_no_item() -> None:
-    gate = anyio.Event()
-    async with MonitoredSession([], Diary().creator) as session:
-        batches = session.batches(prefetch(gated(range(3), {1: gate}), 1))
-        assert await anext(batches) == 0
-        with anyio.move_on_after(0):
-            await anext(batches)
-        gate.set()
-        assert [item async for item in batches] == [1, 2]
 
 
 async def test_loops_one_after_the_other_go_on_with_the_source_and_what_no_run_has_used() -> None:
@@ -167,12 +153,3 @@ async def test_an_error_in_closing_the_source_leaves_or_is_noted(body_fails: boo
                 raise KeyError("first")
     if body_fails:
         assert caught.value.__notes__ == ["then, closing the input: OSError('cannot close')"]
-
-
-async def test_it_needs_a_source_with_items() -> None:
-    async with MonitoredSession([], Diary().creator) as session:
-        for nonsense in (5, "text", None, {"a": 1}):
-            with pytest.raises(TypeError, match="give a stage, an iterable or async iterable"):
-                session.batches(nonsense)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="a list of 0 has no items"):
-            await anext(session.batches([]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -22,17 +23,15 @@ from asynchooks import (
 from asynchooks._engine.current import current_engine
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator
-from ..support.moments import HeldStep, at
+from ..support.helpers import settle
+from ..support.moments import at
 from ..support.threads import own_threads
-from ..support.virtual_kernel import Trampoline
 
 
 class Awaits:
     """A hook that suspends at every moment, and counts begin and on_error."""
 
-    def __init__(self, pause: Callable[..., Awaitable[None]]) -> None:
-        self.pause = pause
+    def __init__(self) -> None:
         self.begun = self.errors = self.side_tasks = 0
         self.hook: SessionRunHook = at(
             begin=self.begin, after_create_session=self.after_create_session, before_run=self.turn,
@@ -40,15 +39,15 @@ class Awaits:
         )  # fmt: skip
 
     async def turn(self, *_: object) -> None:
-        await self.pause()
+        await anyio.lowlevel.checkpoint()
 
     async def begin(self) -> None:
         self.begun += 1
-        await self.pause()
+        await anyio.lowlevel.checkpoint()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         coord.start_soon(self.side_task, coord)
-        await self.pause()
+        await anyio.lowlevel.checkpoint()
 
     async def side_task(self, coord: Coordinator) -> None:
         self.side_tasks += 1
@@ -58,12 +57,12 @@ class Awaits:
             try:
                 with current_engine().shielded(5):
                     for _ in range(5):  # its clean-up takes a while, too
-                        await self.pause()
+                        await anyio.lowlevel.checkpoint()
             finally:
                 self.side_tasks -= 1
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        await self.pause()
+        await anyio.lowlevel.checkpoint()
         self.errors += 1
 
 
@@ -99,8 +98,8 @@ class Suspensions(Awaitable[None]):
 class Program(ScriptedSessionCreator):
     """One session from opening to its end, with everything in it that waits; makes its model."""
 
-    def __init__(self, pause: Callable[[], Awaitable[None]], step_runner: Any = "auto") -> None:
-        self.hooks = [Awaits(pause), Awaits(pause)]
+    def __init__(self, step_runner: Any) -> None:
+        self.hooks = [Awaits(), Awaits()]
         self.raw = ScriptedSession()
         super().__init__([self.raw])
         self.step_runner = step_runner
@@ -120,7 +119,7 @@ class Program(ScriptedSessionCreator):
             while not session.should_stop():
                 await session.run([])
             async with self.step.exclusive():
-                await first.pause()
+                await anyio.lowlevel.checkpoint()
         self.has_finished = True
 
     def check(self, num_cancellations: int = 1) -> None:
@@ -134,6 +133,12 @@ class Program(ScriptedSessionCreator):
         assert left.tasks_waiting_for_ticket == 0
 
 
+def join_threads() -> None:
+    for thread in own_threads():
+        thread.join(timeout=5)
+    assert own_threads() == []
+
+
 RUNNERS = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 
 
@@ -141,7 +146,7 @@ RUNNERS = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 @RUNNERS
 async def test_a_cancelled_scope_leaves_nothing_behind_wherever_it_comes(step_runner: Any) -> None:
     for n in range(1, 400):
-        program = Program(anyio.lowlevel.checkpoint, step_runner)
+        program = Program(step_runner)
         with anyio.CancelScope() as scope:
             await Suspensions(program.run(), n, scope.cancel)
         program.check()
@@ -149,25 +154,17 @@ async def test_a_cancelled_scope_leaves_nothing_behind_wherever_it_comes(step_ru
         if not scope.cancel_called:
             break
     assert 15 < n < 399
-    for thread in own_threads():
-        thread.join(timeout=5)
-    assert own_threads() == []
+    join_threads()
 
 
-async def cancelled_natively(program: Program, *at: int) -> asyncio.Task[None]:
-    """Run the program in a task that is cancelled at its n-th suspensions; it has ended."""
-
-    async def run() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        coroutine = program.run()
-        for n in at:
-            coroutine = as_coroutine(Suspensions(coroutine, n, task.cancel))
-        await coroutine
-
-    task = asyncio.create_task(run())
-    await asyncio.wait([task])
-    return task
+async def run_cancelled(program: Program, *at: int) -> None:
+    """Run the program in a task of asyncio that is cancelled at its n-th suspensions."""
+    task = asyncio.current_task()
+    assert task is not None
+    run = program.run
+    for n in at:
+        run = partial(as_coroutine, Suspensions(run(), n, task.cancel))
+    await run()
 
 
 async def as_coroutine(awaitable: Awaitable[None]) -> None:
@@ -185,10 +182,10 @@ def test_native_asyncio_cancellations_leave_nothing_behind(
 
     async def main() -> None:
         for n in range(1, 400):
-            program = Program(anyio.lowlevel.checkpoint, step_runner)
-            task = await cancelled_natively(program, *[n + gap for gap in gaps], n)
-            for thread in own_threads():
-                thread.join(timeout=5)
+            program = Program(step_runner)
+            cancelled = run_cancelled(program, *[n + gap for gap in gaps], n)
+            await asyncio.wait([task := asyncio.create_task(cancelled)])
+            join_threads()
             program.check(1 + len(gaps))
             assert len(asyncio.all_tasks()) == 1
             if program.has_finished:
@@ -199,58 +196,39 @@ def test_native_asyncio_cancellations_leave_nothing_behind(
     asyncio.run(main())
 
 
-def test_a_cancellation_on_the_trampoline_leaves_nothing_behind() -> None:
-    for n in range(1, 400):
-        kernel = Trampoline()
-        program = Program(kernel.turn)
-
-        async def main(program: Program = program, n: int = n, kernel: Trampoline = kernel) -> None:
-            async def body() -> None:
-                await Suspensions(program.run(), n, lambda: task.cancel())
-
-            task = kernel.start(body)
-            await task.wait()
-
-        kernel.run(main)
-        program.check()
-        if program.has_finished:
-            break
-    assert 10 < n < 399
-
-
 @pytest.mark.anyio
-async def test_a_step_that_never_ends_is_left_after_the_grace_period_and_counts_later() -> None:
-    held = HeldStep()
-    session = MonitoredSession([], held, 0.05, step_runner="thread")
-
-    async def train() -> None:
-        async with session:
-            await session.run("x")
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(train)
-        await held.has_begun()
-        group.cancel_scope.cancel()
-    assert not held.ended.is_set()
-    assert session.global_step.statistics().tickets == 1  # the thread still holds it
-    held.may_end.set()
-    await anyio.to_thread.run_sync(held.thread.join, 5)
-    assert session.global_step.statistics().tickets == 0
-    assert session.global_step.value == 1
-
-
-@pytest.mark.anyio
-async def test_on_error_is_shielded_but_not_for_ever() -> None:
+@pytest.mark.parametrize("moment", ["on_error", "after_close"])
+async def test_a_hook_that_hangs_holds_a_cancelled_session_for_the_grace_period(
+    moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log: list[str] = []
 
-    async def slow(*_: object) -> None:
-        await anyio.lowlevel.checkpoint()
-        log.append("on_error")
+    async def let_go(*_: object) -> None:
+        await anyio.lowlevel.checkpoint()  # shielded from the cancellation of the block
+        log.append("let go")
 
-    hooks = [at(on_error=lambda *_: anyio.sleep_forever()), at(on_error=slow)]
+    async def hang(*_: object) -> None:
+        log.append("hangs")
+        await anyio.sleep_forever()
+
+    hooks = [at(**{moment: each}) for each in (let_go, hang)]
     with anyio.CancelScope() as scope:
-        async with MonitoredSession(hooks, counting_creator(), 0.05):
+        async with MonitoredSession(hooks[:: -1 if moment == "on_error" else 1], dict, 0.05):
             scope.cancel()
             await anyio.sleep_forever()
     assert scope.cancelled_caught
-    assert log == ["on_error"]
+    assert log == ["let go", "hangs"]
+    assert f"{moment} of At took longer than the grace period" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_an_after_close_of_a_clean_end_may_take_longer_than_the_grace_period() -> None:
+    seen: list[str] = []
+
+    async def upload(exception: BaseException | None) -> None:
+        await settle()
+        seen.append("uploaded")
+
+    async with MonitoredSession([at(after_close=upload)], dict, stop_grace_period_secs=0):
+        pass
+    assert seen == ["uploaded"]

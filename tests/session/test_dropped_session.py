@@ -18,7 +18,7 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     PreemptionHook,
-    SessionRunContext,
+    SessionRunHook,
     SharedSessionCreator,
     StepCounterHook,
     StepUnreachableError,
@@ -27,7 +27,7 @@ from asynchooks import (
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import use_engine
 from asynchooks.simulation import Simulation
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..hooks.preemptions import Counter, handlers_are_kept, saved_counts, saving, train
 from ..hooks.savers import is_free
@@ -99,10 +99,6 @@ async def test_one_of_several_on_a_model_leaves_the_others_at_work_and_the_last_
     assert raw.is_retired
 
 
-async def wait_for_five(run_context: SessionRunContext) -> None:
-    await run_context.global_step.wait_for(5)
-
-
 async def test_side_tasks_do_not_keep_it() -> None:
     session = await opened([], counting_creator())
     session.start_soon(anyio.sleep_forever)
@@ -146,19 +142,16 @@ def test_a_session_whose_event_loop_has_ended_is_noticed(tmp_path: Path, backend
 def test_one_that_is_thrown_away_while_its_raw_session_closes_calls_on_drop() -> None:
     log: list[str] = []
 
-    class Drops(RecordingHook):
-        def on_drop(self) -> None:
-            log.append("on_drop")
-
     class Raw(ScriptedSession):
         async def close(self) -> None:  # type: ignore[override]
             log.append("close")
             await engine.park(Slot(engine, "nothing"))
 
     async def main() -> None:
-        async with MonitoredSession([Drops("a")], ScriptedSessionCreator([Raw()])) as session:
-            await session.run([])
+        async with MonitoredSession([hook], ScriptedSessionCreator([Raw()])):
+            """It closes the raw session."""
 
+    hook: Any = type("Drops", (SessionRunHook,), {"on_drop": lambda self: log.append("on_drop")})()
     engine = Trampoline()
     with use_engine(engine):
         task = engine.start(main)
@@ -186,7 +179,9 @@ def test_in_a_simulation_it_is_silent_and_a_wait_for_its_steps_ends(
 
         simulation.start(drop)
         with pytest.raises(StepUnreachableError):
-            async with MonitoredSession([at(before_run=wait_for_five)], creator) as second:
+            async with MonitoredSession(
+                [at(before_run=lambda context: context.global_step.wait_for(5))], creator
+            ) as second:
                 await second.run([])
         assert simulation.now == 1.0
         await opened([], counting_creator())

@@ -62,7 +62,7 @@ def check_what_left(fault: Fault, worker: Worker) -> None:
 
 @pytest.mark.parametrize(
     ("place", "kind", "num_workers", "nth_worker", "nth_hook", "start", "anyio_backend"),
-    covering(PLACES, Kind, [1, 2, 8], [0, 1, 7], [0, 1, 2], Start, LOOPS, strength=3),
+    covering(PLACES, Kind, [1, 2, 8], [0, 1, 7], [0, 1, 2], Start, LOOPS),
 )
 async def test_the_right_error_leaves_and_nothing_stays_in_any_order_of_workers(
     place: str, kind: Kind, num_workers: int, nth_worker: int, nth_hook: int, start: Start

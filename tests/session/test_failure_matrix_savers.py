@@ -12,17 +12,23 @@ from asynchooks import CheckpointSaverHook, CheckpointSaverListener, SessionRunH
 
 from ..checkpoints.stores import names_in, opened
 from ..support.afterwards import check_gate, check_others, nothing_left
-from ..support.faults import EXCEPTIONS, LOOPS, Fault, Kind, Start, Witness, Worker, covering, play
+from ..support.faults import LOOPS, Fault, Kind, Start, Witness, Worker, covering, play
+from ..support.moments import at
 
 pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 LISTENER = ["listener's begin", "listener's end"]
 LISTENER_AT_SAVES = ["listener's before_save", "listener's after_save"]
-SAVER = ["snapshot", "write", "save"]
-IN_A_SAVE = [(place, each) for place in [*LISTENER_AT_SAVES, *SAVER] for each in (False, True)][:-1]
-"""Places, and whether it is saved in the background, which "save" never is."""
+IN_A_SAVE = [*LISTENER_AT_SAVES, "snapshot", "write"]
 OPENING, IN_A_RUN, AT_END = 1, 2, 3
 """Which save it is, of three: at steps 0, 2 and 3."""
+SAVES = [
+    *((place, background) for place in IN_A_SAVE for background in (False, True)),
+    ("save", False),
+]
+PLACES = [(*save, nth) for save in SAVES for nth in (OPENING, IN_A_RUN, AT_END)]
+PLACES += [(place, True, 1) for place in (*LISTENER, "restore")]
+"""Each with whether it is saved in the background, and the save."""
 
 
 class Listener(CheckpointSaverListener):
@@ -71,13 +77,6 @@ class CopyingSaver(PlainSaver):
         return write
 
 
-class Restored(SessionRunHook):
-    """What has restored the model, for a saver that opens after its first step."""
-
-    async def restore_model(self, session: Any) -> int | None:
-        return None
-
-
 def hook_of(directory: pathlib.Path, fault: Fault, *, background: bool) -> CheckpointSaverHook:
     saver = PlainSaver(fault) if fault.place == "save" else CopyingSaver(fault)
     return CheckpointSaverHook(
@@ -100,7 +99,7 @@ async def check(
     if start is Start.LAST and fault.place != "restore":
         for each in workers:
             if each is not faulty:
-                each.hooks.append(Restored())
+                each.hooks.append(at(restore_model=lambda session: None))  # what restored it
     is_cancel = fault.kind is Kind.CANCEL
     async with nothing_left():
         creator = await play(fault, workers, num_steps=3, waits_for_stop=not is_cancel, start=start)
@@ -132,40 +131,18 @@ async def check(
 
 
 @pytest.mark.parametrize(
-    ("at", "nth", "kind", "anyio_backend"),
-    covering(IN_A_SAVE, [OPENING, IN_A_RUN, AT_END], EXCEPTIONS, LOOPS[:2], strength=3),
+    ("at", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
+    covering(PLACES, Kind, [1, 2, 8], [0, 1, 7], Start, LOOPS),
 )
-async def test_a_fault_in_a_save(
-    at: tuple[str, bool], nth: int, kind: Kind, tmp_path: pathlib.Path
-) -> None:
-    await check(Fault(at[0], kind, nth=nth), 1, tmp_path, background=at[1])
-
-
-@pytest.mark.parametrize(
-    ("at", "nth", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
-    covering(IN_A_SAVE, [OPENING, IN_A_RUN, AT_END], Kind, [1, 2, 8], [0, 1, 7], Start, LOOPS),
-)
-async def test_a_fault_of_any_kind_in_a_save_in_any_order_of_workers(
-    at: tuple[str, bool], nth: int, kind: Kind, num_workers: int, nth_worker: int, start: Start,
+async def test_a_fault_of_any_kind_in_any_order_of_workers(
+    at: tuple[str, bool, int], kind: Kind, num_workers: int, nth_worker: int, start: Start,
     tmp_path: pathlib.Path,
 ) -> None:  # fmt: skip
-    place, background = at
-    fault = Fault(place, kind, nth_worker % num_workers, nth)
-    await check(fault, num_workers, tmp_path, start=start, background=background)
-
-
-@pytest.mark.parametrize(
-    ("place", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
-    covering([*LISTENER, *LISTENER_AT_SAVES, "restore"], Kind, [1, 2, 8], [0, 1, 7], Start, LOOPS),
-)
-async def test_a_fault_of_any_kind_in_a_listener_or_restore_in_any_order_of_workers(
-    place: str, kind: Kind, num_workers: int, nth_worker: int, start: Start,
-    tmp_path: pathlib.Path,
-) -> None:  # fmt: skip
+    place, background, nth = at
     if place == "restore":
         await save_one(tmp_path)
-    fault = Fault(place, kind, nth_worker % num_workers)
-    await check(fault, num_workers, tmp_path, start=start, background=True)
+    fault = Fault(place, kind, nth_worker % num_workers, nth)
+    await check(fault, num_workers, tmp_path, start=start, background=background)
 
 
 async def save_one(directory: pathlib.Path) -> None:
@@ -173,18 +150,3 @@ async def save_one(directory: pathlib.Path) -> None:
     none = Fault("nowhere", Kind.ERROR)
     hooks: list[SessionRunHook] = [hook_of(directory, none, background=False)]
     await play(none, [Worker(hooks)], num_steps=2, waits_for_stop=False)
-
-
-async def test_a_worker_that_is_cancelled_while_it_restores_for_another_fails_no_other(
-    tmp_path: pathlib.Path,
-) -> None:
-    await save_one(tmp_path)
-    fault = Fault("restore", Kind.CANCEL, worker=0)
-    workers = [Worker([Witness()]) for _ in range(3)]
-    workers[1].hooks.append(hook_of(tmp_path, fault, background=True))
-    async with nothing_left():
-        creator = await play(fault, workers, num_steps=3, waits_for_stop=False)
-    assert fault.num_played == 1
-    assert fault.scope.cancelled_caught
-    check_others(workers[0], workers)
-    check_gate(creator)

@@ -32,8 +32,5 @@ async def test_a_step_returns_what_the_hook_asked_for() -> None:
         assert stops == [False, False, False, True]
         with pytest.raises(StopTraining):
             await driver.make_step()
-
-
-def test_what_is_no_hook_is_refused() -> None:
     with pytest.raises(TypeError, match="expected"):
-        HookDriver("hook", FunctionSessionCreator(dict))  # type: ignore[arg-type]
+        HookDriver("hook", creator)  # type: ignore[arg-type]

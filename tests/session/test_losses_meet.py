@@ -1,4 +1,4 @@
-"""A loss of the shared raw session that meets another loss, an end, a stop, or an input."""
+"""A loss of the shared raw session that meets another loss, an end, or a stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
-    InputPositionHook,
     MonitoredSession,
     SessionRunContext,
     SessionRunHook,
@@ -21,7 +20,6 @@ from asynchooks import (
     StateDictSaver,
 )
 from asynchooks.checkpoints import CheckpointDirectory
-from asynchooks.data import prefetch
 
 from ..support.helpers import in_task, settle
 from ..support.moments import HeldStep, at, lost
@@ -154,101 +152,3 @@ async def test_a_loss_that_a_cancelled_call_finds_is_a_loss(goes_on: str, tmp_pa
             assert (weights[0], session.global_step.value) == (3, 3)
     expected = [0, 1, 2, 3] if goes_on == "a run" else [0, 1, 2]  # what is lost is not saved
     assert [each.step for each in CheckpointDirectory(tmp_path).checkpoints()] == expected
-
-
-async def test_an_after_close_that_hangs_holds_a_cancelled_session_for_the_grace_period(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    seen: list[str] = []
-
-    async def close(exception: BaseException | None) -> None:
-        seen.append("called")
-        await anyio.lowlevel.checkpoint()  # shielded from the cancellation of the block
-        seen.append("closed")
-
-    hooks = [at(after_close=lambda _: anyio.sleep_forever()), at(after_close=close)]
-    with anyio.CancelScope() as scope:
-        async with MonitoredSession([hooks[1]], Model().step, stop_grace_period_secs=0.05):
-            scope.cancel()
-            await anyio.sleep_forever()
-    with anyio.CancelScope() as scope:
-        async with MonitoredSession(hooks, Model().step, stop_grace_period_secs=0.05):
-            scope.cancel()
-            await anyio.sleep_forever()
-    assert scope.cancelled_caught
-    assert seen == ["called", "closed", "called"]  # by the second session the time is over
-    assert "after_close of At took longer than the grace period" in caplog.text
-
-
-async def test_an_after_close_of_a_clean_end_may_take_longer_than_the_grace_period() -> None:
-    seen: list[str] = []
-
-    async def upload(exception: BaseException | None) -> None:
-        await anyio.sleep(0.02)
-        seen.append("uploaded")
-
-    async with MonitoredSession([at(after_close=upload)], dict, stop_grace_period_secs=0):
-        pass
-    assert seen == ["uploaded"]
-
-
-async def train_life(directory: Path, loses: list[int]) -> list[int]:
-    """The items of one life, which ends after the run behind a loss if there is one.
-
-    The run of the first worker is made again after a loss, once another has made its step, whose
-    run does not end.
-    """
-    weights, is_first = np.zeros(6), bool(loses)
-    begins_again, step_is_made, has_item = (anyio.Event() for _ in range(3))
-    num_runs = 0
-
-    def step(x: int) -> dict[str, Any]:
-        if x in loses:
-            loses.remove(x)
-            raise lost()
-        weights[x] += 1
-        return {}
-
-    async def before_first(run_context: Any) -> None:
-        nonlocal num_runs
-        num_runs += 1
-        if num_runs == 5:
-            begins_again.set()
-            await step_is_made.wait()
-
-    async def after_other(run_context: Any, run_values: Any) -> None:
-        step_is_made.set()
-        await anyio.sleep_forever()
-
-    creator, source = SharedSessionCreator(step), prefetch(range(6), 1)
-    saver = StateDictSaver(weights={"w": weights})
-    hooks = [CheckpointSaverHook(directory, save_steps=2, saver=saver), InputPositionHook(source)]
-    first = [at(before_run=before_first)] if is_first else []
-
-    async def help_out() -> None:
-        other = at(before_run=lambda _: begins_again.wait(), after_run=after_other)
-        async with MonitoredSession([other], creator) as session:
-            async for x in session.batches(source):
-                has_item.set()
-                await session.run([], {"x": x})
-
-    async with anyio.create_task_group() as group:
-        async with MonitoredSession([*hooks, *first], creator) as session:
-            async for x in session.batches(source):
-                if is_first and x == 3:
-                    group.start_soon(help_out)
-                    await has_item.wait()
-                await session.run([], {"x": x})
-                if is_first and x == 3:
-                    group.cancel_scope.cancel()  # as a process ends
-                    break
-            if is_first:
-                await anyio.sleep_forever()
-    return [int(each) for each in weights]
-
-
-async def test_an_item_whose_step_is_made_before_the_position_goes_back_is_trained_once(
-    tmp_path: Path,
-) -> None:
-    assert await train_life(tmp_path, [3]) == [1, 1, 0, 1, 1, 0]
-    assert await train_life(tmp_path, []) == [1] * 6

@@ -31,14 +31,10 @@ def subscribed(session: MonitoredSession) -> Subscription:
     return session.subscribe(every_secs=60.0)
 
 
-def logging_session(last_step: int = 3) -> Any:
-    def log(*_: object) -> None:
-        session.log_metrics({"loss": 1.0})
-
-    hooks = [at(after_run=log), StopAtStepHook(last_step=last_step)]
-    made = counting(*hooks)
-    session = weakref.proxy(made)
-    return made
+def logging_session(last_step: int = 3) -> MonitoredSession:
+    hooks = [at(after_run=lambda *_: session.log_metrics({"loss": 1.0})), StopAtStepHook(last_step)]
+    session = counting(*hooks)
+    return session
 
 
 async def train(session: MonitoredSession) -> None:
@@ -117,9 +113,7 @@ async def test_a_side_task_that_follows_does_not_hold_up_the_end() -> None:
     with anyio.fail_after(30):
         async with session:
             session.start_soon(watch)
-            while not session.should_stop():
-                await session.run([])
-                await settle()
+            await run_steps(session)
     assert {status.step for status in seen} >= {1, 2, 3}
     assert "closed" not in phases(seen)
 
@@ -138,19 +132,7 @@ async def test_the_task_that_opened_it_follows_to_the_stop(by_hook: bool) -> Non
     assert session.status().step == 3
 
 
-async def test_aclose_in_another_task_ends_the_wait() -> None:
-    async with logging_session() as session:
-        subscription = subscribed(session)
-        await anext(subscription)
-        async with in_task(follow, subscription) as followed:
-            await subscription.aclose()
-        assert followed.value == []
-        await session.run([])
-        with pytest.raises(StopAsyncIteration):
-            await anext(subscription)
-
-
-async def test_a_cancelled_wait_loses_no_status_and_two_tasks_on_one_are_refused() -> None:
+async def test_a_cancelled_wait_loses_no_status_and_aclose_in_another_task_ends_the_wait() -> None:
     async with logging_session() as session:
         subscription = subscribed(session)
         await anext(subscription)
@@ -160,24 +142,26 @@ async def test_a_cancelled_wait_loses_no_status_and_two_tasks_on_one_are_refused
             with pytest.raises(RuntimeError, match="make one for each: session.subscribe"):
                 await anext(subscription)
             await session.run([])
-    assert waiting.value.step == 1
-
-
-async def test_what_was_asked_or_left_is_forgotten_without_the_garbage_collector() -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        session = counting()
-        async with session:
-            session.status()
-            subscription = session.subscribe()
-            seen: list[weakref.ref[Any]] = [weakref.ref(each) for each in (session, subscription)]
+        assert waiting.value.step == 1
+        async with in_task(follow, subscription) as followed:
             await subscription.aclose()
-            del subscription  # an error that Python ignores here fails the test
-        del session
-        assert [each() for each in seen] == [None, None]
-    finally:
-        gc.enable()
+        assert followed.value == []
+        await session.run([])
+        with pytest.raises(StopAsyncIteration):
+            await anext(subscription)
+
+
+async def test_what_was_asked_or_left_is_forgotten() -> None:
+    session = counting()
+    async with session:
+        session.status()
+        subscription = session.subscribe()
+        seen: list[weakref.ref[Any]] = [weakref.ref(each) for each in (session, subscription)]
+        await subscription.aclose()
+        del subscription  # an error that Python ignores here fails the test
+    del session
+    gc.collect()
+    assert [each() for each in seen] == [None, None]
 
 
 async def test_statuses_that_never_cease_do_not_hold_the_loop() -> None:
