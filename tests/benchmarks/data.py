@@ -21,7 +21,15 @@ from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession
 from asynchooks.data import batch, map_concurrent, prefetch
 
 from ._report import is_installed, measure, median_ratio, typical
-from .loaders import ASYNC, THREAD, aiostream_stages, items, our_stages, torchdata_nodes
+from .loaders import (
+    ASYNC,
+    THREAD,
+    aiostream_stages,
+    items,
+    num_of_async,
+    our_stages,
+    torchdata_nodes,
+)
 
 NUM_ITEMS, NUM_BLOCKS = 20_000, 7
 
@@ -51,13 +59,10 @@ async def fetch(item: int) -> int:
 async def secs_per_item(source: Any, num: int) -> float:
     """Of a source that is async, or has to be opened, or is neither."""
     begun = time.perf_counter()
-    if hasattr(source, "__aenter__") or hasattr(source, "__aiter__"):
-        async with source if hasattr(source, "__aenter__") else nullcontext(source) as stream:
-            async for _ in stream:
-                pass
+    if hasattr(source, "__aiter__") or hasattr(source, "__aenter__"):
+        await num_of_async(source if hasattr(source, "__aenter__") else nullcontext(source))
     else:
-        for _ in source:
-            pass
+        sum(1 for _ in source)
     return (time.perf_counter() - begun) / num
 
 

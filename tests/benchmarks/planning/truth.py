@@ -1,7 +1,6 @@
 """How often intervals hold, and how far predictions are off, where the truth is known.
 
     python -m tests.benchmarks.planning.truth [rollouts shared_rollouts gradients opaque_gradients]
-        [--recordings 40] [--secs 25] [--recorded-secs 60]
 
 A run in virtual time, whose services are given, stands for a recording. What is planned from it is
 compared with further runs of the same services. Nothing is measured: figures are of virtual time,
@@ -10,33 +9,24 @@ and the same on every machine.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import multiprocessing
-import statistics
+import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from asynchooks.planning import Dependence, Plan, Service
 
-from .._report import parts_of, print_table
-from ._programs import PROGRAMS, Program
+from .._report import parts_of
+from ._programs import PROGRAMS, Judged, Program, judged, print_judged
 from .programs import batching, gradients
 
-NUM_SAMPLES = 20_000
+NUM_SAMPLES, NUM_RECORDINGS, SECS, RECORDED_SECS = 20_000, 40, 25.0, 60.0
 FIRST_HELD_OUT_SEED = 10_000
-
-
-class Result(NamedTuple):
-    """One figure of one setting, predicted from one recording."""
-
-    name: str
-    error: float
-    is_covered: bool
 
 
 def service(
@@ -75,54 +65,33 @@ def truths() -> Mapping[str, tuple[Program, tuple[Service, ...]]]:
     }
 
 
-def results_of(name: str, secs: float, recorded_secs: float, number: int) -> list[Result]:
+def found_by(name: str, number: int) -> list[Judged]:
     """All settings, predicted from the recording of this number."""
     logging.disable(logging.WARNING)
     program, services = truths()[name]
     real = Plan([], services={each.name: each for each in services})
     recorded = [
-        real.run(program.main, seed=1000 * place + number, secs=recorded_secs,
-                 **program.always, **settings)
+        real.run(
+            program.main, seed=1000 * place + number,
+            **{**program.always, **settings, "secs": RECORDED_SECS},
+        )
         for place, settings in enumerate(program.recorded)
     ]  # fmt: skip
-    plan, found = Plan(recorded), []
+    plan, found = Plan(recorded), list[Judged]()
     for settings in program.planned:
-        given = {**program.always, **settings, "secs": secs}
+        given = {**program.always, **settings, "secs": SECS}
         prediction = plan.predict(program.main, allow_mismatch=True, seed=number, **given)
-        seed = FIRST_HELD_OUT_SEED + number
-        held_out = real.run(program.main, seed=seed, **given).figures()
-        for figure in ("rate", "staleness"):
-            truly, estimate = getattr(held_out, figure), getattr(prediction, figure)
-            if not math.isnan(truly) and truly > 0:
-                error, is_covered = estimate.value / truly - 1.0, estimate.covers(truly)
-                found.append(Result(figure, error, is_covered))
+        held_out = real.run(program.main, seed=FIRST_HELD_OUT_SEED + number, **given)
+        found += judged(prediction, [held_out.figures()])
     return found
 
 
-def measure(name: str, num_recordings: int, secs: float, recorded_secs: float) -> None:
+def measure(name: str) -> None:
     with multiprocessing.get_context("spawn").Pool() as pool:
-        plan = partial(results_of, name, secs, recorded_secs)
-        results = [each for part in pool.imap(plan, range(num_recordings)) for each in part]
-    cells = []
-    for figure in ("rate", "staleness"):
-        some = [each for each in results if each.name == figure]
-        covered = statistics.fmean(each.is_covered for each in some)
-        error = statistics.median(abs(each.error) for each in some)
-        cells += [f"{100 * covered:.0f} % of {len(some)}", f"{100 * error:.1f} %"]
-    header = ["", "rates covered", "off by, median", "staleness covered", "off by, median"]
-    print_table(f"{num_recordings} recordings", header, [[name, *cells]])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.planning.truth")
-    parser.add_argument("name", nargs="*", help=f"of a program: {', '.join(truths())}")
-    parser.add_argument("--recordings", type=int, default=40)
-    parser.add_argument("--secs", type=float, default=25.0, help="of each run that is planned")
-    parser.add_argument("--recorded-secs", type=float, default=60.0, help="of each recording")
-    chosen = parser.parse_args()
-    args = chosen.recordings, chosen.secs, chosen.recorded_secs
-    parts_of({name: partial(measure, name, *args) for name in truths()}, chosen.name)
+        parts = pool.imap(partial(found_by, name), range(NUM_RECORDINGS))
+        found = [each for part in parts for each in part]
+    print_judged(f"{NUM_RECORDINGS} recordings", {name: found})
 
 
 if __name__ == "__main__":
-    main()
+    parts_of({name: partial(measure, name) for name in truths()}, sys.argv[1:])
