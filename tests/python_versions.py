@@ -43,31 +43,15 @@ def find_python(version: str) -> str | None:
 
 def requirements(project: dict[str, Any], extra: str) -> list[str]:
     """The package's requirements and those of an extra, with the extras that it names."""
-    found = dict.fromkeys(project["dependencies"])  # in order, each once
-    waiting, seen = [extra], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            for each in project["optional-dependencies"][name]:
-                own = re.fullmatch(rf"{project['name']}\[(.*)\]", each)
-                if own:
-                    waiting += own[1].split(",")
-                else:
-                    found[each] = None
-    return list(found)
-
-
-def chosen(wanted: list[str], names: list[str]) -> list[str]:
-    """Those of the requirements that have one of the names.
-
-    Raises:
-        ValueError: a name is none of them.
-    """
-    by_name = {re.split(r"[\[<>=!~; ]", each)[0]: each for each in wanted}
-    if unknown := sorted(set(names) - set(by_name)):
-        raise ValueError(f"{unknown} are no requirements of the tests; there are {sorted(by_name)}")
-    return [by_name[each] for each in names]
+    found, waiting = list(project["dependencies"]), [extra]
+    for name in waiting:  # which grows meanwhile
+        for each in project["optional-dependencies"][name]:
+            own = re.fullmatch(rf"{project['name']}\[(.*)\]", each)
+            if own is None:
+                found.append(each)
+            else:
+                waiting += [more for more in own[1].split(",") if more not in waiting]
+    return list(dict.fromkeys(found))
 
 
 def run_tests(found: str, environment: Path, wanted: list[str], arguments: list[str]) -> str:
@@ -106,7 +90,8 @@ def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = requirements(project, "test")
     if options.requirements:
-        wanted = project["dependencies"] + chosen(wanted, options.requirements)
+        by_name = {re.split(r"[\[<>=!~; ]", each)[0]: each for each in wanted}
+        wanted = project["dependencies"] + [by_name[name] for name in options.requirements]
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for version in options.only:

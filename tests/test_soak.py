@@ -8,7 +8,7 @@ import pytest
 
 from .soak import items, open_function, openings, steps
 from .support.afterwards import nothing_left
-from .support.readings import Reading, is_growing
+from .support.readings import is_growing
 
 pytestmark = pytest.mark.anyio
 
@@ -34,20 +34,3 @@ async def test_it_leaves_nothing_and_adds_up_to_nothing(what: str) -> None:
     else:
         assert whole.ours == half.ours
         assert not is_growing(readings[1:], "objects")
-
-
-@pytest.mark.parametrize(
-    ("row", "values", "grows"),
-    [
-        ("ours", [5, 6, 7], True),
-        ("ours", [5, 6, 7, 6], False),
-        ("ours", [5, 6, 7, 7], False),
-        ("rss_bytes", [64 << 20, 66 << 20, 67 << 20, 69 << 20], True),
-        ("rss_bytes", [64 << 20, 66 << 20, 67 << 20], False),
-    ],
-)
-def test_what_rises_from_each_reading_to_the_next_beyond_the_noise_is_growing(
-    row: str, values: list[int], grows: bool
-) -> None:
-    none = Reading(0, 0, 0, 0, 0, 0, 0, 0)
-    assert is_growing([none._replace(**{row: value}) for value in values], row) is grows

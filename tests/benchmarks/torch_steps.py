@@ -38,12 +38,11 @@ class Training:
     def __init__(self, secs: float = 0.005, device: str = "cpu") -> None:
         self.torch: Any = importlib.import_module("torch")
         self.torch.manual_seed(0)
-        self.device = device
+        self.secs, self.device = secs, device
         self.x, self.y = self.rows(1)
-        depth, self.secs = 1, 0.0
-        while self.secs < secs:
+        depth = 2
+        while self._secs_of(depth) < secs:
             depth = int(depth * 1.3) + 1
-            self.secs = self._secs_of(depth)
 
     def rows(self, num_batches: int) -> tuple[Any, Any]:
         num_rows, num_features, _ = SIZES[self.device]
