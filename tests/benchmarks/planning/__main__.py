@@ -10,16 +10,58 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
+import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from asynchooks.planning import Plan, Trace
+from asynchooks.planning import Figures, Plan, Prediction, Trace
 
-from .._report import parts_of, run_afresh
-from ._programs import PROGRAMS, Judged, Settings, judged, print_judged, run_recorded
+from .._report import parts_of, print_table, run_afresh
+from ._programs import PROGRAMS, Settings, run_recorded
 
 RECORDED_SECS, NUM_RUNS = 60.0, 5
+FIGURES = "rate", "staleness"
+
+
+class Judged(NamedTuple):
+    """One figure of one setting, beside real runs."""
+
+    figure: str
+    error: float
+    """In %, of the prediction to the mean of all runs."""
+    covered: Sequence[bool]
+    """Whether each run is in the interval."""
+
+
+def judged(prediction: Prediction, runs: Sequence[Figures]) -> list[Judged]:
+    found = []
+    for figure in FIGURES:
+        truths, estimate = [getattr(each, figure) for each in runs], getattr(prediction, figure)
+        mean = statistics.fmean(truths)
+        if mean > 0:  # else, or with NaN, the program has no such one
+            error = 100 * abs(estimate.value / mean - 1.0)
+            found.append(Judged(figure, error, [estimate.covers(each) for each in truths]))
+    return found
+
+
+def print_judged(title: str, rows: Mapping[str, Sequence[Judged]]) -> None:
+    """How large errors are, and how many runs the intervals cover, of each row and in all."""
+    lines = []
+    for label, all_found in rows.items():
+        line, every = [label], [is_in for each in all_found for is_in in each.covered]
+        for figure in FIGURES:
+            some = [each for each in all_found if each.figure == figure]
+            errors = [each.error for each in some] or [math.nan]
+            covered = [is_in for each in some for is_in in each.covered] or [False]
+            line.append(f"{statistics.median(errors):.1f} % ({max(errors):.1f} %)")
+            line.append(f"{100 * statistics.fmean(covered):.0f} % of {len(covered)}")
+        lines.append([*line, f"{100 * statistics.fmean(every):.0f} %" if every else "-"])
+    columns = [f"{figure}: {what}" for figure in FIGURES for what in ("off by (most)", "covered")]
+    print_table(title, ["", *columns, "all covered"], lines)
 
 
 def recording(name: str, settings: Settings) -> Trace:
