@@ -1,26 +1,20 @@
 """Random training programs from the public names of asynchooks, and laws that hold for all of them.
 
-    python -m tests.fuzz --secs 600 --seed 0 --backend trio
-
 Each program has several lives, a process's training each, with workers that share a model and its
 input, stops and faults at random places; the last one goes on to the end of the data. A program
-that breaks a law is printed with its seed.
+that breaks a law is shown with its seed, by test_fuzz.
 """
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import random
-import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from .support.fuzz_world import (
-    BACKENDS,
     EXTRAS,
     KINDS,
     LIFE_SECS,
@@ -114,28 +108,3 @@ def broken_laws(program: Program, backend: str, counted: Counter[str]) -> list[s
             return play(program, backend, Path(directory), counted)
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--secs", type=float, default=60.0, help="how long it goes on")
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--backend", choices=sorted(BACKENDS), default="asyncio")
-    args = parser.parse_args()
-    until, counted, seed, num_failed = time.monotonic() + args.secs, Counter[str](), args.seed, 0
-    while time.monotonic() < until:
-        program = draw(random.Random(seed))
-        broken = broken_laws(program, args.backend, counted)
-        counted["programs"] += 1
-        if broken:
-            num_failed += 1
-            lines = (f"seed {seed} on {args.backend}:", *broken, program)
-            print(*lines, sep="\n  ", flush=True)
-        seed += 1
-    print(f"{args.backend}, seeds {args.seed} to {seed - 1}: {num_failed} failed;",
-          ", ".join(f"{key} {value}" for key, value in sorted(counted.items())))  # fmt: skip
-    return int(num_failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

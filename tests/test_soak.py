@@ -13,19 +13,25 @@ from .support.readings import is_growing
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param(1, marks=pytest.mark.exhaustive),
+        pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
 @pytest.mark.parametrize("what", ["steps", "openings", "items"])
-async def test_it_leaves_nothing_and_adds_up_to_nothing(what: str) -> None:
+async def test_it_leaves_nothing_and_adds_up_to_nothing(what: str, times: int) -> None:
     """From half of the way to its end nothing was added; threads may be about to end."""
     gc.collect()
     gc.freeze()  # else most of the time goes into counting what TensorFlow and pytest hold
     async with nothing_left():
         if what == "steps":
-            readings = await steps(10_000, save_steps=500)
+            readings = await steps(5_000 * times, save_steps=500)
         elif what == "openings":
-            readings = await openings(150, open_function())
+            readings = await openings(80 * times, open_function())
         else:
-            readings = await items(100_000)
+            readings = await items(50_000 * times)
     half, whole = readings[-3], readings[-1]
     assert (whole.descriptors, whole.tasks) == (half.descriptors, half.tasks)
     if what == "items":  # buffers of 64 and 4 are filled more or less when it is looked
