@@ -50,7 +50,7 @@ MISSPELT = {
 @pytest.mark.parametrize("meant", MISSPELT)
 def test_each_misspelt_method_is_warned_of_once_with_the_name_meant(meant: str) -> None:
     hook = hook_with(*MISSPELT[meant].split())
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="has a method") as warned:
         MonitoredSession([hook, type(hook)()], counting_creator())
     assert {each.filename for each in warned} == {__file__}
     said = "\n".join(str(each.message) for each in warned)
