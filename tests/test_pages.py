@@ -37,6 +37,7 @@ OPTION = re.compile(r"^<!-- (tests|needs|shows): (.*) -->$", re.M)
 FENCED = re.compile(r"^( *)(```+|:::+).*?^\1\2[`:]*$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
 TARGET = re.compile(r"^\[[^\]]+\]: (\S+)$", re.M)
+HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
 FORBIDDEN = re.compile(r"\b(whoever|nobody|somebody|anew)\b", re.I)
 MAX_WORDS = 35
 
@@ -96,14 +97,28 @@ def sentences(text: str) -> Iterator[str]:
         yield from re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
 
 
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """What links may name after `#`: headings as GitHub and MyST write them."""
+    found: list[str] = []
+    for heading in HEADING.findall(FENCED.sub("", read(path))):
+        text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        found.append(re.sub(r"[^\w\- ]", "", text).replace(" ", "-"))
+    repeated = {f"{each}-{found[:i].count(each)}" for i, each in enumerate(found)}
+    return frozenset(found) | repeated
+
+
 def broken_links(path: Path) -> Iterator[str]:
-    """To files that are not there; the build of the site looks for their headings."""
     text = prose(read(path))
     for link in LINK.findall(text) + TARGET.findall(text):
-        target = (path.parent / link.partition("#")[0]).resolve()
-        if not re.match(r"[a-z]+:|#", link) and not (
-            target.exists() and target.is_relative_to(ROOT)
-        ):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        is_there = target.exists() and target.is_relative_to(ROOT)
+        if is_there and anchor and target.suffix == ".md":
+            is_there = anchor in anchors(target)
+        if not is_there:
             yield link
 
 
