@@ -1,28 +1,20 @@
 """Random training programs from the public names of asynchooks, and laws that hold for all of them.
 
-    python -m tests.fuzz --secs 600 --seed 0 --backend trio
-
 Each program has several lives, a process's training each, with workers that share a model and its
 input, stops and faults at random places; the last one goes on to the end of the data. A program
-that breaks a law is made smaller, and printed with its seed.
+that breaks a law is shown with its seed, by test_fuzz.
 """
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import random
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from .support.fuzz_world import (
-    BACKENDS,
     EXTRAS,
     KINDS,
     LIFE_SECS,
@@ -108,38 +100,6 @@ def draw_worker(rng: random.Random) -> WorkerPlan:
     )
 
 
-def smaller(plan: Any) -> Iterator[Any]:
-    """Plans with one thing less: a part, half of a number, or what is not as by default."""
-    for each in fields(plan):
-        value = getattr(plan, each.name)
-        for less in _less(value):
-            yield replace(plan, **{each.name: less})
-        is_below = isinstance(value, int) and isinstance(each.default, int) and value < each.default
-        if each.default not in (MISSING, value) and (isinstance(value, bool) or not is_below):
-            yield replace(plan, **{each.name: each.default})
-
-
-def _less(value: Any) -> Iterator[Any]:
-    if isinstance(value, int) and value > 1:
-        yield value // 2
-    if isinstance(value, tuple):
-        for place, part in enumerate(value):
-            before, after = value[:place], value[place + 1 :]
-            yield before + after
-            if is_dataclass(part):
-                yield from ((*before, less, *after) for less in smaller(part))
-
-
-def is_sound(program: Program) -> bool:
-    """Whether it is one that might be drawn."""
-    return bool(program.lives and program.stages) and all(
-        life.workers
-        and life.workers[0].starts_at == life.workers[0].waits_for == 0
-        and not (life.num_workers_known and any(each.starts_at for each in life.workers))
-        for life in program.lives
-    )
-
-
 def broken_laws(program: Program, backend: str, counted: Counter[str]) -> list[str]:
     """Play it once, in a directory of its own."""
     faulthandler.dump_traceback_later(4 * LIFE_SECS * len(program.lives), exit=True)
@@ -148,68 +108,3 @@ def broken_laws(program: Program, backend: str, counted: Counter[str]) -> list[s
             return play(program, backend, Path(directory), counted)
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def shown(plan: Any) -> str:
-    """A plan as an expression, without what is as by default."""
-    if isinstance(plan, tuple):
-        return "(" + "".join(f"{shown(each)}, " for each in plan) + ")"
-    if not is_dataclass(plan) or isinstance(plan, type):
-        return repr(plan)
-    parts = []
-    for each in fields(plan):
-        value = getattr(plan, each.name)
-        if each.default is MISSING or value != each.default:
-            parts.append(f"{each.name}={shown(value)}")
-    return f"{type(plan).__name__}({', '.join(parts)})"
-
-
-def kinds_of(broken: list[str]) -> set[str]:
-    """By which a smaller program is seen to fail in the same way."""
-    return {"".join(each for each in text.split(": ", 1)[-1][:24] if not each.isdigit())
-            for text in broken}  # fmt: skip
-
-
-def shrink(program: Program, backend: str, broken: list[str], until: float) -> Program:
-    """The smallest program found that fails in the same way; each try is played thrice."""
-    wanted, is_smaller = kinds_of(broken), True
-    while is_smaller and time.monotonic() < until:
-        is_smaller = False
-        for less in filter(is_sound, smaller(program)):
-            for _ in range(3):
-                if kinds_of(broken_laws(less, backend, Counter())) & wanted:
-                    program, is_smaller = less, True
-                    break
-            if is_smaller or time.monotonic() > until:
-                break
-    return program
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--secs", type=float, default=60.0, help="how long it goes on")
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--backend", choices=sorted(BACKENDS), default="asyncio")
-    parser.add_argument("--shrink-secs", type=float, default=30.0, help="for each that fails")
-    args = parser.parse_args()
-    until, counted, seed, num_failed = time.monotonic() + args.secs, Counter[str](), args.seed, 0
-    while time.monotonic() < until:
-        program = draw(random.Random(seed))
-        broken = broken_laws(program, args.backend, counted)
-        counted["programs"] += 1
-        if broken:
-            num_failed += 1
-            print(f"seed {seed} on {args.backend}:", *broken, sep="\n  ", flush=True)
-            if args.shrink_secs:
-                again = time.monotonic() + args.shrink_secs
-                program = shrink(program, args.backend, broken, again)
-                print(f"  {shown(program)}", *broken_laws(program, args.backend, Counter()),
-                      sep="\n  ", flush=True)  # fmt: skip
-        seed += 1
-    print(f"{args.backend}, seeds {args.seed} to {seed - 1}: {num_failed} failed;",
-          ", ".join(f"{key} {value}" for key, value in sorted(counted.items())))  # fmt: skip
-    return int(num_failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,10 +4,9 @@
     python -m tests.python_versions --only 3.12 3.13 -- --eager-tasks tests/data
 
 For each version it makes a virtual environment, installs the package with the extra "test" and
-runs `python -m pytest` there, with the arguments after `--`. A requirement that cannot be
-installed for a version (TensorFlow and uvloop come late to a new one) is left out and named; tests
-that need it skip themselves. It exits with 1 if a version failed, or if none was found, unless
-that is allowed. It installs no Python.
+runs `python -m pytest` there, with the arguments after `--`. With `--requirements` these alone are
+installed; tests that need others skip themselves. It exits with 1 if a version failed, or if none
+was found, unless that is allowed. It installs no Python.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
-from typing import Any
 
 VERSIONS = ("3.11", "3.12", "3.13")
 ROOT = Path(__file__).parents[1]
@@ -41,57 +38,22 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def requirements(project: dict[str, Any], extra: str) -> list[str]:
-    """The package's requirements and those of an extra, with the extras that it names."""
-    found = dict.fromkeys(project["dependencies"])  # in order, each once
-    waiting, seen = [extra], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            for each in project["optional-dependencies"][name]:
-                own = re.fullmatch(rf"{project['name']}\[(.*)\]", each)
-                if own:
-                    waiting += own[1].split(",")
-                else:
-                    found[each] = None
-    return list(found)
-
-
-def chosen(wanted: list[str], names: list[str]) -> list[str]:
-    """Those of the requirements that have one of the names.
-
-    Raises:
-        ValueError: a name is none of them.
-    """
-    by_name = {re.split(r"[\[<>=!~; ]", each)[0]: each for each in wanted}
-    if unknown := sorted(set(names) - set(by_name)):
-        raise ValueError(f"{unknown} are no requirements of the tests; there are {sorted(by_name)}")
-    return [by_name[each] for each in names]
-
-
 def run_tests(found: str, environment: Path, wanted: list[str], arguments: list[str]) -> str:
     """Make the environment and run the tests in it; what came of it begins with "green" or not.
 
     Those that fail run once more, alone: a deadline that the machine missed passes then.
     """
     python = str(environment / "bin" / "python")
-    pip = [python, "-m", "pip", "install", "--quiet", "--prefer-binary"]
-
-    def installs(*each: str) -> bool:
-        return subprocess.run([*pip, *each], capture_output=True).returncode == 0
-
     subprocess.run([found, "-m", "venv", str(environment)], check=True)
-    missing = [] if installs(*wanted) else [each for each in wanted if not installs(each)]
-    subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "--prefer-binary", *wanted]
+    subprocess.run(pip, cwd=ROOT, check=True)
     tests = [python, "-m", "pytest", "-q", "-o", f"cache_dir={environment / 'cache'}", *arguments]
     again = ["-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
-    remarks = [f"without {each}" for each in missing]
-    code = subprocess.run(tests, cwd=ROOT).returncode
+    remark, code = "", subprocess.run(tests, cwd=ROOT).returncode
     if code == 1:
-        remarks.append("some failed at first")
+        remark = "; some failed at first"
         code = subprocess.run([*tests, *again], cwd=ROOT).returncode
-    return "; ".join(["green" if code == 0 else f"FAILED with {code}", *remarks])
+    return ("green" if code == 0 else f"FAILED with {code}") + remark
 
 
 def main() -> int:
@@ -103,10 +65,9 @@ def main() -> int:
     add("--may-be-missing", action="store_true", help="it is right if no version is found")
     add("arguments", nargs="*", help="of pytest, after --")
     options = parser.parse_args()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = requirements(project, "test")
+    wanted = ["-e", ".[test]"]
     if options.requirements:
-        wanted = project["dependencies"] + chosen(wanted, options.requirements)
+        wanted = ["-e", ".", *options.requirements]
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for version in options.only:

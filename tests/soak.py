@@ -1,17 +1,11 @@
 """Many steps and many openings, and what the process holds as they go on.
 
-    python -m tests.soak [steps] [items] [openings] [tensorflow]
-
-Without a word it does all four: 1,000,000 steps, 10,000,000 items of input, 10,000 openings, 200
-openings on TensorFlow. It judges what grows, not how long anything takes: tracemalloc makes it
-several times slower.
+It judges what grows, not how long anything takes: tests compare what is read.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -43,7 +37,7 @@ from asynchooks import (
 )
 from asynchooks.data import batch, prefetch
 
-from .support.readings import Reading, read, table
+from .support.readings import Reading, read
 
 FOREVER = 1_000_000_000
 OPENED_STEPS = 3
@@ -197,21 +191,3 @@ def open_tensorflow() -> Callable[[], Awaitable[None]]:
         await train(session, train_op)
 
     return open_one
-
-
-SOAKS: dict[str, Callable[[], Awaitable[list[Reading]]]] = {
-    "steps": lambda: steps(1_000_000),
-    "items": lambda: items(10_000_000),
-    "openings": lambda: openings(10_000, open_function()),
-    "tensorflow": lambda: openings(200, open_tensorflow()),
-}
-
-
-async def main(names: list[str]) -> None:
-    tracemalloc.start()
-    for name in names or SOAKS:
-        print(table(name, await SOAKS[name]()), flush=True)
-
-
-if __name__ == "__main__":
-    anyio.run(main, sys.argv[1:])

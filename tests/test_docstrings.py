@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import functools
 import inspect
-import itertools
 import math
 import re
 import shutil
@@ -54,30 +51,6 @@ def test_every_public_class_and_function_has_an_example(name: str) -> None:
     is_error = inspect.isclass(public) and issubclass(public, BaseException)
     assert public.__doc__
     assert is_error or example_of(public)
-
-
-RECORDS = {
-    name: public
-    for name, public in PUBLIC.items()
-    if dataclasses.is_dataclass(public) or hasattr(public, "_fields")
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_every_field_is_described_by_the_class_or_below_it(name: str) -> None:
-    public = RECORDS[name]
-    names = getattr(public, "_fields", None) or [
-        each.name for each in dataclasses.fields(public) if not each.name.startswith("_")
-    ]
-    text = ""
-    for kind in (each for each in public.__mro__ if each in RECORDS.values()):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        assert isinstance(body, ast.ClassDef)
-        text += kind.__doc__ or ""
-        for field, after in itertools.pairwise(body.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-                text += f" {ast.unparse(field.target)} "
-    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
 class Starts:

@@ -1,4 +1,4 @@
-"""The laws of `tests.fuzz` hold for some random programs; the program itself goes on for longer."""
+"""The laws of `tests.fuzz` hold for some random programs, and for many."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections import Counter
 
 import pytest
 
-from .fuzz import broken_laws, draw, shown
+from .fuzz import broken_laws, draw
 from .support.fuzz_world import BACKENDS
 
-FIXED_SEEDS = range(8)
+FIXED_SEEDS = range(4)
 SLOW_SECS = 120.0
 
 
 def check(seed: int, backend: str) -> None:
     program = draw(random.Random(seed))
     broken = broken_laws(program, backend, Counter())
-    assert not broken, "\n".join([f"seed {seed}", *broken, shown(program)])
+    assert not broken, "\n".join([f"seed {seed}", *broken, repr(program)])
 
 
 @pytest.mark.exhaustive

@@ -130,6 +130,7 @@ loaded()
     assert done.stdout == "\nnumpy\n"
 
 
+@pytest.mark.tensorflow
 def test_dir_shows_the_public_names() -> None:
     for package in PACKAGES:
         module = importlib.import_module(f"asynchooks.{package}")
@@ -137,10 +138,6 @@ def test_dir_shows_the_public_names() -> None:
     assert not [name for name in dir(asynchooks) if name.startswith("_")]
     assert {*asynchooks.__all__, *PACKAGES, "tf", "ChiefSessionCreator"} < set(dir(asynchooks))
     assert "TYPE_CHECKING" not in dir(asynchooks)
-
-
-@pytest.mark.tensorflow
-def test_the_package_for_tensorflow_is_an_attribute_too() -> None:
     pytest.importorskip("tensorflow")
     assert dir(asynchooks.tf) == sorted(asynchooks.tf.__all__)
 

@@ -9,26 +9,20 @@ import pytest
 
 from .support.jupyter import run_with_kernels
 
-pytestmark = pytest.mark.faults
-
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
-def test_there_are_three_notebooks() -> None:
+def test_three_notebooks_are_stored_without_outputs() -> None:
     assert [each.stem for each in NOTEBOOKS] == ["first-steps", "live-training", "virtual-time"]
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-
-    assert notebook["nbformat"] == 4
-    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
-    cells = [each for each in notebook["cells"] if each["cell_type"] == "code"]
-    assert all(each["outputs"] == [] and each["execution_count"] is None for each in cells)
-    lines = [line.rstrip("\n") for each in cells for line in each["source"]]
-    assert max(map(len, lines)) <= 84
+    for path in NOTEBOOKS:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        assert notebook["nbformat"] == 4
+        assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+        cells = [each for each in notebook["cells"] if each["cell_type"] == "code"]
+        assert all(each["outputs"] == [] and each["execution_count"] is None for each in cells)
+        lines = [line.rstrip("\n") for each in cells for line in each["source"]]
+        assert max(map(len, lines)) <= 84
 
 
 INTERRUPT = """
@@ -109,6 +103,7 @@ async with new_session() as session:
 """
 
 
+@pytest.mark.faults
 def test_an_interrupted_cell_closes_its_session_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

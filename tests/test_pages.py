@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ import pytest
 from asynchooks.cli import main
 
 from .support.examples import ROOT, own_logging
+from .tf.processes import free_cluster
 
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.M | re.S)
 COMMAND = re.compile(r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", re.M | re.S)
@@ -45,6 +45,10 @@ PAGES = [
     ROOT / "README.md",
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts),
 ]
+
+
+README = PAGES[0].read_text(encoding="utf-8")
+SET_UP = "python3 -m venv .venv && .venv/bin/pip install"
 
 
 @cache
@@ -120,41 +124,32 @@ def broken_links(path: Path) -> Iterator[str]:
 
 def run_script(code: str, output: str, script: re.Match[str]) -> None:
     """Run a block as a script, or as each task of a cluster; what the page shows is printed."""
-    name, *sizes = script.groups()
+    name, num_ps, num_workers, workers_per_process = script.groups()
     Path(name).write_text(code)
-    tasks = [{}] if sizes[0] is None else cluster_tasks(*map(int, sizes))
+    settings: list[dict[str, str]] = [{}]
+    if num_ps is not None:
+        cluster = free_cluster(ps=int(num_ps), worker=int(num_workers))
+        shared = {"cluster": cluster, "workers_per_process": int(workers_per_process)}
+        tasks = [(job, i) for job, addresses in cluster.items() for i in range(len(addresses))]
+        settings = [
+            {"TF_CONFIG": json.dumps({**shared, "task": {"type": job, "index": index}})}
+            for job, index in tasks
+        ]
     processes = [
         subprocess.Popen(
-            [sys.executable, name],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, name], env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for environment in tasks
-    ]
+        for more in settings
+    ]  # fmt: skip
     try:
         outputs = [process.communicate(timeout=200) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * len(tasks), outputs
+    assert {process.returncode for process in processes} == {0}, outputs
     printed = {line for each, _ in outputs for line in each.splitlines()}
     assert set(output.splitlines()) <= printed, outputs
-
-
-def cluster_tasks(num_ps: int, num_workers: int, workers_per_process: int) -> list[dict[str, str]]:
-    """TF_CONFIG of each task of a cluster on this machine, on ports that are free now."""
-    tasks = [("ps", i) for i in range(num_ps)] + [("worker", i) for i in range(num_workers)]
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in tasks]
-        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
-    cluster = {"ps": addresses[:num_ps], "worker": addresses[num_ps:]}
-    shared = {"cluster": cluster, "workers_per_process": workers_per_process}
-    return [
-        {"TF_CONFIG": json.dumps({**shared, "task": {"type": job, "index": index}})}
-        for job, index in tasks
-    ]
 
 
 @pytest.mark.parametrize("path", [*pages()])
@@ -202,20 +197,33 @@ def test_command_prints_what_the_page_shows(
     assert printed == output.splitlines()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
-    assert list(broken_links(path)) == []
-
-
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
-def test_page_is_in_plain_words(path: Path) -> None:
+def test_a_page_is_in_plain_words_and_its_links_lead_somewhere(path: Path) -> None:
     assert FORBIDDEN.findall(read(path)) == []
+    assert list(broken_links(path)) == []
+    if path.name == "README.md" or "tutorial" in path.parts:
+        assert [each for each in sentences(read(path)) if len(each.split()) > MAX_WORDS] == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PAGES if path.name == "README.md" or "tutorial" in path.parts],
-    ids=name_of,
-)
-def test_sentences_are_short(path: Path) -> None:
-    assert [each for each in sentences(read(path)) if len(each.split()) > MAX_WORDS] == []
+def test_readme_is_short_and_its_first_screen_holds_a_complete_example() -> None:
+    assert len(README.split()) <= 1200
+    example = BLOCK.search(README)
+    assert example is not None
+    assert example[2] is not None
+    assert README.count("\n", 0, example.end()) <= 60  # to the end of its output
+
+
+def test_each_link_of_the_readme_has_a_target_in_the_list_at_its_end() -> None:
+    text = prose(README)
+    used = re.findall(r"\[([^\]]+)\](?:\[([^\]]+)\])?", TARGET.sub("", text))
+    defined = re.findall(r"^\[([^\]]+)\]: ", text, re.M)
+    assert {" ".join((label or shown).lower().split()) for shown, label in used} == {
+        each.lower() for each in defined
+    }
+
+
+def test_the_quickstart_and_the_tests_are_one_line_each_and_ci_runs_that_of_the_tests() -> None:
+    tests = f"{SET_UP} -e '.[test]' && .venv/bin/python -m pytest -n 2"
+    quickstart = f"{SET_UP} '.[examples]' && .venv/bin/python examples/quickstart.py"
+    assert {tests, quickstart} <= set(README.splitlines())
+    assert tests in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,7 +13,6 @@ from collections.abc import Iterator
 from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -61,25 +58,6 @@ def test_the_requirements_of_the_extras_can_be_read_and_name_extras_that_exist()
             assert each.specifier or each.name == "pytest-anyio", "a lower bound"
 
 
-def test_relative_links_of_the_readme_lead_to_the_address_of_the_project(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("hatchling")
-    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
-    absolute = importlib.import_module("readme_links").absolute
-    unchanged = "[e](https://f.example/g) [h](#i) `[j](k)`\n```python\na[0](b)\n```\n"
-    text = (
-        '[a](a.md "A title") [![b](b.svg)](b.md) [c](./c.md#d) ![d][d] [![e][e]][f] [g]\n\n'
-        "[d]: d.png\n[e]: <e.svg>\n[f]: /f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n"
-    )
-    page, file = "https://host.example/us/blob/HEAD", "https://host.example/us/raw/HEAD"
-    assert absolute(text + unchanged, "https://host.example/us") == (
-        f'[a]({page}/a.md "A title") [![b]({file}/b.svg)]({page}/b.md) [c]({page}/c.md#d) '
-        f"![d][d] [![e][e]][f] [g]\n\n[d]: {file}/d.png\n[e]: <{file}/e.svg>\n"
-        f"[f]: {page}/f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n{unchanged}"
-    )
-
-
 def run(*command: str | Path, cwd: Path | None = None, code: int = 0) -> str:
     """What a program says, without the paths and settings of this process's own Python."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MYPY"))}
@@ -117,27 +95,10 @@ def test_no_link_of_the_metadata_is_relative_once_the_project_has_an_address(
             assert (ROOT / each.removeprefix(f"{address}/blob/HEAD/").partition("#")[0]).exists()
 
 
-class Dist(NamedTuple):
-    """The distributions; the wheel is built from the sdist."""
-
-    sdist: Path
-    wheel: Path
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Dist:
-    for module in ("build", "hatchling"):
-        pytest.importorskip(module)
-    made = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT)
-    (sdist,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
-    return Dist(sdist, wheel)
-
-
-@pytest.mark.faults
-def test_the_sdist_has_what_is_needed_to_test_and_document_it(dist: Dist) -> None:
+def check_sdist(path: Path) -> None:
+    """It has what is needed to test and to document the package, and no caches."""
     folder = f"asynchooks-{asynchooks.__version__}/"
-    with tarfile.open(dist.sdist) as archive:
+    with tarfile.open(path) as archive:
         assert [each.name for each in archive if not each.isfile()] == []
         names = archive.getnames()
     assert all(name.startswith(folder) for name in names)
@@ -152,10 +113,10 @@ def test_the_sdist_has_what_is_needed_to_test_and_document_it(dist: Dist) -> Non
         assert {each.relative_to(ROOT).as_posix() for each in (ROOT / part).rglob("*.py")} <= found
 
 
-@pytest.mark.faults
-def test_the_wheel_has_the_package_alone_and_the_metadata_of_the_project(dist: Dist) -> None:
+def check_wheel(path: Path) -> None:
+    """It has the package alone, and the metadata of the project."""
     information = f"asynchooks-{asynchooks.__version__}.dist-info"
-    with zipfile.ZipFile(dist.wheel) as archive:
+    with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         entries = archive.read(f"{information}/entry_points.txt").decode()
         about = message_from_bytes(archive.read(f"{information}/METADATA"))
@@ -165,7 +126,7 @@ def test_the_wheel_has_the_package_alone_and_the_metadata_of_the_project(dist: D
     assert {each.split("/")[0] for each in names} == {"asynchooks", information}
     assert f"{information}/licenses/LICENSE" in names
     assert "asynchooks = asynchooks.cli:main" in entries
-    assert dist.wheel.name.endswith("-py3-none-any.whl")
+    assert path.name.endswith("-py3-none-any.whl")
 
     assert about["Version"] == asynchooks.__version__
     assert about["License-Expression"] == "Apache-2.0"
@@ -175,12 +136,6 @@ def test_the_wheel_has_the_package_alone_and_the_metadata_of_the_project(dist: D
     assert str(about.get_payload()).startswith("# asynchooks\n")
     base = [each for each in about.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert sorted(Requirement(each).name for each in base) == ["anyio", "numpy"]
-
-
-@pytest.mark.faults
-def test_twine_finds_nothing_wrong(dist: Dist) -> None:
-    pytest.importorskip("twine")
-    assert run(sys.executable, "-m", "twine", "check", "--strict", *dist).count("PASSED") == 2
 
 
 def requirements(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
@@ -194,13 +149,11 @@ def requirements(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
                 yield from requirements(required.name, seen)
 
 
-@pytest.fixture(scope="module")
-def programs(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel, anyio and NumPy, and nothing else.
+def environment_with(wheel: Path, environment: Path) -> Path:
+    """The programs of a new environment with the wheel, anyio and NumPy, and nothing else.
 
     anyio and NumPy are links to this environment's own, so that nothing is downloaded.
     """
-    environment = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     (packages,) = environment.glob("lib/python*/site-packages")
     seen: set[str] = set()
@@ -210,40 +163,47 @@ def programs(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Path:
             (packages / top).symlink_to(Path(str(each.locate_file(top))).resolve())
     run(
         sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install",
-        "--no-index", "--disable-pip-version-check", dist.wheel,
+        "--no-index", "--disable-pip-version-check", wheel,
     )  # fmt: skip
     return environment / "bin"
 
 
 @pytest.mark.faults
-def test_a_program_trains_with_the_wheel_alone_and_its_command_runs(
-    programs: Path, tmp_path: Path
+@pytest.mark.timeout(300)
+def test_the_distributions_are_whole_and_a_user_of_the_wheel_trains_and_checks_types(
+    tmp_path: Path,
 ) -> None:
-    """No TensorFlow, trio, rich or Dask is there."""
+    """One test, as two processes of tests would build them twice; the wheel is of the sdist."""
+    for module in ("build", "hatchling", "twine"):
+        pytest.importorskip(module)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT)
+    sdist, wheel = sorted((tmp_path / "dist").iterdir(), key=lambda path: path.suffix)
+    check_sdist(sdist)
+    check_wheel(wheel)
+    assert (
+        run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel).count("PASSED") == 2
+    )
+
+    # no TensorFlow, trio, rich or Dask is there
+    programs = environment_with(wheel, tmp_path / "environment")
+    user = tmp_path / "user"  # outside of the checkout, whose settings type checkers would find
+    user.mkdir()
+    (user / "training.py").write_text(CONSUMER.read_text())
     code = "import asynchooks; print(asynchooks.__file__)"
-    where = run(programs / "python", "-c", code, cwd=tmp_path)
+    where = run(programs / "python", "-c", code, cwd=user)
     assert Path(where.strip()).is_relative_to(programs.parent)
-    assert run(programs / "python", CONSUMER, tmp_path / "checkpoints", cwd=tmp_path) == (
+    assert run(programs / "python", "training.py", "checkpoints", cwd=user) == (
         f"asynchooks {asynchooks.__version__}\ntrained: 20 True\nsimulated: 100\n"
     )
     command = (programs / "asynchooks", "simulate", "--updates", "9", "--json")
-    assert '"updates": 9' in run(*command, cwd=tmp_path)
+    assert '"updates": 9' in run(*command, cwd=user)
 
-
-@pytest.mark.faults
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_type_checker_accepts_a_program_that_uses_the_wheel(
-    programs: Path, tmp_path: Path, checker: str
-) -> None:
-    """Outside of the checkout, whose settings and sources type checkers would find."""
-    pytest.importorskip(checker)
-    (tmp_path / "training.py").write_text(CONSUMER.read_text())
-    command = (sys.executable, "-m", checker)
-    if checker == "mypy":
-        options = "--strict --config-file= --cache-dir=cache --python-executable"
-    else:
-        if subprocess.run([*command, "--version"], capture_output=True).returncode != 0:
-            pytest.skip("pyright does not start: it needs Node.js, or a network to get it from")
-        (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-        options = "--pythonpath"
-    run(*command, *options.split(), programs / "python", "training.py", cwd=tmp_path)
+    (user / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    for checker, options in (
+        ("mypy", "--strict --config-file= --cache-dir=cache --python-executable"),
+        ("pyright", "--pythonpath"),
+    ):
+        checks = [sys.executable, "-m", checker]
+        # pyright needs Node.js, or a network to get it from
+        if subprocess.run([*checks, "--version"], capture_output=True).returncode == 0:
+            run(*checks, *options.split(), programs / "python", "training.py", cwd=user)

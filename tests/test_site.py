@@ -44,53 +44,33 @@ def test_the_reference_names_those_of_tensorflow() -> None:
     assert names - {"Scaffold", "CheckpointSaverHook"} == TENSORFLOW
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_the_site_builds_without_a_warning_with_its_notebooks_and_texts_for_programs(
+    tmp_path: Path,
+) -> None:
+    """One test, as two processes of tests would build it twice."""
     for package in ("sphinx", "myst_nb", "ipykernel", "tensorflow", "distributed"):
         pytest.importorskip(package)
-    built = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "-n",
-        "--keep-going",
-        "-q",
-        str(DOCS),
-        str(built),
-    ]
+    options = ["-W", "-n", "--keep-going", "-q"]
+    command = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return built
-
-
-@pytest.mark.faults
-@pytest.mark.timeout(300)
-def test_the_site_builds_without_a_warning(site: Path) -> None:
-    hooks = (site / "reference" / "hooks.html").read_text(encoding="utf-8")
+    hooks = (tmp_path / "reference" / "hooks.html").read_text(encoding="utf-8")
     assert 'id="asynchooks.StopAtStepHook"' in hooks
 
+    for name in ("first-steps", "live-training", "virtual-time"):
+        page = (tmp_path / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+        assert "cell_output" in page
+        # a warning or a traceback would stand on the site
+        assert re.search(r'class="output (stderr|traceback|error)', page) is None
+        assert ("Figure" in page) <= ("_images/" in page)
 
-@pytest.mark.faults
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["first-steps", "live-training", "virtual-time"])
-def test_a_notebook_runs_from_its_first_cell_to_its_last(site: Path, name: str) -> None:
-    page = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
-    assert "cell_output" in page
-    # a warning or a traceback would stand on the site
-    assert re.search(r'class="output (stderr|traceback|error)', page) is None
-    assert ("Figure" in page) <= ("_images/" in page)
-
-
-@pytest.mark.faults
-@pytest.mark.timeout(300)
-def test_llms_txt_lists_all_pages_with_their_first_sentences(site: Path) -> None:
-    lines = (site / "llms.txt").read_text().splitlines()
+    lines = (tmp_path / "llms.txt").read_text().splitlines()
     assert lines[0] == "# asynchooks"
     assert lines[2].startswith("> ")
     links = [found[1] for line in lines if (found := re.search(r"\]\((\S+?)\)", line))]
-    assert [each for each in links if not (site / each).is_file()] == []
+    assert [each for each in links if not (tmp_path / each).is_file()] == []
     pages = [path.relative_to(DOCS) for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")]
     listed = {re.sub(r"^_sources/|\.html$|\.md\.txt$", "", each) for each in links}
     expected = {each.with_suffix("").as_posix() for each in pages if "_build" not in each.parts}
@@ -98,11 +78,7 @@ def test_llms_txt_lists_all_pages_with_their_first_sentences(site: Path) -> None
     start = "- [Use hooks in other training loops](_sources/how-to/other-trainers.md.txt): Call asy"
     assert [line for line in lines if line.startswith(start)]
 
-
-@pytest.mark.faults
-@pytest.mark.timeout(300)
-def test_the_text_of_all_pages_is_in_one_file(site: Path) -> None:
-    full = (site / "llms-full.txt").read_text()
+    full = (tmp_path / "llms-full.txt").read_text()
     parts = [
         "# Use hooks in other training loops\n",
         "`asynchooks.adapters.LightningHooks` is a callback:\n\n```python\nimport logging\n",

@@ -11,15 +11,13 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from . import footprint, function, graph, keras_fit, many_workers, saving, threads
+from . import footprint, function, graph, keras_fit, saving
 from ._report import parts_of, print_rows, rows_of
 
 MODULES = {
     "graph steps": graph,
     "function steps": function,
     "Keras": keras_fit,
-    "threads": threads,
-    "many workers": many_workers,
     "saving": saving,
     "imports and memory": footprint,
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from ..tf.processes import free_cluster
 
 TRIES, UP_SECS = 5, 60.0
 
@@ -17,26 +18,23 @@ class ClusterProcess:
     It is forked from a process that has loaded TensorFlow, but runs nothing.
     """
 
-    def __init__(
-        self, cluster: dict[str, list[str]], job: str, index: int, workers_per_process: int
-    ) -> None:
+    def __init__(self, *task: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.benchmarks._cluster_roles"])
         for _ in range(TRIES):
             self._pipe, their_end = context.Pipe()
-            args = (their_end, cluster, job, index, workers_per_process)
-            self._process = context.Process(target=_play, args=args, daemon=True)
+            self._process = context.Process(target=_play, args=(their_end, *task), daemon=True)
             self._process.start()
             their_end.close()
             # TensorFlow has threads, and a fork of such a process hangs now and then
             if self._pipe.poll(UP_SECS) and self.answer() == "up":
                 return
             self.kill()
-        raise RuntimeError(f"{job} {index} of the cluster did not come up; stderr says why")
+        raise RuntimeError(f"{task} of the cluster did not come up; stderr says why")
 
-    def begin(self, role: str, **options: Any) -> None:
+    def begin(self, role: str, loop: str = "asyncio", **options: Any) -> None:
         """Have it begin to do something."""
-        self._pipe.send((role, options))
+        self._pipe.send((role, loop, options))
 
     def go_on(self) -> None:
         self._pipe.send(None)
@@ -63,18 +61,11 @@ def _play(*args: Any) -> None:
 @contextmanager
 def running_cluster(num_workers: int, workers_per_process: int) -> Iterator[list[ClusterProcess]]:
     """The ps of a cluster, the chief, and the other workers; all end with the block."""
+    cluster = free_cluster(ps=1, worker=num_workers)
     with ExitStack() as stack:
-        sockets = [socket.socket() for _ in range(num_workers + 1)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        ps, *workers = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-        for each in sockets:
-            each.close()
-        cluster = {"ps": [ps], "worker": workers}
-        tasks = [("ps", 0), *(("worker", index) for index in range(num_workers))]
         processes = []
-        for job, index in tasks:
-            process = ClusterProcess(cluster, job, index, workers_per_process)
-            stack.callback(process.kill)
-            processes.append(process)
+        for job, addresses in cluster.items():
+            for index in range(len(addresses)):
+                processes.append(ClusterProcess(cluster, job, index, workers_per_process))
+                stack.callback(processes[-1].kill)
         yield processes

@@ -1,15 +1,15 @@
 """What one process of a cluster does while it is measured: it trains, waits or publishes.
 
-`ClusterProcess` starts the process, and asks it through a pipe. It judges nothing.
+`ClusterProcess` starts the process, and asks it through a pipe; what a function here returns is the
+answer. It judges nothing.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-import statistics
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,26 +17,47 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import anyio
+import anyio.to_thread
 import tensorflow as tf
 
-from asynchooks import ClusterTask, MonitoredSession
+from asynchooks import ClusterTask, MonitoredSession, SharedSessionCreator, StopAtStepHook
+from asynchooks.tf import ChiefSessionCreator, WorkerSessionCreator
 
-# private: what it costs to notify others is a part of each run, which no public name has alone
-from asynchooks.tf.cluster._table import StepTable
-
-from ._cluster_training import creator, final_step, model, train, until_asked
 from ._report import run_on
 
 v1 = tf.compat.v1
 
 PAUSE_SECS = 0.03
 """Between asking for a step and having it published: the waiters are idle by then."""
-WARM_UP = 10
 
 
-async def publishing(
-    pipe: Connection, task: ClusterTask, name: str, num_rounds: int
-) -> list[float]:
+def model(task: ClusterTask, name: str, *, is_dense: bool = False) -> tuple[Any, Any, Any]:
+    """(graph, step, train op); whatever the name, no other training's variables."""
+    graph = tf.Graph()
+    with graph.as_default(), v1.device(task.device()), v1.variable_scope(name):
+        step = v1.train.get_or_create_global_step()
+        if not is_dense:
+            return graph, step, v1.assign_add(step, 1).op
+        inputs = tf.random.stateless_normal([32, 64], [0, 1])
+        for size in (32, 10):
+            weights = v1.get_variable(f"weights{size}", [inputs.shape[1], size])
+            inputs = tf.nn.relu(inputs @ weights + v1.get_variable(f"bias{size}", [size]))
+        loss = tf.reduce_mean(tf.square(inputs))
+        train_op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=step)
+        return graph, step, train_op
+
+
+def creator(task: ClusterTask, **options: Any) -> Any:
+    kind = ChiefSessionCreator if task.is_chief else WorkerSessionCreator
+    return kind(master=task.target, config=task.config, **options)
+
+
+async def until_asked(pipe: Connection) -> None:
+    await anyio.to_thread.run_sync(pipe.recv)
+
+
+async def publish(pipe: Connection, task: ClusterTask, name: str, num_rounds: int) -> list[float]:
+    """Say "open"; publish whenever asked to; when each run began."""
     graph, _, train_op = model(task, name)
     with graph.as_default():
         session = MonitoredSession([], creator(task))
@@ -51,14 +72,10 @@ async def publishing(
     return begun
 
 
-def publish(pipe: Connection, task: ClusterTask, name: str, loop: str, num_rounds: int) -> None:
-    """Answer "open"; publish whenever asked to; at the end answer when each run began."""
-    pipe.send(run_on(loop, publishing, pipe, task, name, num_rounds))
-
-
-async def waiting(
+async def wait(
     pipe: Connection, task: ClusterTask, name: str, num_waiters: int, num_rounds: int
 ) -> list[list[float]]:
+    """Say "waiting" before each step; when each waiter resumed, by step."""
     graph, _, _ = model(task, name)
     with graph.as_default():
         session = MonitoredSession([], creator(task, heartbeat_secs=1000.0))
@@ -78,60 +95,75 @@ async def waiting(
     return resumed
 
 
-def wait(
-    pipe: Connection, task: ClusterTask, name: str, loop: str, num_waiters: int, num_rounds: int
-) -> None:
-    """Answer "waiting" before each step, then when each waiter resumed, by step."""
-    pipe.send(run_on(loop, waiting, pipe, task, name, num_waiters, num_rounds))
+async def train(
+    pipe: Connection, task: ClusterTask, name: str, is_dense: bool, last_step: int
+) -> list[list[float]]:
+    """Say "open", wait to be asked; when each run of each worker ended."""
+    graph, _, train_op = model(task, name, is_dense=is_dense)
+    ended: list[list[float]] = [[] for _ in range(task.workers_per_process)]
+    with graph.as_default():
+        shared = SharedSessionCreator(creator(task))
+
+    async def run(times: list[float]) -> None:
+        async with MonitoredSession([StopAtStepHook(last_step=last_step)], shared) as session:
+            while not session.should_stop():
+                await session.run(train_op)
+                times.append(time.monotonic())
+
+    async with MonitoredSession([], shared), anyio.create_task_group() as group:
+        pipe.send("open")
+        await until_asked(pipe)
+        for times in ended:
+            group.start_soon(run, times)
+    return ended
 
 
-def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_runs: int) -> None:
-    """Answer the median ms of a run by the tasks it may notify: none or some, due or not."""
-    found: dict[str, list[float]] = {}
-    runs: dict[str, Callable[[], Any]] = {}
-    with ExitStack() as stack:
+def train_theirs(
+    pipe: Connection, task: ClusterTask, name: str, is_dense: bool, last_step: int
+) -> list[list[float]]:
+    """As `train`, by TensorFlow's sessions.
 
-        def measure(suffix: str) -> None:
-            for turn in range(num_runs + WARM_UP):  # in turns, so that all meet the same machine
-                for name, run in runs.items():
-                    begun = time.perf_counter()
-                    run()
-                    if turn >= WARM_UP:
-                        found.setdefault(name + suffix, []).append(time.perf_counter() - begun)
+    The chief has to open first: TensorFlow's workers would sleep for 30 s.
+    """
+    graph, _, train_op = model(task, name, is_dense=is_dense)
+    ended: list[list[float]] = [[] for _ in range(task.workers_per_process)]
 
-        arm: list[Callable[[], Any]] = []
-        for size in [0, *sizes]:
-            graph, step, train_op = model(task, f"notifications{size}")
-            table = StepTable(step, size, None)
-            news = table.news_after(train_op)
-            with graph.as_default():
-                init = v1.global_variables_initializer()
-            session = stack.enter_context(v1.Session(task.target, graph=graph, config=task.config))
-            session.run(init)
-            session.run(table.begin_epoch, {table.known_epoch: 0})
-            if size:
-                runs[f"{size} tasks"] = session.make_callable(news)
-                # the first task waits for a step that has come
-                request = {table.request: [0, -1, 1, 0, 0, 0, 1, 0]}
-                arm.append(partial(session.run, table.exchange, request))
-            else:
-                runs["a bare step"] = session.make_callable(train_op)
-        measure("")
-        for each in arm:
-            each()
-        measure(", one due")
-    pipe.send({name: statistics.median(each) * 1e3 for name, each in found.items()})
+    def run(opened: Any, times: list[float]) -> None:
+        with graph.as_default(), opened:
+            while not opened.should_stop():
+                opened.run(train_op)
+                times.append(time.monotonic())
+
+    threads = []
+    for place, times in enumerate(ended):
+        with graph.as_default():
+            opened = v1.train.MonitoredTrainingSession(
+                task.target, task.is_chief and place == 0, config=task.config,
+                hooks=[v1.train.StopAtStepHook(last_step=last_step)], log_step_count_steps=None,
+            )  # fmt: skip
+        threads.append(threading.Thread(target=run, args=(opened, times)))
+    pipe.send("open")
+    pipe.recv()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
 
 
-ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notifications)}
+def final_step(pipe: Connection, task: ClusterTask, name: str) -> int:
+    graph, step, _ = model(task, name)
+    with v1.Session(task.target, graph=graph, config=task.config) as session:
+        return int(session.run(step))
 
 
 def play(pipe: Connection, cluster: dict[str, list[str]], job: str, index: int, size: int) -> None:
-    """What the process does: the roles that it is asked for, until it is killed."""
+    """What the process does: what it is asked for, until it is killed."""
     v1.logging.set_verbosity(v1.logging.ERROR)
     task = ClusterTask(cluster, job, index, workers_per_process=size)
     task.start()
     pipe.send("up")
     while True:
-        role, options = pipe.recv()
-        ROLES[role](pipe, task, **options)
+        role, loop, options = pipe.recv()
+        call = partial(globals()[role], pipe, task, **options)
+        pipe.send(run_on(loop, call) if inspect.iscoroutinefunction(call.func) else call())

@@ -10,6 +10,8 @@ from typing import Any
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook
 
+from ._report import median_ratio
+
 Block = Callable[[int], Coroutine[Any, Any, float | None]]
 """Runs so many steps, with a session that is open already; seconds if not all that it takes count,
 otherwise None."""
@@ -32,31 +34,44 @@ class DoNothing(SessionRunHook):
         return None
 
 
-async def secs_per_step(
-    blocks: Mapping[str, Block], num_steps: int, num_rounds: int
+async def compare(
+    contenders: Mapping[str, Any], num_steps: int, num_rounds: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
     """Seconds per step of each block in each round; in round n, all n-th blocks are neighbours.
 
-    A block of each comes first that does not count. Garbage of earlier blocks is collected outside
+    A contender is a block, or a context manager of one: a session to be opened.
+
+    Blocks of each come first that do not count. Garbage of earlier blocks is collected outside
     of the measured time; a block pays for its own, but not for looking at the modules and graphs
     that were there before.
     """
-    for block in blocks.values():
-        await block(num_steps)
-    secs: dict[str, list[float]] = {name: [] for name in blocks}
-    names = list(blocks)
-    gc.collect()
-    gc.freeze()
-    for turn in range(num_rounds):
-        first = turn % len(names)  # none always runs behind the same neighbour
-        for name in names[first:] + names[:first]:
-            gc.collect()
-            begun = time.perf_counter()
-            counted = await blocks[name](num_steps)
-            taken = time.perf_counter() - begun
-            secs[name].append((taken if counted is None else counted) / num_steps)
-    gc.unfreeze()
+    blocks: dict[str, Block] = {}
+    async with AsyncExitStack() as stack:
+        for name, each in contenders.items():
+            is_session = isinstance(each, AbstractAsyncContextManager)
+            blocks[name] = await stack.enter_async_context(each) if is_session else each
+        for block in blocks.values():
+            await block(warm_up * num_steps)
+        secs: dict[str, list[float]] = {name: [] for name in blocks}
+        names = list(blocks)
+        gc.collect()
+        gc.freeze()
+        for turn in range(num_rounds):
+            first = turn % len(names)  # none always runs behind the same neighbour
+            for name in names[first:] + names[:first]:
+                gc.collect()
+                begun = time.perf_counter()
+                counted = await blocks[name](num_steps)
+                taken = time.perf_counter() - begun
+                secs[name].append((taken if counted is None else counted) / num_steps)
+        gc.unfreeze()
     return secs
+
+
+async def ratio(ours: Any, theirs: Any, num_steps: int, num_rounds: int) -> str:
+    """The median ratio of neighbouring blocks."""
+    secs = await compare({"ours": ours, "theirs": theirs}, num_steps, num_rounds)
+    return median_ratio(secs["ours"], secs["theirs"])
 
 
 def above(secs: Sequence[float], floor: Sequence[float]) -> list[float]:
@@ -81,18 +96,6 @@ def run_by(session: MonitoredSession, fetches: Any, feed_dict: Any = None) -> Bl
             await run(fetches, feed_dict)
 
     return block
-
-
-async def compare(
-    contenders: Mapping[str, Any], num_steps: int, num_rounds: int
-) -> dict[str, list[float]]:
-    """As `secs_per_step`, of blocks, and of context managers of blocks: sessions to be opened."""
-    blocks: dict[str, Block] = {}
-    async with AsyncExitStack() as stack:
-        for name, each in contenders.items():
-            is_session = isinstance(each, AbstractAsyncContextManager)
-            blocks[name] = await stack.enter_async_context(each) if is_session else each
-        return await secs_per_step(blocks, num_steps, num_rounds)
 
 
 @asynccontextmanager

@@ -6,13 +6,11 @@ It measures nothing itself.
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import multiprocessing
 import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,15 +24,12 @@ import anyio
 T = TypeVar("T")
 
 LOOPS = ("asyncio", "uvloop", "trio")
-PACKAGES = (
-    "tensorflow", "keras", "pytorch-ignite", "torch", "torchdata", "aiostream", "anyio", "trio",
-    "uvloop", "numpy", "simpy", "spdl-core",
-)  # fmt: skip
-PEERS = (
-    "aiostream", "ignite", "keras", "simpy", "spdl", "tensorflow", "torch", "torchdata", "trio",
-    "uvloop",
-)  # fmt: skip
-"""Modules that are measured beside ours where they are installed."""
+PEERS = {
+    "aiostream": "aiostream", "ignite": "pytorch-ignite", "keras": "keras", "simpy": "simpy",
+    "spdl": "spdl-core", "tensorflow": "tensorflow", "torch": "torch", "torchdata": "torchdata",
+    "trio": "trio", "uvloop": "uvloop",
+}  # fmt: skip
+"""Modules that are measured beside ours where they are installed, and their distributions."""
 WIDE = 0.25
 BEGUN = time.perf_counter()
 
@@ -70,11 +65,9 @@ class BusyModel:
     """
 
     def __init__(self, secs: float = 33e-6) -> None:
-        self.secs, self.runs_started = secs, 0
-        self.done_at = [time.perf_counter()]
+        self.secs, self.done_at = secs, [time.perf_counter()]
 
     def step(self) -> dict[str, float]:
-        self.runs_started += 1
         until = time.perf_counter() + self.secs
         while time.perf_counter() < until:
             pass
@@ -82,33 +75,10 @@ class BusyModel:
         return {"loss": 0.0}
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many percent of the values do not exceed."""
-    place = math.ceil(len(values) * percent / 100) - 1
-    return sorted(values)[max(0, place)]
-
-
 def p50_and_p99(secs: Sequence[float]) -> str:
     """In milliseconds."""
-    return " / ".join(f"{percentile(secs, percent) * 1e3:.2f}" for percent in (50, 99))
-
-
-def echo_ms() -> str:
-    """For a byte to another process and back, which shows how busy the machine is."""
-    program, found = "import sys\nfor line in sys.stdin: print(flush=True)", []
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for _ in range(80):
-            time.sleep(0.005)
-            begun = time.monotonic()
-            print(file=process.stdin, flush=True)
-            process.stdout.readline()
-            found.append(time.monotonic() - begun)
-        process.kill()
-    return p50_and_p99(found)
+    cuts = statistics.quantiles(secs, n=100, method="inclusive")
+    return " / ".join(f"{cuts[place] * 1e3:.2f}" for place in (49, 98))
 
 
 def typical(values: Sequence[float], decimals: int = 2) -> str:
@@ -157,31 +127,26 @@ def parts_of(parts: Mapping[str, Callable[[], T]], names: Sequence[str]) -> dict
     found = {}
     for name in names or parts:
         found[name] = parts[name]()
-        progress(name)
+        print(f"{time.perf_counter() - BEGUN:5.0f} s  {name}", file=sys.stderr, flush=True)
     return found
-
-
-def progress(what: str) -> None:
-    """Say on stderr what is done, and how many seconds after the start."""
-    print(f"{time.perf_counter() - BEGUN:5.0f} s  {what}", file=sys.stderr, flush=True)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print the rows under a title and the versions; the first column is text, others figures."""
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     print(f"\n{title}\n{_facts()}\n")
     for line in (header, ["-" * width for width in widths], *rows):
-        first, *cells = zip(line, widths, strict=True)
-        texts = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in cells)]
-        print("  ".join(texts).rstrip())
+        cells = [each.rjust(width) for each, width in zip(line, widths, strict=True)]
+        print("  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip())
 
 
 def _facts() -> str:
     """Versions and machine, in one line."""
     installed = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-    versions = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
-    python = f"{platform.python_implementation()} {platform.python_version()}"
+    packages = ("anyio", "numpy", *PEERS.values())
+    versions = [f"{name} {installed[name]}" for name in packages if name in installed]
     cpus = Path("/proc/cpuinfo")  # platform.processor() is empty on most Linux systems
     model = re.search(r"model name\s*: (.*)", cpus.read_text() if cpus.exists() else "")
     machine = model[1] if model else platform.machine()
+    python = f"{platform.python_implementation()} {platform.python_version()}"
     return ", ".join([python, *versions, machine, f"{os.cpu_count()} cores"])

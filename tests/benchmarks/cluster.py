@@ -1,19 +1,18 @@
 """How soon workers in other processes go on, and how fast they train, by TensorFlow's ps runtime.
 
-    python -m tests.benchmarks.cluster [latency] [throughput] [publishing] [sizing]
+    python -m tests.benchmarks.cluster [latency] [throughput] [sizing]
 
 Each task of the cluster is a process, on loopback. It does not measure a network, nor large models.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 from typing import Any
 
 from ._cluster_processes import ClusterProcess, running_cluster
-from ._report import echo_ms, median_ratio, p50_and_p99, parts_of, print_table, progress
+from ._report import median_ratio, p50_and_p99, parts_of, print_table
 
 OUR_LOOPS = ("asyncio", "trio")
 THEIRS = "TensorFlow"
@@ -26,19 +25,14 @@ LAST_STEP = {True: 1200, False: 1600}
 SHOWN = {True: "a small dense model", False: "a bare step"}
 
 
-def load() -> str:
-    return f"load {os.getloadavg()[0]:.1f}"
-
-
 def release(processes: list[ClusterProcess], loop: str, num_waiters: int) -> list[float]:
     """Seconds from a run to each waiter's going on."""
     _, chief, *others = processes
-    options: dict[str, Any] = {"name": f"{loop}{num_waiters}", "loop": loop}
-    options["num_rounds"] = NUM_ROUNDS
-    chief.begin("publish", **options)
+    options: dict[str, Any] = {"name": f"{loop}{num_waiters}", "num_rounds": NUM_ROUNDS}
+    chief.begin("publish", loop, **options)
     assert chief.answer() == "open"
     for each in others:
-        each.begin("wait", num_waiters=num_waiters, **options)
+        each.begin("wait", loop, num_waiters=num_waiters, **options)
     for _ in range(NUM_ROUNDS):
         for each in others:
             assert each.answer() == "waiting"
@@ -56,14 +50,12 @@ def release(processes: list[ClusterProcess], loop: str, num_waiters: int) -> lis
 
 
 def latency() -> None:
-    rows = [["a byte to a process and back: p50 / p99 ms", echo_ms(), ""]]
+    rows = []
     with running_cluster(4, 1) as processes:
         for num_waiters in (1, 8, 64, 512):
             cells = [p50_and_p99(release(processes, loop, num_waiters)) for loop in OUR_LOOPS]
-            what = f"{num_waiters} waiters in each of 3 processes: p50 / p99 ms"
-            rows.append([what, *cells])
-            progress(f"{num_waiters} waiters: {cells}")
-    header = [f"from before the run to the waiter's going on, {load()}", *OUR_LOOPS]
+            rows.append([f"{num_waiters} waiters in each of 3 processes: p50 / p99 ms", *cells])
+    header = ["from before the run to the waiter's going on", *OUR_LOOPS]
     print_table("Four processes and a ps: one publishes, three wait", header, rows)
 
 
@@ -71,8 +63,9 @@ def trained(
     workers: list[ClusterProcess], name: str, kind: str, is_dense: bool, last: int
 ) -> tuple[float, int]:
     """Of a round of training: steps per second while all train, and steps beyond the last one."""
+    role, loop = ("train_theirs", "") if kind == THEIRS else ("train", kind)
     for each in workers:  # the chief opens first
-        each.begin("train", name=name, kind=kind, is_dense=is_dense, last_step=last)
+        each.begin(role, loop, name=name, is_dense=is_dense, last_step=last)
         assert each.answer() == "open"
     for each in workers:
         each.go_on()
@@ -93,26 +86,15 @@ def throughput() -> None:
                 for kind in (*OUR_LOOPS, THEIRS):
                     name = f"{kind}{trial}{is_dense}"
                     figures = trained(workers, name, kind, is_dense, LAST_STEP[is_dense])
-                    progress(f"{kind}: {figures}")
                     if trial:  # the first warms up
                         found.setdefault(kind, []).append(figures)
             for kind, trials in found.items():
                 rates, beyond = zip(*trials, strict=True)
-                ratio = median_ratio(rates, [rate for rate, _ in found[THEIRS]])
-                cells = f"{statistics.median(rates):.0f}", ratio, str(max(beyond))
+                time_ratio = median_ratio([rate for rate, _ in found[THEIRS]], rates)
+                cells = f"{statistics.median(rates):.0f}", time_ratio, str(max(beyond))
                 rows.append([f"{shown}, {kind}", *cells])
-    measured = ("steps/s", "ratio", "steps beyond the last")
     title = f"{NUM_PROCESSES} processes of {NUM_SESSIONS} workers and a ps"
-    print_table(title, [load(), *measured], rows)
-
-
-def publishing() -> None:
-    with running_cluster(1, 1) as (_, worker):
-        worker.begin("notifications", sizes=[1, 16, 64], num_runs=300)
-        found = worker.answer()
-    bare = found["a bare step"]
-    rows = [[name, f"{each:.2f}", f"{each / bare:.2f}"] for name, each in found.items()]
-    print_table("A run that notifies others", [load(), "ms", "ratio to a bare step"], rows)
+    print_table(title, ["", "steps/s", "time / TensorFlow's", "steps beyond the last"], rows)
 
 
 def sizing() -> None:
@@ -123,11 +105,11 @@ def sizing() -> None:
                 trained(workers, f"size{trial}", "asyncio", False, 3000)[0]
                 for trial in range(NUM_TRIALS)
             ]
-        rows.append([f"{num_processes}", f"{statistics.median(found):.0f}", load()])
-    header = [f"processes of {NUM_SESSIONS} workers", "steps/s", "load"]
+        rows.append([f"{num_processes}", f"{statistics.median(found):.0f}"])
+    header = [f"processes of {NUM_SESSIONS} workers", "steps/s"]
     print_table("What one ps carries on this machine, a bare step", header, rows)
 
 
 if __name__ == "__main__":
-    parts = {each.__name__: each for each in (latency, throughput, publishing, sizing)}
+    parts = {each.__name__: each for each in (latency, throughput, sizing)}
     parts_of(parts, sys.argv[1:])

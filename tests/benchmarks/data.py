@@ -21,7 +21,7 @@ from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession
 from asynchooks.data import batch, map_concurrent, prefetch
 
 from ._report import is_installed, measure, median_ratio, typical
-from .loaders import ASYNC, THREAD, aiostream_stages, items, our_stages, torchdata_nodes
+from .loaders import items, num_of_async
 
 NUM_ITEMS, NUM_BLOCKS = 20_000, 7
 
@@ -30,10 +30,8 @@ HIDDEN = "the same, FeedHook(prefetch(source, 2))"
 EIGHT = "8 fetches of 40 ms at a time, steps of 5 ms, FeedHook(map_concurrent): per batch / 5 ms"
 RATIOS = {
     "batch(source, 32)": "aiostream's chunks",
-    "map_concurrent(async function, 8)": "aiostream's map, 8 at a time",
     "prefetch(iterable, 8)": "torchdata's Prefetcher, 8",
     "batch(list, 32)": "torchdata's Batcher",
-    "map_concurrent(function, 8) in threads": "torchdata's ParallelMapper",
 }
 
 
@@ -51,13 +49,10 @@ async def fetch(item: int) -> int:
 async def secs_per_item(source: Any, num: int) -> float:
     """Of a source that is async, or has to be opened, or is neither."""
     begun = time.perf_counter()
-    if hasattr(source, "__aenter__") or hasattr(source, "__aiter__"):
-        async with source if hasattr(source, "__aenter__") else nullcontext(source) as stream:
-            async for _ in stream:
-                pass
+    if hasattr(source, "__aiter__") or hasattr(source, "__aenter__"):
+        await num_of_async(source if hasattr(source, "__aenter__") else nullcontext(source))
     else:
-        for _ in source:
-            pass
+        sum(1 for _ in source)
     return (time.perf_counter() - begun) / num
 
 
@@ -85,15 +80,12 @@ def contenders(loop: str) -> dict[str, Callable[[int], Any]]:
         "prefetch(source, 8)": lambda n: prefetch(items(n), 8),
         "prefetch(source, 1)": lambda n: prefetch(items(n), 1),
         "batch(source, 32)": lambda n: batch(items(n), 32),
-        "map_concurrent(async function, 8)": lambda n: our_stages(ASYNC, n),
         "prefetch(iterable, 8)": lambda n: prefetch(iter(range(n)), 8),
         "batch(list, 32)": lambda n: batch(range(n), 32),
-        "map_concurrent(function, 8) in threads": lambda n: our_stages(THREAD, n),
     }
     if is_installed("aiostream") and loop != "trio":
         stream: Any = importlib.import_module("aiostream.stream")
         found["aiostream's chunks"] = lambda n: stream.chunks(items(n), 32).stream()
-        found["aiostream's map, 8 at a time"] = lambda n: aiostream_stages(ASYNC, n).stream()
     if is_installed("torchdata"):
         tn: Any = importlib.import_module("torchdata.nodes")  # it has no types
         found |= {
@@ -103,7 +95,6 @@ def contenders(loop: str) -> dict[str, Callable[[int], Any]]:
             "torchdata's Batcher": lambda n: tn.Loader(
                 tn.Batcher(tn.IterableWrapper(range(n)), 32, drop_last=False)
             ),
-            "torchdata's ParallelMapper": lambda n: torchdata_nodes(THREAD, n),
         }
     return found
 
@@ -112,7 +103,7 @@ async def figures(loop: str) -> dict[str, str]:
     taken: dict[str, list[float]] = {}
     for _ in range(NUM_BLOCKS):
         for name, new in contenders(loop).items():
-            num = NUM_ITEMS // 10 if "map" in name or "torchdata" in name else NUM_ITEMS
+            num = NUM_ITEMS // 10 if "torchdata" in name else NUM_ITEMS
             taken.setdefault(name, []).append(await secs_per_item(new(num), num))
     found = {}
     for stage in ("prefetch(source, 8)", "prefetch(source, 1)", "batch(source, 32)"):

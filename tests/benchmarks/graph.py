@@ -1,6 +1,6 @@
 """What a step of a small TensorFlow graph costs beside TensorFlow's own ways to run it.
 
-    python -m tests.benchmarks.graph
+    python -m tests.benchmarks "graph steps"
 
 It does not measure large graphs, threads or many workers.
 """
@@ -8,15 +8,15 @@ It does not measure large graphs, threads or many workers.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asynchooks
 from asynchooks import MonitoredSession
 
-from ._contenders import FAR_AWAY, Block, called, compare, run_by
+from ._contenders import FAR_AWAY, Block, called, ratio, run_by
 from ._linear_model import BATCH, LinearModel, linear_model
-from ._report import is_installed, measure, median_ratio
+from ._report import is_installed
 
 NUM_ROUNDS, BLOCK_STEPS = 31, 200
 
@@ -84,35 +84,24 @@ async def bare_session(*, is_compiled: bool) -> AsyncIterator[Block]:
             yield called(lambda: session.run(model.train_op))
 
 
-async def ratio(
-    ours: AbstractAsyncContextManager[Block], theirs: AbstractAsyncContextManager[Block]
-) -> str:
-    secs = await compare({"ours": ours, "theirs": theirs}, BLOCK_STEPS, NUM_ROUNDS)
-    return median_ratio(secs["ours"], secs["theirs"])
-
-
 async def figures(loop: str) -> dict[str, str]:
     if not is_installed("tensorflow"):
         return {}
     import tensorflow as tf
 
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-    found = {
-        f"graph step, hooks: {num} / {THEIRS}": await ratio(our_session(num), their_session(num))
+    pairs = {
+        f"graph step, hooks: {num} / {THEIRS}": (our_session(num), their_session(num))
         for num in (4, 0, 1, 8)
-    }
-    return found | {
-        f"graph step fed a batch, hooks: 4 / {THEIRS}": await ratio(
-            our_session(4, is_fed=True), their_session(4, is_fed=True)
+    } | {
+        f"graph step fed a batch, hooks: 4 / {THEIRS}": (
+            our_session(4, is_fed=True), their_session(4, is_fed=True),
         ),
-        "graph step, hooks: 4 / bare make_callable([train_op, loss])": await ratio(
-            our_session(4), bare_session(is_compiled=True)
+        "graph step, hooks: 4 / bare make_callable([train_op, loss])": (
+            our_session(4), bare_session(is_compiled=True),
         ),
-        "graph step, hooks: 0 / bare Session.run": await ratio(
-            our_session(0), bare_session(is_compiled=False)
+        "graph step, hooks: 0 / bare Session.run": (
+            our_session(0), bare_session(is_compiled=False),
         ),
-    }
-
-
-if __name__ == "__main__":
-    measure(figures)
+    }  # fmt: skip
+    return {name: await ratio(*pair, BLOCK_STEPS, NUM_ROUNDS) for name, pair in pairs.items()}

@@ -1,6 +1,6 @@
 """What our session takes to train a small Keras model, beside `model.fit` on the same batches.
 
-    python -m tests.benchmarks.keras_fit
+    python -m tests.benchmarks Keras
 
 It does not measure what comes before the first and after the last batch (of either), Keras's
 callbacks, nor our HooksCallback.
@@ -14,8 +14,8 @@ from typing import Any
 
 from asynchooks import StepCounterHook, StopAtStepHook
 
-from ._contenders import FAR_AWAY, Block, function_session, secs_per_step
-from ._report import is_installed, measure, median_ratio
+from ._contenders import FAR_AWAY, Block, function_session, ratio
+from ._report import is_installed
 
 NUM_ROUNDS, NUM_BATCHES, BATCH_SIZE = 11, 200, 32
 
@@ -56,7 +56,7 @@ def by_fit(*args: Any, **kwargs: Any) -> Block:
     return block
 
 
-async def ratio(
+async def beside(
     new_epoch: Callable[[], Iterator[Any]], train: Callable[[Any], Any], theirs: Block
 ) -> str:
     """Of a session whose step trains on the next batch of an epoch, to `fit`."""
@@ -69,12 +69,9 @@ async def ratio(
             begun = time.perf_counter()
             epoch = new_epoch()  # fit makes its iterator within the epoch, too
             await run_batches(num_batches)
-            secs = time.perf_counter() - begun
-            epoch = iter(())
-            return secs
+            return time.perf_counter() - begun
 
-        secs = await secs_per_step({"ours": ours, "theirs": theirs}, NUM_BATCHES, NUM_ROUNDS)
-    return median_ratio(secs["ours"], secs["theirs"])
+        return await ratio(ours, theirs, NUM_BATCHES, NUM_ROUNDS)
 
 
 async def figures(loop: str) -> dict[str, str]:
@@ -95,16 +92,12 @@ async def figures(loop: str) -> dict[str, str]:
     compiled, on_batch = small_model(), small_model()
     compiled.make_train_function()  # Keras's own compiled step, as `fit` calls it for each batch
     return {
-        f"Keras: session calling model.train_function on a Dataset {THEIRS}": await ratio(
+        f"Keras: session calling model.train_function on a Dataset {THEIRS}": await beside(
             lambda: iter(dataset), compiled.train_function, by_fit(dataset)
         ),
-        f"Keras: session calling model.train_on_batch on arrays {THEIRS}": await ratio(
+        f"Keras: session calling model.train_on_batch on arrays {THEIRS}": await beside(
             batches,
             lambda epoch: on_batch.train_on_batch(*next(epoch), return_dict=True),
             by_fit(inputs, targets, batch_size=BATCH_SIZE),
         ),
     }
-
-
-if __name__ == "__main__":
-    measure(figures)

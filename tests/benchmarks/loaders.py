@@ -33,17 +33,10 @@ ASYNC = "async no-op, 8 at a time"
 THREAD = "no-op in 8 threads"
 ZLIB = "zlib in 2 threads"
 THREE = "fetch 5 ms, 32 at a time; zlib in 2 threads; batch 32"
-NUM_ITEMS = {ASYNC: 4_000, THREAD: 4_000, ZLIB: 640, THREE: 640}
 
 BLOB = bytes(range(256)) * 8 + os.urandom(1 << 15)
 Run = Callable[[], Awaitable[int]]
 """One whole pass; returns how many items came out."""
-
-
-def is_there(row: str, peer: str, loop: str) -> bool:
-    if not is_installed(PEERS[peer]) or (peer == "aiostream" and loop == "trio"):
-        return False
-    return row != ASYNC or peer in ("SPDL", "aiostream")
 
 
 async def items(num: int) -> AsyncIterator[int]:
@@ -78,6 +71,13 @@ def fetch_now(item: int) -> int:
     return item
 
 
+ROWS: dict[str, tuple[int, Callable[..., Any], int]] = {
+    ASYNC: (4_000, same, 8), THREAD: (4_000, same_now, 8),
+    ZLIB: (640, compress, 2), THREE: (640, compress, 2),
+}  # fmt: skip
+"""How many items, what is done with each, and how many at a time."""
+
+
 async def num_of_async(manager: Any) -> int:
     async with manager as opened:
         return sum([1 async for _ in opened])
@@ -89,71 +89,60 @@ async def num_of(new: Callable[[], Any]) -> int:
 
 
 def our_stages(row: str, num: int) -> Any:
-    if row == ASYNC:
-        return map_concurrent(same, items(num), 8)
-    if row == THREAD:
-        return map_concurrent(same_now, range(num), 8)
-    if row == ZLIB:
-        return map_concurrent(compress, range(num), 2)
-    return batch(map_concurrent(compress, map_concurrent(fetch, range(num), 32), 2), 32)
+    _, fn, at_a_time = ROWS[row]
+    if row == THREE:
+        return batch(map_concurrent(fn, map_concurrent(fetch, range(num), 32), at_a_time), 32)
+    return map_concurrent(fn, range(num), at_a_time)
 
 
 async def spdl_pass(row: str, num: int) -> int:
     pipeline: Any = importlib.import_module("spdl.pipeline")
-    builder, threads = pipeline.PipelineBuilder().add_source(range(num)), 2
-    if row in (ASYNC, THREAD):
-        builder.pipe(same if row == ASYNC else same_now, concurrency=8)
-        threads = 1 if row == ASYNC else 8
-    else:
-        if row == THREE:
-            builder.pipe(fetch_on_asyncio, concurrency=32)
-        builder.pipe(compress, concurrency=2)
-        if row == THREE:
-            builder.aggregate(32)
-    made = builder.add_sink(8).build(num_threads=threads)
+    builder, (_, fn, at_a_time) = pipeline.PipelineBuilder().add_source(range(num)), ROWS[row]
+    if row == THREE:
+        builder.pipe(fetch_on_asyncio, concurrency=32)
+    builder.pipe(fn, concurrency=at_a_time)
+    if row == THREE:
+        builder.aggregate(32)
+    made = builder.add_sink(8).build(num_threads=1 if row == ASYNC else at_a_time)
     with made.auto_stop():
         return sum(1 for _ in made)
 
 
 def torchdata_nodes(row: str, num: int) -> Any:
     tn: Any = importlib.import_module("torchdata.nodes")  # it has no types
-    node = tn.IterableWrapper(range(num))
+    node, (_, fn, threads) = tn.IterableWrapper(range(num)), ROWS[row]
     if row == THREE:
         node = tn.ParallelMapper(node, fetch_now, num_workers=32, method="thread")
-    fn, threads = (same_now, 8) if row == THREAD else (compress, 2)
     node = tn.ParallelMapper(node, fn, num_workers=threads, method="thread")
     return tn.Loader(tn.Batcher(node, 32, drop_last=False) if row == THREE else node)
 
 
 def aiostream_stages(row: str, num: int) -> Any:
     stream: Any = importlib.import_module("aiostream.stream")
-
-    def mapped(source: Any, fn: Callable[..., Any], num: int) -> Any:
-        return stream.map(source, fn, ordered=True, task_limit=num)
+    _, fn, at_a_time = ROWS[row]
 
     async def in_thread(item: int, *_: object) -> Any:
-        return await anyio.to_thread.run_sync(same_now if row == THREAD else compress, item)
+        return await anyio.to_thread.run_sync(fn, item)
 
-    if row in (ASYNC, THREAD):
-        return mapped(items(num), same if row == ASYNC else in_thread, 8)
-    if row == ZLIB:
-        return mapped(items(num), in_thread, 2)
-    return stream.chunks(mapped(mapped(items(num), fetch, 32), in_thread, 2), 32)
+    source = items(num)
+    if row == THREE:
+        source = stream.map(source, fetch, ordered=True, task_limit=32)
+    applied = same if row == ASYNC else in_thread
+    mapped = stream.map(source, applied, ordered=True, task_limit=at_a_time)
+    return stream.chunks(mapped, 32) if row == THREE else mapped
 
 
 class Files:
     """A map-style dataset of PyTorch's."""
 
-    def __init__(self, num: int, row: str) -> None:
-        self.num, self.row = num, row
+    def __init__(self, row: str, num: int) -> None:
+        self.row, self.num = row, num
 
     def __len__(self) -> int:
         return self.num
 
-    def __getitem__(self, item: int) -> int:
-        if self.row == THREAD:
-            return item
-        return compress(fetch_now(item) if self.row == THREE else item)
+    def __getitem__(self, item: int) -> Any:
+        return ROWS[self.row][1](fetch_now(item) if self.row == THREE else item)
 
 
 def dataloader(row: str, num: int) -> Any:
@@ -161,7 +150,7 @@ def dataloader(row: str, num: int) -> Any:
     size = 32 if row == THREE else None
     collate = list if size else same_now
     return torch_data.DataLoader(
-        Files(num, row), batch_size=size, num_workers=2, collate_fn=collate
+        Files(row, num), batch_size=size, num_workers=2, collate_fn=collate
     )
 
 
@@ -172,6 +161,12 @@ RUNS: dict[str, Callable[[str, int], Awaitable[int]]] = {
     "aiostream": lambda *args: num_of_async(aiostream_stages(*args).stream()),
     "DataLoader": lambda *args: num_of(partial(dataloader, *args)),
 }
+
+
+def is_there(row: str, peer: str, loop: str) -> bool:
+    if not is_installed(PEERS[peer]) or (peer == "aiostream" and loop == "trio"):
+        return False
+    return row != ASYNC or peer in ("SPDL", "aiostream")
 
 
 async def timed(run: Run, expected: int) -> tuple[float, float]:
@@ -185,7 +180,7 @@ async def timed(run: Run, expected: int) -> tuple[float, float]:
 
 async def figures(loop: str) -> dict[str, str]:
     found = {}
-    for row, num in NUM_ITEMS.items():
+    for row, (num, *_) in ROWS.items():
         peers = [peer for peer in PEERS if is_there(row, peer, loop)]
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ("ours", *peers)}
         for block in range(NUM_BLOCKS + 1):

@@ -18,7 +18,7 @@ from asynchooks import HistoryHook, MetricsHook, ProgressHook
 from asynchooks.metrics import CsvSink, JsonLinesSink, TensorBoardSink
 
 from ._contenders import FAR_AWAY, above, called, compare, do_nothing, function_session
-from ._report import is_installed, print_table, run_on, typical
+from ._report import is_installed, measure, typical
 
 NUM_ROUNDS, NUM_STEPS = 15, 2000
 
@@ -29,15 +29,11 @@ async def ours(folder: Path) -> dict[str, list[float]]:
         "MetricsHook, not due": MetricsHook(CsvSink(folder / "a.csv"), "loss", FAR_AWAY),
         "HistoryHook, not due": HistoryHook("loss", FAR_AWAY),
         "ProgressHook, not due": ProgressHook("loss", every_n_secs=FAR_AWAY),
-        "MetricsHook, CSV, each step": MetricsHook(CsvSink(folder / "b.csv"), "loss", 1),
-        "MetricsHook, JSON lines, each step": MetricsHook(
-            JsonLinesSink(folder / "c.jsonl"), "loss", 1
-        ),
-        "MetricsHook, TensorBoard, each step": MetricsHook(
-            TensorBoardSink(folder / "d"), "loss", 1
-        ),
         "HistoryHook, each step": HistoryHook("loss", 1),
     }
+    for kind in (CsvSink, JsonLinesSink, TensorBoardSink):
+        name = kind.__name__
+        hooks[f"MetricsHook, {name}, each step"] = MetricsHook(kind(folder / name), "loss", 1)
     lists = {"base": [], **{name: [hook] for name, hook in hooks.items()}}
     sessions = {
         name: function_session(do_nothing, 1, more, step_runner="inline")
@@ -64,7 +60,7 @@ async def lightning(folder: Path) -> list[float]:
     return (await compare({"log": called(log)}, NUM_STEPS, NUM_ROUNDS))["log"]
 
 
-async def keras(folder: Path) -> list[float]:
+def keras(folder: Path) -> list[float]:
     """Seconds per batch that a TensorBoard callback adds to `fit`, with one metric."""
     import keras as library
     import numpy as np
@@ -84,21 +80,16 @@ async def keras(folder: Path) -> list[float]:
     return [secs([board(turn)]) - secs([]) for turn in range(NUM_ROUNDS)]
 
 
-def main() -> None:
-    found: dict[tuple[str, str], list[float]] = {}
+async def figures(loop: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
-        for loop in ("asyncio", "trio"):
-            for name, secs in run_on(loop, ours, Path(tempfile.mkdtemp(dir=folder))).items():
-                found[name, loop] = secs
-        if is_installed("pytorch_lightning"):
-            found["Lightning's CSVLogger, each step", "-"] = run_on(
-                "asyncio", lightning, Path(folder)
-            )
-        if is_installed("keras"):
-            found["Keras's TensorBoard, each batch", "-"] = run_on("asyncio", keras, Path(folder))
-    rows = [[*names, typical([each * 1e6 for each in secs])] for names, secs in found.items()]
-    print_table("us of a step, above a session with one hook", ["what", "loop", "us"], rows)
+        found = await ours(Path(folder))
+        if loop == "asyncio" and is_installed("pytorch_lightning"):
+            found["Lightning's CSVLogger, each step"] = await lightning(Path(folder))
+        if loop == "asyncio" and is_installed("keras"):
+            found["Keras's TensorBoard, each batch"] = keras(Path(folder))
+    return {f"us of a step: {name}": typical([each * 1e6 for each in secs])
+            for name, secs in found.items()}  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    measure(figures)

@@ -1,6 +1,6 @@
 """What a save of 200 MB takes from the steps beside it, ours and TensorFlow's.
 
-    python -m tests.benchmarks.saving
+    python -m tests.benchmarks saving
 
 A step computes for some milliseconds without Python's lock. It does not measure how long a save
 itself takes, which is the disk's matter.
@@ -14,6 +14,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asynchooks import (
@@ -24,12 +25,12 @@ from asynchooks import (
     StateDictSaver,
 )
 
-from ._report import is_installed, measure
+from ._report import is_installed
 
 NUM_SAVES, STEPS_BETWEEN, NUM_ARRAYS, SIZE = 5, 400, 10, 5_000_000  # 10 arrays of 20 MB
+OFTEN: Any = {"save_steps": STEPS_BETWEEN, "background": True}
 
 BLOCK = bytes(8_000_000)
-KINDS = ("function session", "graph session", "TensorFlow's CheckpointSaverHook")
 SLOWER = "steps beside the background write of 200 MB take longer by, "
 PAUSE = "pause between two steps for a save of 200 MB, ms, "
 
@@ -57,8 +58,7 @@ class Times(CheckpointSaverListener):
     def figures(self, kind: str) -> dict[str, str]:
         """By which part steps beside a save take longer, and the pause."""
         gaps = [b - a for a, b in itertools.pairwise(self.steps)]
-        alone = [gap for at, gap in zip(self.steps, gaps, strict=False) if not self._in_save(at)]
-        usual, longer, pauses = statistics.median(alone), list[float](), list[float]()
+        usual, longer, pauses = statistics.median(gaps), list[float](), list[float]()
         for begin, end in self.complete:
             if not self.steps[0] < begin < end < self.steps[-1]:
                 continue
@@ -68,9 +68,6 @@ class Times(CheckpointSaverListener):
                 longer.append(statistics.mean(gaps[low : high - 1]) / usual - 1)
         slower = f"{100 * statistics.median(longer):.1f} %" if longer else "none run"
         return {SLOWER + kind: slower, PAUSE + kind: f"{1e3 * statistics.median(pauses):.0f}"}
-
-    def _in_save(self, at: float) -> bool:
-        return any(begin - 0.05 <= at <= end for begin, end in self.complete)
 
 
 def digest() -> dict[str, Any]:
@@ -94,9 +91,7 @@ async def of_function(directory: str, times: Times) -> None:
     import numpy as np
 
     saver = saver_of(lambda size: np.ones(size, np.float32))
-    hook = CheckpointSaverHook(
-        directory, save_steps=STEPS_BETWEEN, saver=saver, listeners=[times], background=True
-    )
+    hook = CheckpointSaverHook(directory, saver=saver, listeners=[times], **OFTEN)
     session = MonitoredSession([hook], FunctionSessionCreator(digest), step_runner="thread")
     await train(session, "digest", times)
 
@@ -127,9 +122,8 @@ async def of_graph(directory: str, times: Times) -> None:
 
     graph, train_op, saver, config = large_model()
     hook = CheckpointSaverHook(
-        directory, save_steps=STEPS_BETWEEN, saver=saver, listeners=[times], background=True,
-        save_graph_def=False,
-    )  # fmt: skip
+        directory, saver=saver, listeners=[times], save_graph_def=False, **OFTEN
+    )
     with graph.as_default():
         creator = ChiefSessionCreator(config=config)
         session = MonitoredSession([hook], creator, step_runner="thread")
@@ -161,16 +155,19 @@ async def of_tensorflow(directory: str, times: Times) -> None:
                 times.note_step()
 
 
+TRAININGS: dict[str, Callable[[str, Times], Awaitable[None]]] = {
+    "function session": of_function,
+    "graph session": of_graph,
+    "TensorFlow's CheckpointSaverHook": of_tensorflow,
+}
+
+
 async def figures(loop: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for kind, training in zip(KINDS, (of_function, of_graph, of_tensorflow), strict=True):
+    for kind, training in TRAININGS.items():
         if training is of_function or is_installed("tensorflow"):
             times = Times()
             with tempfile.TemporaryDirectory() as directory:
                 await training(directory, times)
             found |= times.figures(kind)
     return found
-
-
-if __name__ == "__main__":
-    measure(figures)

@@ -12,7 +12,6 @@ of a quadratic function of 100 parameters, and keep their mean.
 from __future__ import annotations
 
 import random
-import statistics
 import sys
 import time
 from collections import Counter
@@ -23,17 +22,17 @@ import numpy as np
 from asynchooks.protocols import KAsync
 from asynchooks.simulation import Exponential, Simulation
 
-from ._report import is_installed, print_table
+from ._report import is_installed, median_ratio, print_table
 
 NUM_ROUNDS, K, RATE = 3, 10, 0.1
 PARAMETERS, TARGET = np.linspace(0.0, 1.0, 100), np.ones(100)
 
 
-def in_cluster(num_workers: int, updates: int, *, has_parameters: bool) -> int:
+def in_cluster(num_workers: int, updates: int, parameters: Any) -> int:
     """Trains so many workers until so many updates have been made."""
     options, training = dict[str, Any](), dict[str, Any]()
-    if has_parameters:
-        options = {"parameters": PARAMETERS, "learning_rate": RATE}
+    if parameters is not None:
+        options = {"parameters": parameters, "learning_rate": RATE}
         training = {"gradient": lambda parameters, worker: parameters - TARGET}
     cluster = Simulation(seed=1, backend="turbo").cluster(
         num_workers, protocol=KAsync(K), compute=Exponential(1.0), **options
@@ -41,7 +40,7 @@ def in_cluster(num_workers: int, updates: int, *, has_parameters: bool) -> int:
     return cluster.run(updates=updates, **training).applied // K
 
 
-class Model:
+class InSimPy:
     """The training that a user of SimPy would write: counts, and perhaps parameters."""
 
     def __init__(self, num_workers: int, updates: int, parameters: Any) -> None:
@@ -75,13 +74,11 @@ class Model:
                 self.secs_waited[worker] += environment.now - begun
 
     def update(self) -> None:
-        for version, _ in self.collected:
+        versions, gradients = zip(*self.collected, strict=True)
+        for version in versions:
             self.staleness[self.version - version] += 1
         if self.parameters is not None:
-            total = self.collected[0][1]
-            for _, gradient in self.collected[1:]:
-                total = total + gradient
-            self.parameters = self.parameters - RATE * (total / K)
+            self.parameters = self.parameters - RATE * (sum(gradients) / K)
         self.collected = []
         self.version += 1
         event, self.next_update = self.next_update, self.environment.event()
@@ -90,33 +87,28 @@ class Model:
             self.is_over.succeed()
 
 
-def in_simpy(num_workers: int, updates: int, *, has_parameters: bool) -> int:
-    return Model(num_workers, updates, PARAMETERS if has_parameters else None).version
+def in_simpy(num_workers: int, updates: int, parameters: Any) -> int:
+    return InSimPy(num_workers, updates, parameters).version
 
 
-def ratio(num_workers: int, *, has_parameters: bool) -> str:
+def ratio(num_workers: int, parameters: Any) -> str:
     """The peer's CPU seconds over ours."""
     updates = max(5000, num_workers)
-    secs: dict[Any, list[float]] = {in_cluster: [], in_simpy: []}
+    secs: dict[Any, list[float]] = {in_simpy: [], in_cluster: []}
     for _ in range(NUM_ROUNDS):
         for run, times in secs.items():
             begun = time.process_time()
-            assert run(num_workers, updates, has_parameters=has_parameters) == updates
+            assert run(num_workers, updates, parameters) == updates
             times.append(time.process_time() - begun)
-    ours, theirs = map(statistics.median, secs.values())
-    return f"{theirs / ours:.2f}"
+    return median_ratio(*secs.values())
 
 
-def main() -> None:
+if __name__ == "__main__":
     if not is_installed("simpy"):
         sys.exit("SimPy is not installed; install the extra bench")
     rows = [
-        [f"{num:,}", ratio(num, has_parameters=False), ratio(num, has_parameters=True)]
+        [f"{num:,}", ratio(num, None), ratio(num, PARAMETERS)]
         for num in [int(each) for each in sys.argv[1:]] or [100, 1_000]
     ]
     header = ["workers", "without parameters", "with gradients"]
     print_table("CPU seconds, SimPy / asynchooks", header, rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,16 @@
 """Events per second of simulated workers beside other simulators, and the memory of a worker.
 
     python -m tests.benchmarks.simulation [most workers]
-    python -m tests.benchmarks.simulation gradients [workers]
 
 Each worker waits an exponential time and counts, again and again. Ratios are of medians over
 interleaved runs; a ratio above 1 means that asynchooks is the faster one. What opening costs is
-not in them: it is measured by a short run and taken off. With "gradients" 10,000 workers make 100
-updates each of a small model by real gradients; that has no peer, and prints CPU seconds.
+not in them: it is measured by a short run and taken off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
-import statistics
 import sys
 import time
 import tracemalloc
@@ -26,11 +23,10 @@ import trio
 import trio.testing
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
-from asynchooks.protocols import Asynchronous, StaleSynchronous, staleness_aware
-from asynchooks.simulation import Simulation, Worker
+from asynchooks.simulation import Simulation
 
 from ._contenders import DoNothing
-from ._report import is_installed, print_table, progress
+from ._report import is_installed, median_ratio, print_table
 
 NUM_ROUNDS = 5
 NUM_EVENTS = 60_000
@@ -39,10 +35,11 @@ DELAYS: list[float] = np.random.default_rng(0).exponential(1.0, 10_007).tolist()
 Contender = Callable[[int, int], None]
 """Runs so many workers until so many events have happened."""
 Sleep = Callable[[float], Awaitable[Any]]
+Worker = Callable[[int], Coroutine[Any, Any, None]]
+"""From a place in the delays."""
 
 
-def counting(sleep: Sleep, num_events: int) -> Callable[[int], Coroutine[Any, Any, None]]:
-    """A worker, from a place in the delays."""
+def counting(sleep: Sleep, num_events: int) -> Worker:
     count = 0
 
     async def worker(place: int) -> None:
@@ -55,7 +52,7 @@ def counting(sleep: Sleep, num_events: int) -> Callable[[int], Coroutine[Any, An
     return worker
 
 
-def in_sessions(sleep: Sleep, num_events: int) -> Callable[[int], Coroutine[Any, Any, None]]:
+def in_sessions(sleep: Sleep, num_events: int) -> Worker:
     """A worker whose events are runs of a session with two hooks."""
     count = 0
 
@@ -76,7 +73,7 @@ def in_sessions(sleep: Sleep, num_events: int) -> Callable[[int], Coroutine[Any,
     return worker
 
 
-def simulated(backend: Any, workers: Callable[..., Any] = counting) -> Contender:
+def simulated(backend: Any, workers: Callable[[Sleep, int], Worker] = counting) -> Contender:
     def run(num_workers: int, num_events: int) -> None:
         simulation = Simulation(backend=backend)
 
@@ -150,20 +147,11 @@ def mock_clock(num_workers: int, num_events: int) -> None:
     trio.run(count_with_anyio, num_workers, num_events, clock=clock)
 
 
-CONTENDERS: dict[str, Contender] = {
-    "turbo": simulated("turbo"),
-    "turbo, session.run with two hooks": simulated("turbo", in_sessions),
-    "asyncio": simulated("asyncio"),
-    "trio": simulated("trio"),
-    "exact virtual asyncio loop": jumping_loop,
-    "MockClock": mock_clock,
-    "SimPy": simpy_processes,
-}
-RATIOS = {
-    "turbo": "SimPy",
-    "turbo, session.run with two hooks": "SimPy",
-    "asyncio": "exact virtual asyncio loop",
-    "trio": "MockClock",
+PAIRS: dict[str, tuple[Contender, Contender]] = {
+    "turbo / SimPy": (simulated("turbo"), simpy_processes),
+    "turbo, session.run with two hooks / SimPy": (simulated("turbo", in_sessions), simpy_processes),
+    "asyncio / exact virtual asyncio loop": (simulated("asyncio"), jumping_loop),
+    "trio / MockClock": (simulated("trio"), mock_clock),
 }
 """Ours and the peer."""
 
@@ -179,18 +167,12 @@ def secs_of(contender: Contender, num_workers: int) -> float:
     return (times[1] - times[0]) / num_events
 
 
-def ratios(num_workers: int) -> list[str]:
-    secs: dict[str, list[float]] = {}
-    for _ in range(NUM_ROUNDS):
-        for name, contender in CONTENDERS.items():
-            if name != "SimPy" or is_installed("simpy"):
-                secs.setdefault(name, []).append(secs_of(contender, num_workers))
-    progress(f"{num_workers} workers measured")
-    typical = {name: statistics.median(values) for name, values in secs.items()}
-    return [
-        f"{typical[peer] / typical[ours]:.2f}" if peer in typical else "-"
-        for ours, peer in RATIOS.items()
-    ]
+def speed(pair: tuple[Contender, Contender], num_workers: int) -> str:
+    if simpy_processes in pair and not is_installed("simpy"):
+        return "-"
+    rounds = [[secs_of(each, num_workers) for each in pair] for _ in range(NUM_ROUNDS)]
+    ours, theirs = zip(*rounds, strict=True)
+    return median_ratio(theirs, ours)
 
 
 def megabytes(kind: str, backend: Any, num_workers: int) -> str:
@@ -203,7 +185,7 @@ def megabytes(kind: str, backend: Any, num_workers: int) -> str:
 
     creator = SharedSessionCreator(FunctionSessionCreator(step))
 
-    async def sleeper() -> None:
+    async def bare() -> None:
         while True:
             await simulation.sleep(1.0)
 
@@ -216,7 +198,7 @@ def megabytes(kind: str, backend: Any, num_workers: int) -> str:
         nonlocal found
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(num_workers):
-            simulation.start(sleeper if kind == "bare" else in_session)
+            simulation.start(bare if kind == "bare" else in_session)
         await simulation.sleep(2.5)
         found = (tracemalloc.get_traced_memory()[0] - before) / 1e6
 
@@ -226,42 +208,9 @@ def megabytes(kind: str, backend: Any, num_workers: int) -> str:
     return f"{found:.1f}"
 
 
-def train(num_workers: int) -> None:
-    """Least squares of 16 weights on minibatches of 16 rows: 100 updates for each worker."""
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(4096, 16))
-    labels = rows @ rng.normal(size=16)
-
-    def gradient(weights: Any, worker: Worker) -> Any:
-        first = int(worker.rng.random() * 4080)
-        batch = rows[first : first + 16]
-        return batch.T @ (batch @ weights - labels[first : first + 16]) / 16
-
-    num_updates = 100 * num_workers
-    for protocol in (Asynchronous(), StaleSynchronous(3)):
-        cluster = Simulation(seed=1, backend="turbo").cluster(
-            num_workers, parameters=np.zeros(16), protocol=protocol,
-            learning_rate=staleness_aware(0.05),
-        )  # fmt: skip
-        begun = time.process_time()
-        report = cluster.run(
-            gradient=gradient, updates=num_updates, loss_every=num_updates // 20,
-            loss=lambda weights: float(np.mean((rows @ weights - labels) ** 2)),
-        )  # fmt: skip
-        secs = time.process_time() - begun
-        first, last = report.losses[0][2], report.losses[-1][2]
-        print(f"{protocol}: {secs:.1f} s, {secs / num_updates * 1e6:.1f} us an update, "
-              f"loss {first:.3g} -> {last:.3g}", flush=True)  # fmt: skip
-
-
-def main(args: list[str]) -> None:
-    most = int(args[-1]) if args and args[-1].isdigit() else 10_000
-    if "gradients" in args:
-        train(most)
-        return
+def main(most: int) -> None:
     sizes = [size for size in (10, 100, 1000, 10_000) if size <= most]
-    cells = zip(RATIOS.items(), zip(*map(ratios, sizes), strict=True), strict=True)
-    rows = [[" / ".join(pair), *row] for pair, row in cells]
+    rows = [[name, *(speed(pair, size) for size in sizes)] for name, pair in PAIRS.items()]
     print_table("events per second", ["workers", *(f"{size:,}" for size in sizes)], rows)
     backends = ("asyncio", "trio", "turbo")
     for warm_up in backends:
@@ -270,9 +219,8 @@ def main(args: list[str]) -> None:
         [kind, *(megabytes(kind, backend, most) for backend in backends)]
         for kind in ("bare", "session")
     ]
-    title = f"MB that {most:,} waiting workers hold"
-    print_table(title, ["worker", *backends], held)
+    print_table(f"MB that {most:,} waiting workers hold", ["worker", *backends], held)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]) if sys.argv[1:] else 10_000)

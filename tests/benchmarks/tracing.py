@@ -1,4 +1,4 @@
-"""What traces cost: a step of 100 us with and without a TraceHook, or a record; bytes of a span.
+"""What traces cost: processor time of a step with a TraceHook, or in a record; bytes of a span.
 
     python -m tests.benchmarks.tracing
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,38 @@ from typing import Any
 from asynchooks import TraceHook
 from asynchooks.planning import Trace, record, timed
 
-from ._contenders import compare, function_session
-from ._report import BusyModel, measure, median_ratio
+from ._contenders import Block, above, compare, function_session
+from ._report import BusyModel, measure, typical
 
-NUM_ROUNDS, BLOCK_STEPS, NUM_READ = 41, 1000, 100_000
+NUM_ROUNDS, BLOCK_STEPS, NUM_HOOKS, NUM_READ = 41, 1000, 4, 100_000
+CLOCKS = {"all threads": time.process_time, "the event loop's thread": time.thread_time}
 SPANS_PER_STEP = 2
 """A run and its step: calls of hooks that take less than 10 us are left out."""
 
 
-async def ratio(num_hooks: int, hooks: Any, manager: Any = None) -> str:
-    """Of a session with these hooks, or opened within a manager, to one without."""
+def timed_by(clock: Callable[[], float], block: Block) -> Block:
+    async def counted(num_steps: int) -> float:
+        begun = clock()
+        await block(num_steps)
+        return clock() - begun
+
+    return counted
+
+
+async def costs(hooks: Any, manager: Any) -> dict[str, str]:
+    """Of a session with these hooks, opened within a manager, above one without."""
     off, on = (
-        function_session(BusyModel(100e-6).step, num_hooks, more, step_runner="inline")
+        function_session(BusyModel(100e-6).step, NUM_HOOKS, more, step_runner="inline")
         for more in ((), hooks)
     )
+    found = {}
     # a session that was opened before it is not recorded
-    async with off as off_block, manager or nullcontext(), on as on_block:
-        secs = await compare({"off": off_block, "on": on_block}, BLOCK_STEPS, NUM_ROUNDS)
-    return median_ratio(secs["on"], secs["off"])
+    async with off as off_block, manager, on as on_block:
+        for name, clock in CLOCKS.items():
+            blocks = {"off": timed_by(clock, off_block), "on": timed_by(clock, on_block)}
+            secs = await compare(blocks, BLOCK_STEPS, NUM_ROUNDS)
+            found[name] = typical([1e6 * each for each in above(secs["on"], secs["off"])])
+    return found
 
 
 @timed("sized", output_size=lambda result: result)
@@ -43,15 +58,16 @@ async def sized() -> int:
 
 
 async def figures(loop: str) -> dict[str, str]:
-    found, sizes, step = {}, [], "function step of 100 us, hooks"
+    found, sizes = {}, []
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "trace.pftrace")
-        for num in (0, 4):
-            traced = Path(directory, f"{num}.pftrace")
-            found[f"{step}: {num}: traced / not traced"] = await ratio(num, [TraceHook(traced)])
-            num_spans = SPANS_PER_STEP * BLOCK_STEPS * (NUM_ROUNDS + 1)
-            found["bytes of a span in the file"] = f"{os.stat(traced).st_size / num_spans:.0f}"
-        found[f"{step}: 4: recorded / not recorded"] = await ratio(4, (), record(path))
+        path, traced = Path(directory, "record"), Path(directory, "traced")
+        for kind, hooks, manager in (
+            ("TraceHook", [TraceHook(traced)], nullcontext()), ("record", (), record(path)),
+        ):  # fmt: skip
+            for threads, cost in (await costs(hooks, manager)).items():
+                found[f"a step with 4 hooks, {kind}: processor us of {threads}"] = cost
+        num_spans = len(CLOCKS) * SPANS_PER_STEP * BLOCK_STEPS * (NUM_ROUNDS + 1)
+        found["bytes of a span in the file"] = f"{os.stat(traced).st_size / num_spans:.0f}"
         for num in (10, NUM_READ + 10):  # what does not grow with the spans is left out
             async with record(path):
                 for _ in range(num):

@@ -78,21 +78,16 @@ async def main(directory: str) -> None:
     assert_type(items, Stage[NDArray[np.float64]])
     creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers=2)
     saver = StateDictSaver(model={"weights": weights})
+    saving = CheckpointSaverHook(directory, save_steps=10, saver=saver, background=True)
     losses = Losses(), Losses()
-    first: list[SessionRunHook] = [
-        CheckpointSaverHook(directory, save_steps=10, saver=saver, background=True),
-        StopAtStepHook(last_step=20),
-        FeedHook(items, "target"),
-        losses[0],
-    ]
-    second: list[SessionRunHook] = [
-        StopAtStepHook(last_step=20),
-        FeedHook(items, "target"),
-        losses[1],
-    ]
     async with anyio.create_task_group() as group:
-        group.start_soon(train, first, creator)
-        group.start_soon(train, second, creator)
+        for each in losses:
+            hooks: list[SessionRunHook] = [
+                StopAtStepHook(last_step=20),
+                FeedHook(items, "target"),
+                each,
+            ]
+            group.start_soon(train, [saving, *hooks] if each is losses[0] else hooks, creator)
     print("asynchooks", __version__)
     num_losses = sum(len(each.values) for each in losses)
     print("trained:", num_losses, bool(1.0 < weights[0] < 4.0))

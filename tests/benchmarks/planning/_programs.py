@@ -24,17 +24,6 @@ class Program(NamedTuple):
     always: Settings = MappingProxyType({})
 
 
-async def run_recorded(name: str, path: Path, settings: Settings) -> None:
-    """Run a program really, and leave what was recorded at the path."""
-    logging.disable(logging.WARNING)
-    async with record(path, settings=settings):
-        await PROGRAMS[name].main(**settings)
-
-
-def text_of(settings: Settings) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items()) or "as recorded"
-
-
 GRADIENTS = Program(
     gradients.main,
     recorded=({},),
@@ -69,3 +58,10 @@ PROGRAMS: Mapping[str, Program] = {
         ),
     ),
 }
+
+
+async def run_recorded(name: str, path: Path, settings: Settings) -> None:
+    """Run a program really, and leave what was recorded at the path."""
+    logging.disable(logging.WARNING)
+    async with record(path, settings=settings):
+        await PROGRAMS[name].main(**settings)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession
+from asynchooks import FeedHook
 from asynchooks.data import batch, map_concurrent, rollouts
 from asynchooks.planning import timed
+
+from . import train_for
 
 TICK_SECS, SECS_PER_REQUEST = 0.008, 0.0005
 STEP_SECS, STEP_SECS_PER_TOKEN = 0.03, 2.5e-4
@@ -91,17 +92,10 @@ async def main(
         return {}
 
     prompts = range(10**7)
-    source: Any
+    source: Any = rollouts(
+        rollout, prompts, batch_size, concurrency=concurrency, max_staleness=max_staleness
+    )
     if ordered:
-        source = batch(
-            map_concurrent(rollout, prompts, concurrency, ordered=True), batch_size, collate=list
-        )
-    else:
-        source = rollouts(
-            rollout, prompts, batch_size, concurrency=concurrency, max_staleness=max_staleness
-        )
-    began = time.monotonic()
-    hooks = [FeedHook(source, "group")]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        while time.monotonic() - began < secs:
-            await session.run([])
+        mapped = map_concurrent(rollout, prompts, concurrency, ordered=True)
+        source = batch(mapped, batch_size, collate=list)
+    await train_for(secs, step, FeedHook(source, "group"))

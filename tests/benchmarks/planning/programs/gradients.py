@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import anyio
 import numpy as np
 
-from asynchooks import FunctionSessionCreator, MonitoredSession
+from asynchooks import FunctionSessionCreator
 from asynchooks.planning import timed
 from asynchooks.protocols import ParameterServer, ProtocolHook, parse_protocol
+
+from . import train_for
 
 COMPUTE_SECS, SERVICE_SECS = 0.08, 0.006
 SLOWER = 1.6
@@ -42,31 +43,24 @@ async def main(
     async def serve() -> None:
         await asyncio.sleep(SERVICE_SECS * rng.uniform(0.7, 1.3))
 
-    timed_serve = timed("service")(serve)
+    served = timed("service")(serve) if is_seen else serve
 
-    @timed("push")
     async def push() -> None:
         async with lock:
-            await serve()
+            await served()
 
-    async def push_seen() -> None:
-        async with lock:
-            await timed_serve()
-
-    began = time.monotonic()
+    pushed = push if is_seen else timed("push")(push)
 
     async def work(worker: int) -> None:
         async def step() -> dict[str, float]:
             _, version = server.pull(worker)
             await compute(worker)
-            await (push_seen() if is_seen else push())
+            await pushed()
             server.push(worker, np.zeros(4), version)
             return {}
 
         creator = FunctionSessionCreator(step, global_step=server.global_step)
-        async with MonitoredSession([ProtocolHook(server, worker)], creator) as session:
-            while time.monotonic() - began < secs:
-                await session.run([])
+        await train_for(secs, creator, ProtocolHook(server, worker))
 
     async with anyio.create_task_group() as group:
         for worker in range(num_workers):

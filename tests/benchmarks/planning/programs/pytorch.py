@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import numpy as np
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession
+from asynchooks import FeedHook
 from asynchooks.data import batch, map_concurrent, prefetch
 from asynchooks.planning import timed
+
+from . import train_for
 
 NUM_FEATURES, NUM_HIDDEN = 256, 1024
 READ_SECS, SIGMA = 0.02, 0.5
@@ -31,13 +32,11 @@ async def main(
 
     torch.set_num_threads(1)
     rng = np.random.default_rng()
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(NUM_FEATURES, NUM_HIDDEN),
-        torch.nn.ReLU(),
-        torch.nn.Linear(NUM_HIDDEN, NUM_HIDDEN),
-        torch.nn.ReLU(),
-        torch.nn.Linear(NUM_HIDDEN, 1),
-    )
+    nn = torch.nn
+    layers = nn.Sequential(
+        nn.Linear(NUM_FEATURES, NUM_HIDDEN), nn.ReLU(), nn.Linear(NUM_HIDDEN, NUM_HIDDEN),
+        nn.ReLU(), nn.Linear(NUM_HIDDEN, 1),
+    )  # fmt: skip
     optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3)
 
     @timed("read")
@@ -58,8 +57,4 @@ async def main(
     source: Any = batch(map_concurrent(read, range(10**7), concurrency), batch_size, collate=list)
     if num_ahead:
         source = prefetch(source, num_ahead)
-    began = time.monotonic()
-    hooks = [FeedHook(source, "examples")]
-    async with MonitoredSession(hooks, FunctionSessionCreator(train)) as session:
-        while time.monotonic() - began < secs:
-            await session.run("loss")
+    await train_for(secs, train, FeedHook(source, "examples"))
