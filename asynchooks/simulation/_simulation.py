@@ -22,6 +22,7 @@ from .cluster._cluster import Cluster, Failure
 from .cluster._network import Network, Queue
 from .delays._delay import Delay
 from .delays._streams import Streams
+from .kernel._choice import Chooser, Scheduled, Shuffled, parse_order
 from .kernel._interpreter import no_real_sleep, rare_collections
 from .kernel._kernel import Event, Kernel, Recording, Until
 
@@ -51,6 +52,7 @@ class Simulation:
             faster, and takes programs that wait through asynchooks only.
         shuffle_ties: serve equal times, and run the tasks that are ready at one time, in an order
             drawn from the seed, to explore schedules.
+        schedule: one order of these, as the `ScheduleError` of `explore` shows it.
         max_turns: how often a task may run at one virtual time before that is an error, >= 1.
         keep_trace: record what happens in `trace`.
 
@@ -70,6 +72,7 @@ class Simulation:
         backend: Backend = "asyncio",
         *,
         shuffle_ties: bool = False,
+        schedule: str | None = None,
         max_turns: int = 10_000,
         keep_trace: bool = False,
     ) -> None:
@@ -80,8 +83,12 @@ class Simulation:
         self.backend = backend
         self.streams = Streams(seed)
         self.recording = Recording() if keep_trace else None
-        choose = _chooser(self.streams) if shuffle_ties else None
-        self._kernel_arguments = (max_turns, self.recording, choose)
+        self.chooser: Chooser | None = None
+        if shuffle_ties:
+            self.chooser = Shuffled(self.streams.generator(0, "ready").integers)
+        if schedule is not None:
+            self.chooser = Scheduled(parse_order(schedule))
+        self._max_turns = max_turns
         self._kernel: Kernel | None = None
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
@@ -116,12 +123,14 @@ class Simulation:
         _refuse_nesting()
         module, name = _KERNELS[self.backend]
         kernel_class = getattr(import_module(module, __package__), name)
-        kernel: Kernel = kernel_class(*self._kernel_arguments)
+        kernel: Kernel = kernel_class(self._max_turns, self.recording, self.chooser)
         self._kernel = kernel
         kernel.stop_when(stop_at, condition)
 
         async def run_main() -> None:
             self._value = await main(*args)
+            if isinstance(self.chooser, Scheduled):
+                await self._refuse_tasks_left()
 
         token = _running.set(self)
         try:
@@ -131,6 +140,16 @@ class Simulation:
             self._is_over = True
             _running.reset(token)
         return self._value
+
+    async def _refuse_tasks_left(self) -> None:
+        await self.kernel.quiescence()
+        daemons = {each.name for each in self.kernel.live if each.is_daemon}
+        left = {name for name, _ in self.kernel.running_tasks()} - daemons - {"main"}
+        if left:
+            raise SimulationError(
+                "main has returned, and nothing more happens at that time, but tasks are left:\n"
+                f"{self.kernel.describe_waits()}\nEnd them, or wait for their end."
+            )
 
     @property
     def now(self) -> float:
@@ -339,8 +358,3 @@ def _running_library() -> str | None:
         return None
     return "asyncio"  # perhaps in a callback, where no task runs
 
-
-def _chooser(streams: Streams) -> Callable[[Sequence[object]], int]:
-    """What draws one of the tasks that are ready."""
-    integers = streams.generator(0, "ready").integers
-    return lambda ready: int(integers(len(ready)))

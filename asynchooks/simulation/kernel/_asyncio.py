@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,9 +19,8 @@ import anyio
 
 from ..._engine.real_time import OnAsyncio
 from ..._errors import OutsideWorkError, SimulationError
-from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
+from ._anyio import REAL_IO, AnyioKernel, LoopTask, Step, Waiter
 from ._kernel import KernelTask
-from ._ready import Ready
 
 _OWN_FILES = 1
 """The event loop's own pipe, by which threads wake it."""
@@ -133,8 +133,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready: deque[asyncio.Handle]
         self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._next_number = itertools.count().__next__
-        if kernel.choose is not None:
-            kernel.ready = Ready(kernel.choose_next, self._number_of)
         super().__init__(_Selector(kernel, self))
 
     def time(self) -> float:
@@ -153,30 +151,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def create_task(self, *args: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = super().create_task(*args, **options)
-        if self.kernel.ready is not None:
+        if self.kernel.chooser is not None:
             self._numbers[task] = self._next_number()
         return task
 
-    def _number_of(self, step: asyncio.Handle) -> int:
-        task = _task_of(step)
-        return -1 if task is None else self._numbers.get(task, -1)
-
-    def choose_ready(self) -> bool:
-        """Leave one step of a task in the queue, where several are ready; whether there is any.
+    def offer_steps(self, most: int) -> None:
+        """Let more than `most` steps of tasks be entries, of which one at a time is chosen.
 
         What is no step of a task keeps its order, and all of it runs: it may be what delivers a
         cancellation, again and again until the tasks are over.
         """
-        ready, queue = self.kernel.ready, self._ready
-        if ready is None:
-            return bool(queue)
-        steps = [each for each in queue if _task_of(each) is not None]
-        if ready or len(steps) > 1:
+        queue = self._ready
+        steps = [(task, each) for each in queue if (task := _task_of(each)) is not None]
+        if len(steps) > most:
             others = [each for each in queue if _task_of(each) is None]
-            ready.add(steps)
             queue.clear()
-            queue.extend((*others, ready.take()))
-        return bool(queue)
+            queue.extend(others)
+            # event loops hand tasks over in orders of their own, such as that of a set
+            steps.sort(key=lambda each: self._numbers.get(each[0], -1))
+            self.kernel.ask_for_steps(
+                Step(self.kernel, task, partial(queue.append, each)) for task, each in steps
+            )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether something is ready that is no entry."""
+        return bool(self._ready)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
@@ -219,14 +219,18 @@ class _Selector(selectors.DefaultSelector):
         self._kernel, self._loop = kernel, loop
 
     def select(self, timeout: float | None = None) -> Any:
-        # tasks are ready, or the event loop stops: only poll for wake-ups
-        if self._loop.choose_ready() or timeout is not None:
-            self._kernel.look_at_turns()
+        kernel, loop = self._kernel, self._loop
+        if kernel.chooser is not None:
+            loop.offer_steps(0)
+        if not kernel.num_steps and (loop.is_ready or timeout is not None):
+            kernel.look_at_turns()  # only poll for wake-ups: tasks are ready, or the loop stops
             return super().select(0)
-        target = self._kernel.next_target()
+        target = kernel.next_target()
         if target is None:
             return super().select(None)
         target.fire()
+        if kernel.chooser is not None:
+            loop.offer_steps(1)
         return ()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> Any:
