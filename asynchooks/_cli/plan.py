@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..simulation.output._bar import progress
 from . import argument, number, plot_file, positive
 from .output import check_rich
 from .plan_program import load_program

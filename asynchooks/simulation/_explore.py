@@ -12,7 +12,6 @@ ASPLOS 2010.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import _check
+from .._engine.current import system_now
 from .._errors import ScheduleError, SimulationError
 from ._pool import in_processes
 from ._simulation import Backend, Simulation
@@ -217,11 +217,9 @@ class Program:
 class Search:
     """The orders of a program, those with fewer deviations first."""
 
-    def __init__(
-        self, program: Program, max_secs: float | None, num_processes: int | None
-    ) -> None:
+    def __init__(self, program: Program, max_secs: float | None, num_processes: int | None) -> None:
         self._program, self._num_processes = program, num_processes
-        self._ends_at = math.inf if max_secs is None else time.monotonic() + max_secs
+        self._ends_at = math.inf if max_secs is None else system_now() + max_secs
         self._num = self._num_random = self._depth = 0
         self._num_deviations = -1
         self._is_cut = False
@@ -264,7 +262,7 @@ class Search:
                         raise self._failure(run.failing)
                     yield item, run
                 show(self._num - num_before)
-                if time.monotonic() > self._ends_at:  # real time: nothing is simulated here
+                if system_now() > self._ends_at:
                     self._is_cut = True
                     return
 

@@ -22,9 +22,9 @@ from .cluster._cluster import Cluster, Failure
 from .cluster._network import Network, Queue
 from .delays._delay import Delay
 from .delays._streams import Streams
-from .kernel._choice import Chooser, Scheduled, Shuffled, parse_order
+from .kernel._choice import Scheduled, Shuffled, parse_order
 from .kernel._interpreter import no_real_sleep, rare_collections
-from .kernel._kernel import Event, Kernel, Recording, Until
+from .kernel._kernel import Chooser, Event, Kernel, Recording, Until
 
 Backend = Literal["asyncio", "trio", "turbo"]
 
@@ -357,4 +357,3 @@ def _running_library() -> str | None:
     if asyncio is None or asyncio._get_running_loop() is None:
         return None
     return "asyncio"  # perhaps in a callback, where no task runs
-

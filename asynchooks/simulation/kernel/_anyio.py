@@ -49,7 +49,7 @@ class Step:
 
     __slots__ = ("_kernel", "_make", "due", "task")
 
-    is_daemon = False
+    is_daemon = is_over = False
 
     def __init__(self, kernel: AnyioKernel, task: Any, make: Callable[[], object]) -> None:
         self.due = 0
@@ -60,7 +60,8 @@ class Step:
         self._make()
 
     def __repr__(self) -> str:
-        return f"a step of {self.task!r}"
+        name = self.task.get_name() if hasattr(self.task, "get_name") else self.task.name
+        return f"a step of {name}"
 
 
 class LoopTask(KernelTask):
@@ -87,6 +88,8 @@ class AnyioKernel(Kernel):
         super().__init__(*args)
         self._seen: object = None
         self._step_orders = itertools.count(_BEFORE_ALL).__next__
+        self.in_waits: set[object] = set()
+        """The event loop's tasks in waits of this kernel, where one is chosen."""
         self.num_steps = 0
         """Steps that were asked for, and not made."""
 
@@ -97,15 +100,14 @@ class AnyioKernel(Kernel):
         if not slot.is_woken:
             if self.broken_by is not None:
                 raise self.broken_by
-            slot.waiter = waiter = self._new_waiter()
+            slot.waiter = waiter = self._begin_wait()
             if until < math.inf:
                 self.push(max(until, self.time), waiter)
             try:
                 await waiter.suspend()
             finally:
                 slot.waiter = None
-                if waiter.due:
-                    self.forget(waiter)
+                self._end_wait(waiter)
             if not slot.is_woken:
                 slot.is_woken = True
                 slot.value = TIMED_OUT
@@ -116,14 +118,23 @@ class AnyioKernel(Kernel):
             secs = check_secs(secs)
         if self.broken_by is not None:
             raise self.broken_by
-        waiter = self._new_waiter()
+        waiter = self._begin_wait()
         if (until := self.entry[0] + secs) < math.inf:
             self.push(until, waiter)
         try:
             await waiter.suspend()
         finally:
-            if waiter.due:
-                self.forget(waiter)
+            self._end_wait(waiter)
+
+    def _begin_wait(self) -> Waiter:
+        if self.chooser is not None:
+            self.in_waits.add(self.current_task())
+        return self._new_waiter()
+
+    def _end_wait(self, waiter: Waiter) -> None:
+        self.in_waits.discard(self.current_task() if self.chooser is not None else None)
+        if waiter.due:
+            self.forget(waiter)
 
     @contextmanager
     def shielded(self, seconds: float) -> Iterator[Any]:
@@ -265,6 +276,10 @@ class Waiter:
     @property
     def is_daemon(self) -> bool:
         return self.task is not None and self.task.is_daemon
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool: ...
 
     @abstractmethod
     def suspend(self) -> Awaitable[Any]: ...

@@ -31,9 +31,11 @@ class AsyncioKernel(OnAsyncio, AnyioKernel):
 
     _loop: VirtualLoop
     _released: asyncio.Future[None]
+    driver: asyncio.Task[Any] | None = None
+    """The task that waits for the end of the simulation."""
 
     def _all_tasks(self) -> list[tuple[str, object]]:
-        driver = self._driver
+        driver = self.driver
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not driver]
         named = [(task.get_name(), task.get_coro()) for task in tasks]
         return sorted(named, key=lambda each: each[0])  # coroutines have no order
@@ -48,7 +50,7 @@ class AsyncioKernel(OnAsyncio, AnyioKernel):
     def _enter(self) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        self._loop, self._driver = loop, asyncio.current_task()
+        self._loop, self.driver = loop, asyncio.current_task()
         self._released = loop.create_future()
 
     async def _until_released(self) -> None:
@@ -89,6 +91,10 @@ class _FutureWaiter(Waiter):
         super().__init__()
         self._future = future
 
+    @property
+    def is_over(self) -> bool:
+        return self._future.done()
+
     def suspend(self) -> Awaitable[Any]:
         return self._future
 
@@ -108,7 +114,7 @@ class _Timer(asyncio.TimerHandle):
 
     due: int
     kernel: AsyncioKernel
-    is_daemon = False
+    is_daemon = is_over = False
 
     def cancel(self) -> None:
         if self.due:
@@ -155,16 +161,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._numbers[task] = self._next_number()
         return task
 
-    def offer_steps(self, most: int) -> None:
-        """Let more than `most` steps of tasks be entries, of which one at a time is chosen.
+    def offer_steps(self, *, has_fired: bool) -> None:
+        """Let steps of tasks be entries, of which one at a time is chosen.
 
-        What is no step of a task keeps its order, and all of it runs: it may be what delivers a
-        cancellation, again and again until the tasks are over.
+        One alone that an entry has woken was chosen with that. What is no step of a task keeps its
+        order, and all of it runs: it may be what delivers a cancellation, again and again until
+        the tasks are over.
         """
-        queue = self._ready
-        steps = [(task, each) for each in queue if (task := _task_of(each)) is not None]
-        if len(steps) > most:
-            others = [each for each in queue if _task_of(each) is None]
+        queue, own = self._ready, (None, self.kernel.driver)
+        steps = [(task, each) for each in queue if (task := _task_of(each)) not in own]
+        is_chosen = len(steps) == 1 and (has_fired or steps[0][0] in self.kernel.in_waits)
+        if steps and not is_chosen:
+            others = [each for each in queue if _task_of(each) in own]
             queue.clear()
             queue.extend(others)
             # event loops hand tasks over in orders of their own, such as that of a set
@@ -220,8 +228,8 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         kernel, loop = self._kernel, self._loop
-        if kernel.chooser is not None:
-            loop.offer_steps(0)
+        if kernel.chooser is not None and kernel.driver is not None:
+            loop.offer_steps(has_fired=False)
         if not kernel.num_steps and (loop.is_ready or timeout is not None):
             kernel.look_at_turns()  # only poll for wake-ups: tasks are ready, or the loop stops
             return super().select(0)
@@ -230,7 +238,7 @@ class _Selector(selectors.DefaultSelector):
             return super().select(None)
         target.fire()
         if kernel.chooser is not None:
-            loop.offer_steps(1)
+            loop.offer_steps(has_fired=True)
         return ()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> Any:

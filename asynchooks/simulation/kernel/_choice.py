@@ -12,35 +12,19 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ... import _errors
 from ..._engine.stacks import frames_of
 from ..._errors import SimulationError
+from ._kernel import Chooser
 from ._waits import is_users, wait_of
-
-if TYPE_CHECKING:
-    from ._kernel import Kernel
 
 _WAITS = ("sleep", "park", "suspend")
 """Functions that only wait."""
 _MOST_CHANGES = 3
 """Changes of priorities in one run."""
 _DEVIATION = re.compile(r"(\d+):(?:(\d+)|cancel (.+)|raise (\w+) in (.+))")
-
-
-class Chooser:
-    """Asked for each entry that fires, and each step that an event loop would make by itself."""
-
-    kernel: Kernel
-    """Which asks it; the kernel says so itself."""
-
-    def interject(self) -> None:
-        """Before an entry is taken: a task may be cancelled now, or an error be raised in it."""
-
-    def choose(self, ready: Sequence[object]) -> int:
-        """The place of the one that goes on, of at least one."""
-        raise NotImplementedError
 
 
 class Shuffled(Chooser):
@@ -54,7 +38,7 @@ class Shuffled(Chooser):
 
 
 class Interjection(NamedTuple):
-    """What happens to a task in place of the next choice: an error in its wait; "": a cancellation."""
+    """What happens to a task in place of the next choice: an error, or a cancellation ("")."""
 
     error: str
     task: str

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 
 from ..._engine.base import Engine, EngineTask, Slot
 from ..._errors import DeadlockError, LivelockError, SimulationError
-from ._choice import Chooser
 from ._waits import describe
 
 Until = float | Callable[[], bool]
@@ -46,6 +45,10 @@ class Target(Protocol):
     def is_daemon(self) -> bool:
         """Whether it makes no progress."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to wake, such as a wait that was cancelled."""
+
     def fire(self) -> None: ...
 
 
@@ -54,7 +57,7 @@ class Call:
 
     __slots__ = ("_fn", "_what", "due")
 
-    is_daemon = False
+    is_daemon = is_over = False
 
     def __init__(self, fn: Callable[[], object], what: str) -> None:
         self.due = 0
@@ -85,6 +88,8 @@ class KernelTask(EngineTask):
         "kernel",
         "waiting",
     )
+
+    is_over = False
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         self.kernel = kernel
@@ -149,6 +154,20 @@ class Recording:
     def digest(self) -> str:
         """SHA-256 of `to_bytes`, in hexadecimal."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
+
+
+class Chooser:
+    """Asked for each entry that fires, and each step that an event loop would make by itself."""
+
+    kernel: Kernel
+    """Which asks it; the kernel says so itself."""
+
+    def interject(self) -> None:
+        """Before an entry is taken: a task may be cancelled now, or an error be raised in it."""
+
+    def choose(self, ready: Sequence[object]) -> int:
+        """The place of the one that goes on, of at least one."""
+        raise NotImplementedError
 
 
 class Kernel(Engine):
@@ -407,27 +426,36 @@ class Kernel(Engine):
                 if self.broken_by is not None:
                     return NOTHING  # tasks run now
                 continue
-            self.entry = self._take_entry()
-            fired: Target = self.entry[2]
+            entry = self._take_entry()
+            if entry is None:
+                continue
+            self.entry = entry
+            fired: Target = entry[2]
             fired.due = 0
             if self.recording is not None:
                 self.recording.events.append(Event(time, repr(fired)))
             return fired
 
-    def _take_entry(self) -> tuple[float, int, Any]:
-        """Take out the entry that fires next: the first, or one of its time that is chosen."""
+    def _take_entry(self) -> tuple[float, int, Any] | None:
+        """Take out the entry that fires next: the first, or one of its time that is chosen.
+
+        None: what the first ones would wake has been cancelled.
+        """
         heap = self.heap
-        entry = heapq.heappop(heap)
         if self.chooser is None:
-            return entry
-        ready = [entry]
-        while heap and heap[0][0] == entry[0] and heap[0][1] < _AFTER_ALL:
-            each = heapq.heappop(heap)
-            if each[2].due == each[1]:
-                ready.append(each)
-            else:
+            return heapq.heappop(heap)
+        time, ready = heap[0][0], []
+        while heap and heap[0][0] == time and (heap[0][1] < _AFTER_ALL or not ready):
+            entry = heapq.heappop(heap)
+            if entry[2].due != entry[1]:
                 self._num_stale -= 1
-        self.entry = (entry[0], 0, None)
+            elif entry[2].is_over:
+                entry[2].due = 0
+            else:
+                ready.append(entry)
+        if not ready:
+            return None
+        self.entry = (time, 0, None)
         # those before the chosen one go to the end
         place = self.chooser.choose([target for _, _, target in ready])
         for each in ready[place + 1 :]:

@@ -39,7 +39,7 @@ class TrioKernel(OnTrio, AnyioKernel):
         return [
             (task.name, task.coro)
             for task in _tasks_of_run()[1:]
-            if task is not self._driver and not task.name.startswith(_TRIOS_OWN)
+            if task is not self.driver and not task.name.startswith(_TRIOS_OWN)
         ]
 
     def current_task(self) -> object | None:
@@ -53,11 +53,13 @@ class TrioKernel(OnTrio, AnyioKernel):
         try:
             anyio.run(fn, *args, backend="trio", backend_options=options)
         except trio.TrioInternalError as error:  # raised by the clock, as the last resort
-            raise self.error or error from error
+            if self.error is None:
+                raise
+            raise self.error from error
 
     def _enter(self) -> None:
         self._current_task = trio.lowlevel.current_task
-        self._driver = trio.lowlevel.current_task()
+        self.driver = trio.lowlevel.current_task()
         self._token = trio.lowlevel.current_trio_token()
         self._event = trio.Event()
         # not public in trio; without it, `wait_all_tasks_blocked` ends when time has passed
@@ -107,7 +109,7 @@ class TrioKernel(OnTrio, AnyioKernel):
         target = self.next_target(deadline)
         if target is not None:
             target.fire()
-            self.has_fired = self.chooser is not None and bool(self._runner.runq)
+            self.has_fired = self.chooser is not None
             return 0.0
         return 0.0 if self.time >= deadline or self._is_released else math.inf
 
@@ -134,6 +136,10 @@ class _TaskWaiter(Waiter):
     def __init__(self, trio_task: trio.lowlevel.Task) -> None:
         super().__init__()
         self._trio_task: trio.lowlevel.Task | None = trio_task  # until it is rescheduled
+
+    @property
+    def is_over(self) -> bool:
+        return self._trio_task is None
 
     def suspend(self) -> Awaitable[Any]:
         return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105
@@ -166,8 +172,11 @@ class _ReadyQueue(deque[trio.lowlevel.Task]):
 
     def __iter__(self) -> Iterator[trio.lowlevel.Task]:
         tasks = [self.popleft() for _ in range(len(self))]
+        if self._kernel.driver in tasks:
+            tasks.remove(self._kernel.driver)
+            yield self._kernel.driver
         has_fired, self._kernel.has_fired = self._kernel.has_fired, False
-        if has_fired and len(tasks) == 1:
+        if len(tasks) == 1 and (has_fired or tasks[0] in self._kernel.in_waits):
             yield tasks[0]
             return
         tasks.sort(key=lambda task: task._counter)
