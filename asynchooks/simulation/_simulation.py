@@ -175,9 +175,9 @@ class Simulation:
         """The engine; None before the run."""
         return self._kernel
 
-    def sleep(self, secs: float) -> Awaitable[None]:
+    async def sleep(self, secs: float) -> None:
         """Suspend for exactly this many virtual seconds, >= 0. Cancellation safe."""
-        return self.kernel.sleep(secs)
+        await self.kernel.sleep(secs)
 
     def start(
         self, fn: Callable[..., Awaitable[Any]], *args: Any, name: str | None = None

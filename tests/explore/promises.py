@@ -8,14 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from asynchooks import (
+    CheckpointError,
+    CheckpointSaverHook,
+    FeedHook,
+    FunctionSessionCreator,
     GlobalStepWaiterHook,
     MonitoredSession,
+    SessionRunArgs,
+    SessionRunHook,
     SharedSessionCreator,
+    StateDictSaver,
     StopAtStepHook,
 )
+from asynchooks.data import prefetch, rollouts
 from asynchooks.simulation import Simulation
 
 NUM_WORKERS, NUM_STEPS = 3, 3
@@ -132,9 +143,137 @@ async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
     await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(2)])
 
 
+async def each_item_once(simulation: Simulation) -> None:
+    """Two lives of two workers; the second goes on where the first stopped."""
+    taken: list[int] = []
+    num_taken = np.zeros(1)
+
+    async def step(row: int) -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        taken.append(row)
+        num_taken[:] += 1.0
+        return {}
+
+    async def worker(creator: Any, source: Any) -> None:
+        async with MonitoredSession([FeedHook(source, "row")], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    with TemporaryDirectory() as place:
+        for last_step in (2, 10):
+            num_taken[:] = 0.0
+            source, creator = prefetch(range(5), 1), SharedSessionCreator(step, num_workers=2)
+            hooks = [
+                CheckpointSaverHook(place, save_steps=10, saver=StateDictSaver(model={"num": num_taken})),
+                FeedHook(source, "row"),
+                StopAtStepHook(last_step=last_step),
+            ]
+            async with MonitoredSession(hooks, creator) as session:
+                session.start_soon(worker, creator, source, name="worker")
+                while not session.should_stop():
+                    await session.run([])
+            assert num_taken[0] == len(taken) == min(last_step, 5), (num_taken, taken)
+    assert sorted(taken) == list(range(5)), taken
+
+
+async def who_opens_first_restores(simulation: Simulation) -> None:
+    """Workers open together; the one with the saver restores for all, or is refused."""
+    weights, refused = np.zeros(1), []
+
+    async def step() -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        weights[:] += 1.0
+        return {}
+
+    async def worker(creator: Any, hooks: Any, last_step: int) -> None:
+        try:
+            await train(creator, [*hooks, StopAtStepHook(last_step=last_step)])
+        except CheckpointError as error:
+            refused.append(error)
+
+    with TemporaryDirectory() as place:
+        for last_step in (1, 3):
+            weights[:] = 0.0
+            saver = StateDictSaver(model={"weights": weights})
+            hooks = [[CheckpointSaverHook(place, save_steps=10, saver=saver)], []]
+            creator = SharedSessionCreator(step)
+            tasks = [simulation.start(worker, creator, each, last_step) for each in hooks]
+            await all_done(tasks)
+            assert refused or weights[0] == last_step, weights
+
+
+class Recorded(SessionRunHook):
+    """Notes the step of each run, and the count of steps that the model had made then."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int]] = []
+
+    async def before_run(self, run_context: Any) -> SessionRunArgs:
+        return SessionRunArgs("steps")
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.rows.append((run_context.step, run_values.results))
+
+
+async def values_carry_their_step(simulation: Simulation) -> None:
+    model, hooks = Model(simulation), [Recorded() for _ in range(NUM_WORKERS)]
+    creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
+
+    async def worker(i: int) -> None:
+        await train(creator, [hooks[i], StopAtStepHook(last_step=NUM_STEPS)])
+
+    await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(NUM_WORKERS)])
+    rows = sorted(row for each in hooks for row in each.rows)
+    assert [step for step, _ in rows] == sorted({step for step, _ in rows}), rows
+    assert all(step == steps for step, steps in rows), rows
+
+
+async def one_stops_all(simulation: Simulation) -> None:
+    model, after = Model(simulation), []
+    creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
+
+    async def worker(i: int) -> None:
+        async with MonitoredSession([], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+                if session.global_step.value == 2:
+                    session.request_stop(all_workers=True)
+                    after.append(model.steps)
+        assert session.should_stop()
+
+    await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(NUM_WORKERS)])
+    if after:
+        assert model.steps < after[0] + NUM_WORKERS, (model.steps, after)
+
+
+async def rollouts_stay_within_their_bound(simulation: Simulation) -> None:
+    ages: list[int] = []
+
+    async def rollout(prompt: int) -> int:
+        await simulation.sleep(1.0 + prompt % 2)
+        return prompt
+
+    async def step(results: Any) -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        seen.extend(each.result for each in results)
+        ages.extend(each.staleness for each in results)
+        return {}
+
+    seen: list[int] = []
+    source = rollouts(rollout, range(6), 2, concurrency=3, max_staleness=1)
+    await train(FunctionSessionCreator(step), [FeedHook(source, "results")])
+    assert max(ages) <= 1, ages
+    assert sorted(seen) == list(range(6)), seen
+
+
 PROMISES: Mapping[str, Callable[[Simulation], Any]] = {
     **{f"exact stop, {n} workers": exact_stop(n) for n in (1, 2, 3, 4)},
     "waits end": waits_end,
     "first error leaves": first_error_leaves,
+    "each item once": each_item_once,
+    "who opens first restores": who_opens_first_restores,
+    "values carry their step": values_carry_their_step,
+    "one stops all": one_stops_all,
+    "rollouts within their bound": rollouts_stay_within_their_bound,
     "side tasks end": side_tasks_end_with_their_session,
 }
