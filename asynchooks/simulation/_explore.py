@@ -137,7 +137,12 @@ def explore(
     _check.function("main", main, "an async function of the simulation")
     max_delays = _check.integer("max_delays", max_delays, least=0)
     num_random = _check.integer("num_random", num_random, least=0)
+    _check.instance("cancel", cancel, str, 'a pattern of names, such as "worker *"')
+    if isinstance(errors, type):
+        raise TypeError(f"errors is {errors!r}; give a list, as in [{errors.__name__}]")
     names = [_name_of(each) for each in errors]
+    if max_secs is not None:
+        _check.seconds("max_secs", max_secs, zero=True)
     program = Program(partial(_call, main, args), backend, seed, cancel, tuple(names))
     search = Search(program, max_secs, num_processes)
     try:
@@ -278,10 +283,10 @@ class Search:
         order = _shrunk(order, fails)
         chooser = Scheduled(order, is_told=True)
         error = self._program.error_in(chooser)
-        if type(error) is not type(first):
+        if first is None or error is None:
             raise SimulationError(
-                f"the schedule {text_of(order)!r} failed with {first!r}, and did not when it was "
-                "run again: let main make all that it uses, and read no clock"
+                f"the schedule {text_of(order)!r} failed, and did not when it was run again: let "
+                "main make all that it uses, and read no clock"
             )
         deviations = "".join(f"\n  {each}" for each in chooser.story) or " the usual order"
         failure = ScheduleError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -24,12 +25,16 @@ from asynchooks import (
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
+    StepUnreachableError,
     StopAtStepHook,
 )
 from asynchooks.data import prefetch, rollouts
 from asynchooks.simulation import Simulation
 
 NUM_WORKERS, NUM_STEPS = 3, 3
+
+
+Program = Callable[[Simulation], Any]
 
 
 class Boom(Exception):  # noqa: N818
@@ -62,35 +67,47 @@ async def train(creator: Any, hooks: Any, body: Callable[[Any], Any] | None = No
     return session.global_step.value
 
 
-async def all_done(tasks: Any) -> None:
+async def workers(
+    simulation: Simulation, worker: Callable[[int], Any], num: int = NUM_WORKERS
+) -> set[int]:
+    """Run the workers together; those that were not cancelled."""
+    whole = set()
+
+    async def run(i: int) -> None:
+        await worker(i)
+        whole.add(i)
+
+    tasks = [simulation.start(run, i, name=f"worker {i}") for i in range(num)]
     for each in tasks:
         await each.wait()
+    return whole
 
 
-def exact_stop(num_workers: int) -> Callable[[Simulation], Any]:
+def exact_stop(num_workers: int) -> Program:
     async def main(simulation: Simulation) -> None:
-        model, ends = Model(simulation), []
+        model, ends = Model(simulation), {}
         creator = SharedSessionCreator(model.step, num_workers=num_workers)
 
-        async def worker() -> None:
-            ends.append(await train(creator, [StopAtStepHook(last_step=NUM_STEPS)]))
+        async def worker(i: int) -> None:
+            ends[i] = await train(creator, [StopAtStepHook(last_step=NUM_STEPS)])
 
-        await all_done([simulation.start(worker, name=f"worker {i}") for i in range(num_workers)])
-        assert model.steps == NUM_STEPS, model.steps
-        assert ends == [NUM_STEPS] * num_workers, ends
+        whole = await workers(simulation, worker, num_workers)
+        assert ends == dict.fromkeys(whole, NUM_STEPS), ends
+        assert model.steps == NUM_STEPS or not whole, model.steps
 
     return main
 
 
 async def waits_end(simulation: Simulation) -> None:
-    model, ends = Model(simulation), set()
+    model, begun, ended = Model(simulation), [], []
     creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
 
     async def wait(session: Any, step: int) -> None:
+        begun.append(step)
         try:
             assert await session.global_step.wait_for(step) >= step
         finally:
-            ends.add(step)
+            ended.append(step)
 
     async def worker(i: int) -> None:
         hooks = [GlobalStepWaiterHook(i), StopAtStepHook(last_step=NUM_STEPS)]
@@ -99,11 +116,13 @@ async def waits_end(simulation: Simulation) -> None:
             for step in (NUM_STEPS, NUM_STEPS + 1):
                 session.start_soon(wait, session, step)
 
-        await train(creator, hooks, body if i == 0 else None)
+        try:
+            await train(creator, hooks, body if i == 0 else None)
+        except StepUnreachableError:
+            assert model.steps < NUM_STEPS  # whoever was to make it is cancelled
 
-    await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(NUM_WORKERS)])
-    assert model.steps == NUM_STEPS, model.steps
-    assert ends == {NUM_STEPS, NUM_STEPS + 1}, ends
+    await workers(simulation, worker)
+    assert sorted(begun) == sorted(ended), (begun, ended)
 
 
 async def first_error_leaves(simulation: Simulation) -> None:
@@ -116,8 +135,8 @@ async def first_error_leaves(simulation: Simulation) -> None:
         except Boom as error:
             left.append(error)
 
-    await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(NUM_WORKERS)])
-    assert len(left) == 1, left
+    whole = await workers(simulation, worker)
+    assert len(left) == 1 or len(whole) < NUM_WORKERS, left
 
 
 async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
@@ -140,13 +159,14 @@ async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
         await train(creator, [StopAtStepHook(last_step=NUM_STEPS)], body)
         assert not running & {i, i + 2}, running
 
-    await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(2)])
+    await workers(simulation, worker, 2)
 
 
 async def each_item_once(simulation: Simulation) -> None:
     """Two lives of two workers; the second goes on where the first stopped."""
     taken: list[int] = []
     num_taken = np.zeros(1)
+    saver = StateDictSaver(model={"num": num_taken})
 
     async def step(row: int) -> dict[str, Any]:
         await simulation.sleep(1.0)
@@ -164,7 +184,7 @@ async def each_item_once(simulation: Simulation) -> None:
             num_taken[:] = 0.0
             source, creator = prefetch(range(5), 1), SharedSessionCreator(step, num_workers=2)
             hooks = [
-                CheckpointSaverHook(place, save_steps=10, saver=StateDictSaver(model={"num": num_taken})),
+                CheckpointSaverHook(place, save_steps=10, saver=saver),
                 FeedHook(source, "row"),
                 StopAtStepHook(last_step=last_step),
             ]
@@ -185,9 +205,9 @@ async def who_opens_first_restores(simulation: Simulation) -> None:
         weights[:] += 1.0
         return {}
 
-    async def worker(creator: Any, hooks: Any, last_step: int) -> None:
+    async def worker(creator: Any, last_step: int, hooks: Any, i: int) -> None:
         try:
-            await train(creator, [*hooks, StopAtStepHook(last_step=last_step)])
+            await train(creator, [*hooks[i], StopAtStepHook(last_step=last_step)])
         except CheckpointError as error:
             refused.append(error)
 
@@ -196,9 +216,8 @@ async def who_opens_first_restores(simulation: Simulation) -> None:
             weights[:] = 0.0
             saver = StateDictSaver(model={"weights": weights})
             hooks = [[CheckpointSaverHook(place, save_steps=10, saver=saver)], []]
-            creator = SharedSessionCreator(step)
-            tasks = [simulation.start(worker, creator, each, last_step) for each in hooks]
-            await all_done(tasks)
+            run = partial(worker, SharedSessionCreator(step), last_step, hooks)
+            await workers(simulation, run, 2)
             assert refused or weights[0] == last_step, weights
 
 
@@ -222,7 +241,7 @@ async def values_carry_their_step(simulation: Simulation) -> None:
     async def worker(i: int) -> None:
         await train(creator, [hooks[i], StopAtStepHook(last_step=NUM_STEPS)])
 
-    await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(NUM_WORKERS)])
+    await workers(simulation, worker)
     rows = sorted(row for each in hooks for row in each.rows)
     assert [step for step, _ in rows] == sorted({step for step, _ in rows}), rows
     assert all(step == steps for step, steps in rows), rows
@@ -241,7 +260,7 @@ async def one_stops_all(simulation: Simulation) -> None:
                     after.append(model.steps)
         assert session.should_stop()
 
-    await all_done([simulation.start(worker, i, name=f"worker {i}") for i in range(NUM_WORKERS)])
+    await workers(simulation, worker)
     if after:
         assert model.steps < after[0] + NUM_WORKERS, (model.steps, after)
 
@@ -266,6 +285,51 @@ async def rollouts_stay_within_their_bound(simulation: Simulation) -> None:
     assert sorted(seen) == list(range(6)), seen
 
 
+class Waiting(SessionRunHook):
+    """Waits in each of its moments."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.sleep, self.is_begun, self.is_ended = simulation.sleep, False, False
+
+    async def begin(self) -> None:
+        await self.sleep(0.0)
+        self.is_begun = True
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        await self.sleep(0.0)
+
+    async def before_run(self, run_context: Any) -> None:
+        await self.sleep(0.0)
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        await self.sleep(0.0)
+
+    async def end(self, session: Any) -> None:
+        self.is_ended = True
+        await self.sleep(0.0)
+
+    async def on_error(self, session: Any, error: BaseException) -> None:
+        self.is_ended = True
+        await self.sleep(0.0)
+
+
+async def errors_leave_as_themselves(simulation: Simulation) -> None:
+    """Of two workers, one has two hooks that wait; its error leaves it, and ends the other."""
+    model, hooks = Model(simulation), [Waiting(simulation), Waiting(simulation)]
+    creator = SharedSessionCreator(model.step, num_workers=2)
+
+    async def other() -> None:
+        await train(creator, [StopAtStepHook(last_step=NUM_STEPS)])
+
+    task = simulation.start(other, name="other")
+    try:
+        await train(creator, [*hooks, StopAtStepHook(last_step=NUM_STEPS)])
+    finally:
+        await task.wait()
+        for each in hooks:
+            assert each.is_ended or not each.is_begun, "a hook that has begun was not ended"
+
+
 PROMISES: Mapping[str, Callable[[Simulation], Any]] = {
     **{f"exact stop, {n} workers": exact_stop(n) for n in (1, 2, 3, 4)},
     "waits end": waits_end,
@@ -275,5 +339,6 @@ PROMISES: Mapping[str, Callable[[Simulation], Any]] = {
     "values carry their step": values_carry_their_step,
     "one stops all": one_stops_all,
     "rollouts within their bound": rollouts_stay_within_their_bound,
+    "errors leave": errors_leave_as_themselves,
     "side tasks end": side_tasks_end_with_their_session,
 }

@@ -18,10 +18,8 @@ from ... import _errors
 from ..._engine.stacks import frames_of
 from ..._errors import SimulationError
 from ._kernel import Chooser
-from ._waits import is_users, wait_of
+from ._waits import is_users, only_waits, wait_of
 
-_WAITS = ("sleep", "park", "suspend")
-"""Functions that only wait."""
 _MOST_CHANGES = 3
 """Changes of priorities in one run."""
 _DEVIATION = re.compile(r"(\d+):(?:(\d+)|cancel (.+)|raise (\w+) in (.+))")
@@ -258,8 +256,6 @@ def _wait(coroutine: object) -> str:
 
 
 def _is_in_users_wait(coroutine: object) -> bool:
-    """Whether the innermost code that waits, but for what only sleeps and parks, is the user's."""
-    frames = [frame for frame, _ in frames_of(coroutine)]
-    while frames and frames[-1].f_code.co_name in _WAITS:
-        frames.pop()
+    """Whether the code that waits, by what only sleeps and parks, is the user's."""
+    frames = [frame for frame, _ in frames_of(coroutine) if not only_waits(frame)]
     return bool(frames) and is_users(frames[-1])
