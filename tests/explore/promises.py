@@ -21,6 +21,8 @@ from asynchooks import (
     FunctionSessionCreator,
     GlobalStepWaiterHook,
     MonitoredSession,
+    PreemptionError,
+    Retention,
     SessionRunArgs,
     SessionRunHook,
     SharedSessionCreator,
@@ -28,7 +30,8 @@ from asynchooks import (
     StepUnreachableError,
     StopAtStepHook,
 )
-from asynchooks.data import prefetch, rollouts
+from asynchooks.checkpoints import CheckpointDirectory
+from asynchooks.data import map_concurrent, prefetch, rollouts
 from asynchooks.simulation import Simulation
 
 NUM_WORKERS, NUM_STEPS = 3, 3
@@ -330,6 +333,146 @@ async def errors_leave_as_themselves(simulation: Simulation) -> None:
             assert each.is_ended or not each.is_begun, "a hook that has begun was not ended"
 
 
+async def no_step_runs_beside_the_exclusive_side(simulation: Simulation) -> None:
+    """One task holds it twice, for half a step; two workers train."""
+    model, under_way, held = Model(simulation), 0, 0
+
+    async def step() -> dict[str, Any]:
+        nonlocal under_way
+        assert not held, "a step begins within the exclusive side"
+        under_way += 1
+        try:
+            return await model.step()
+        finally:
+            under_way -= 1
+
+    creator = SharedSessionCreator(step, num_workers=2)
+
+    async def hold(session: Any) -> None:
+        nonlocal held
+        for _ in range(2):
+            async with session.global_step.exclusive():
+                assert not under_way, "a step is under way within the exclusive side"
+                held += 1
+                try:
+                    await simulation.sleep(0.5)
+                finally:
+                    held -= 1
+            await session.or_stop(simulation.sleep, 0.5)
+
+    async def worker(i: int) -> None:
+        def body(session: Any) -> None:
+            session.start_soon(hold, session)
+
+        await train(creator, [StopAtStepHook(last_step=NUM_STEPS)], body if i == 0 else None)
+
+    await workers(simulation, worker, 2)
+
+
+async def checkpoints_are_of_one_step_and_have_its_metric(simulation: Simulation) -> None:
+    """Each step changes two halves of the model, at two times; its loss is minus its number."""
+    weights = np.zeros(2)
+
+    async def step() -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        weights[0] += 1.0
+        made = weights[0]
+        await simulation.sleep(0.0)
+        weights[1] += 1.0
+        return {"loss": -made}
+
+    def hooks(place: str) -> list[SessionRunHook]:
+        saver = StateDictSaver(model={"weights": weights})
+        retention = Retention(max_to_keep=9, keep_best=1)
+        saving = CheckpointSaverHook(
+            place, save_steps=1, saver=saver, retention=retention, metric="loss"
+        )
+        return [saving, StopAtStepHook(last_step=NUM_STEPS)]
+
+    with TemporaryDirectory() as place:
+        creator = SharedSessionCreator(step, num_workers=2)
+
+        async def other(session: Any) -> None:
+            await train(creator, [])
+
+        async with MonitoredSession(hooks(place), creator) as session:
+            session.start_soon(other, session)
+            while not session.should_stop():
+                await session.run([])
+        for each in CheckpointDirectory(place).checkpoints():
+            StateDictSaver(model={"weights": weights}).restore(each.prefix)
+            assert weights[0] == weights[1] == each.step, (weights, each)
+            assert each.metric in (None, -each.step), each
+
+
+async def lost_sessions_are_replaced_and_the_stop_is_exact(simulation: Simulation) -> None:
+    """Two workers, each of which is lost once, at its first step."""
+    model, lost = Model(simulation), set()
+
+    async def step(worker: int) -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        if worker not in lost:
+            lost.add(worker)
+            raise PreemptionError
+        return await model.step()
+
+    creator = SharedSessionCreator(step, num_workers=2)
+
+    async def worker(i: int) -> None:
+        async with MonitoredSession([StopAtStepHook(last_step=NUM_STEPS)], creator) as session:
+            while not session.should_stop():
+                await session.run([], {"worker": i})
+        assert session.global_step.value == NUM_STEPS, session.global_step
+
+    whole = await workers(simulation, worker, 2)
+    assert model.steps == NUM_STEPS or not whole, model.steps
+
+
+async def maps_keep_items_and_their_order(simulation: Simulation) -> None:
+    """Two consumers of one concurrent map; each sees its items in order."""
+    taken: dict[int, list[int]] = {0: [], 1: []}
+
+    async def double(item: int) -> int:
+        await simulation.sleep(1.0 + item % 2)
+        return 2 * item
+
+    source = map_concurrent(double, range(6), concurrency=2)
+
+    async def consumer(i: int) -> None:
+        async for item in source:
+            await simulation.sleep(1.0)
+            taken[i].append(item)
+
+    async with source:
+        whole = await workers(simulation, consumer, 2)
+    assert all(each == sorted(each) for each in taken.values()), taken
+    assert len(whole) < 2 or sorted(taken[0] + taken[1]) == list(range(0, 12, 2)), taken
+
+
+async def errors_of_side_tasks_end_training(simulation: Simulation) -> None:
+    model, left = Model(simulation), []
+    creator = SharedSessionCreator(model.step, num_workers=2)
+
+    async def fail(session: Any) -> None:
+        await session.global_step.wait_for(1)
+        await simulation.sleep(0.0)
+        raise Boom
+
+    async def worker(i: int) -> None:
+        def body(session: Any) -> None:
+            session.start_soon(fail, session)
+
+        try:
+            await train(creator, [StopAtStepHook(last_step=9)], body if i == 0 else None)
+        except Boom:
+            left.append(i)
+            return
+        assert model.steps < 9 or i == 1, "the error did not stop training"
+
+    whole = await workers(simulation, worker, 2)
+    assert left == [0] or 0 not in whole, left
+
+
 PROMISES: Mapping[str, Callable[[Simulation], Any]] = {
     **{f"exact stop, {n} workers": exact_stop(n) for n in (1, 2, 3, 4)},
     "waits end": waits_end,
@@ -339,6 +482,11 @@ PROMISES: Mapping[str, Callable[[Simulation], Any]] = {
     "values carry their step": values_carry_their_step,
     "one stops all": one_stops_all,
     "rollouts within their bound": rollouts_stay_within_their_bound,
+    "exclusive side": no_step_runs_beside_the_exclusive_side,
+    "checkpoints and metrics": checkpoints_are_of_one_step_and_have_its_metric,
+    "lost sessions": lost_sessions_are_replaced_and_the_stop_is_exact,
+    "maps": maps_keep_items_and_their_order,
+    "side task fails": errors_of_side_tasks_end_training,
     "errors leave": errors_leave_as_themselves,
     "side tasks end": side_tasks_end_with_their_session,
 }
