@@ -6,8 +6,9 @@ again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,12 +53,16 @@ class Model:
     steps: int = 0
     secs: float = 1.0
     error_at: int = -1
+    made_at: dict[int, float] = field(default_factory=dict)
+    """When each step was made, in virtual seconds."""
 
     async def step(self) -> dict[str, Any]:
         await self.simulation.sleep(self.secs)
-        self.steps += 1
-        if self.steps == self.error_at:
+        if self.steps + 1 == self.error_at:
+            self.error_at = -1
             raise Boom
+        self.steps += 1
+        self.made_at[self.steps] = self.simulation.now
         return {"steps": self.steps}
 
 
@@ -102,13 +107,16 @@ def exact_stop(num_workers: int) -> Program:
 
 
 async def waits_end(simulation: Simulation) -> None:
+    """At their step, or at the stop, also if they begin after that; none takes further time."""
     model, begun, ended = Model(simulation), [], []
     creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
 
-    async def wait(session: Any, step: int) -> None:
+    async def wait(session: Any, step: int, secs: float = 0.0) -> None:
         begun.append(step)
         try:
-            assert await session.global_step.wait_for(step) >= step
+            await simulation.sleep(secs)
+            if await session.global_step.wait_for(step) == step:
+                assert simulation.now == max(secs, model.made_at[step])
         finally:
             ended.append(step)
 
@@ -116,16 +124,20 @@ async def waits_end(simulation: Simulation) -> None:
         hooks = [GlobalStepWaiterHook(i), StopAtStepHook(last_step=NUM_STEPS)]
 
         def body(session: Any) -> None:
-            for step in (NUM_STEPS, NUM_STEPS + 1):
-                session.start_soon(wait, session, step)
+            session.start_soon(wait, session, 2)
+            session.start_soon(wait, session, NUM_STEPS + 1)
+            session.start_soon(wait, session, NUM_STEPS + 1, 4.0)
 
         try:
             await train(creator, hooks, body if i == 0 else None)
         except StepUnreachableError:
             assert model.steps < NUM_STEPS  # whoever was to make it is cancelled
+        statistics = creator.handle().global_step.statistics()
+        assert statistics.workers_open or not statistics.tasks_waiting_for_step, statistics
 
     await workers(simulation, worker)
     assert sorted(begun) == sorted(ended), (begun, ended)
+    assert simulation.now <= 4.0, simulation.now
 
 
 async def first_error_leaves(simulation: Simulation) -> None:
@@ -143,26 +155,39 @@ async def first_error_leaves(simulation: Simulation) -> None:
 
 
 async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
+    """And what they wait for by `or_stop` has ended before, with its clean-up."""
     model, running = Model(simulation), set()
     creator = SharedSessionCreator(model.step, num_workers=2)
 
-    async def task(session: Any, name: int) -> None:
+    async def call(name: str) -> None:
         running.add(name)
         try:
-            while True:
-                await session.or_stop(simulation.sleep, 1.0)
+            await simulation.sleep(math.inf)
         finally:
+            try:
+                await simulation.sleep(0.0)
+            finally:
+                running.remove(name)
+
+    async def task(session: Any, name: str) -> None:
+        running.add(name)
+        try:
+            await session.or_stop(call, f"call of {name}")
+        finally:
+            assert f"call of {name}" not in running
             running.remove(name)
 
     async def worker(i: int) -> None:
         def body(session: Any) -> None:
-            session.start_soon(task, session, i)
-            session.start_soon(task, session, i + 2)
+            session.start_soon(task, session, f"task {i}")
 
-        await train(creator, [StopAtStepHook(last_step=NUM_STEPS)], body)
-        assert not running & {i, i + 2}, running
+        try:
+            await train(creator, [StopAtStepHook(last_step=NUM_STEPS)], body)
+        finally:
+            assert not running & {f"task {i}", f"call of task {i}"}, running
 
     await workers(simulation, worker, 2)
+    assert simulation.now <= NUM_STEPS, simulation.now
 
 
 async def each_item_once(simulation: Simulation) -> None:
@@ -225,47 +250,56 @@ async def who_opens_first_restores(simulation: Simulation) -> None:
 
 
 class Recorded(SessionRunHook):
-    """Notes the step of each run, and the count of steps that the model had made then."""
+    """Notes the step of each run, and the count of steps that the model had made then.
 
-    def __init__(self) -> None:
+    The hook before it waits, while other workers make further steps.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.sleep = simulation.sleep
         self.rows: list[tuple[int, int]] = []
 
     async def before_run(self, run_context: Any) -> SessionRunArgs:
         return SessionRunArgs("steps")
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
+        await self.sleep(1.0)
         self.rows.append((run_context.step, run_values.results))
 
 
 async def values_carry_their_step(simulation: Simulation) -> None:
-    model, hooks = Model(simulation), [Recorded() for _ in range(NUM_WORKERS)]
+    model, hooks = Model(simulation), [Recorded(simulation) for _ in range(NUM_WORKERS)]
     creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
 
     async def worker(i: int) -> None:
         await train(creator, [hooks[i], StopAtStepHook(last_step=NUM_STEPS)])
 
-    await workers(simulation, worker)
+    whole = await workers(simulation, worker)
     rows = sorted(row for each in hooks for row in each.rows)
-    assert [step for step, _ in rows] == sorted({step for step, _ in rows}), rows
     assert all(step == steps for step, steps in rows), rows
+    if len(whole) == NUM_WORKERS:
+        assert [step for step, _ in rows] == list(range(1, NUM_STEPS + 1)), rows
 
 
 async def one_stops_all(simulation: Simulation) -> None:
-    model, after = Model(simulation), []
+    """Also the one that opens just then."""
+    model, stopped = Model(simulation), []
     creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
 
     async def worker(i: int) -> None:
+        if i == 2:
+            await simulation.sleep(2.0)
         async with MonitoredSession([], creator) as session:
             while not session.should_stop():
                 await session.run([])
-                if session.global_step.value == 2:
+                if session.global_step.value >= 4 and not stopped:
                     session.request_stop(all_workers=True)
-                    after.append(model.steps)
+                    stopped.append(model.steps)
         assert session.should_stop()
 
-    await workers(simulation, worker)
-    if after:
-        assert model.steps < after[0] + NUM_WORKERS, (model.steps, after)
+    whole = await workers(simulation, worker)
+    if stopped and len(whole) == NUM_WORKERS:
+        assert model.steps < stopped[0] + NUM_WORKERS, (model.steps, stopped)
 
 
 async def rollouts_stay_within_their_bound(simulation: Simulation) -> None:
@@ -431,6 +465,7 @@ async def lost_sessions_are_replaced_and_the_stop_is_exact(simulation: Simulatio
 async def maps_keep_items_and_their_order(simulation: Simulation) -> None:
     """Two consumers of one concurrent map; each sees its items in order."""
     taken: dict[int, list[int]] = {0: [], 1: []}
+    is_closed = False
 
     async def double(item: int) -> int:
         await simulation.sleep(1.0 + item % 2)
@@ -439,12 +474,18 @@ async def maps_keep_items_and_their_order(simulation: Simulation) -> None:
     source = map_concurrent(double, range(6), concurrency=2)
 
     async def consumer(i: int) -> None:
-        async for item in source:
-            await simulation.sleep(1.0)
-            taken[i].append(item)
+        try:
+            async for item in source:
+                await simulation.sleep(1.0)
+                taken[i].append(item)
+        except RuntimeError:
+            assert is_closed  # main was cancelled
 
     async with source:
-        whole = await workers(simulation, consumer, 2)
+        try:
+            whole = await workers(simulation, consumer, 2)
+        finally:
+            is_closed = True
     assert all(each == sorted(each) for each in taken.values()), taken
     assert len(whole) < 2 or sorted(taken[0] + taken[1]) == list(range(0, 12, 2)), taken
 
