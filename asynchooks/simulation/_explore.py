@@ -64,10 +64,11 @@ class Exploration:
 
     def __str__(self) -> str:
         extent = "complete" if self.is_complete else "cut short"
-        text = f"{self.num_schedules:,} schedules, {extent}"
-        if self.num_random:
-            text += f", {self.num_random:,} of them drawn at random"
-        return f"{text}; all with up to {self.num_deviations} deviations; depth {self.depth:,}"
+        drawn = f", {self.num_random:,} of them drawn at random" if self.num_random else ""
+        return (
+            f"{self.num_schedules:,} schedules{drawn}; {extent} up to {self.num_deviations} "
+            f"deviations; at most {self.depth:,} choices in one"
+        )
 
 
 def explore(
@@ -288,14 +289,14 @@ class Search:
                 f"the schedule {text_of(order)!r} failed, and did not when it was run again: let "
                 "main make all that it uses, and read no clock"
             )
-        deviations = "".join(f"\n  {each}" for each in chooser.story) or " the usual order"
+        num = f"{len(order)} deviation{'s' * (len(order) != 1)} from the usual order"
+        told = "".join(f"\n  {sentence}{waits}" for sentence, waits in chooser.story)
         failure = ScheduleError(
-            f"{type(error).__name__}: {error}\nin schedule {self._num:,}, with "
-            f"{len(order)} deviations from the usual order:{deviations}\nRun it again: "
-            f'Simulation({self._program.seed}, "{self._program.backend}", '
-            f"schedule={text_of(order)!r})",
+            f"{type(error).__name__}: {error}\nin schedule {self._num:,}, with {num}{told}\nRun it "
+            f'again: simulation = Simulation({self._program.seed}, "{self._program.backend}", '
+            f"schedule={text_of(order)!r}); simulation.run(main, simulation)",
             text_of(order),
-            chooser.story,
+            [sentence for sentence, _ in chooser.story],
             chooser.steps,
         )
         failure.__cause__ = error

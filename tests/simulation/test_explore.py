@@ -123,7 +123,7 @@ def test_a_race_is_found_told_and_replayed(backend: Any) -> None:
     error = failure_of(lost_update, backend=backend)
     assert isinstance(error.__cause__, AssertionError)
     (told,) = error.deviations
-    assert "<pay> went on before the start of <deposit>" in told
+    assert told == "at 0 s, the start of <pay> went on before the start of <deposit>"
     with pytest.raises(AssertionError, match=str(error.__cause__)):
         simulation = Simulation(backend=backend, schedule=error.schedule)
         simulation.run(lost_update, simulation)

@@ -113,8 +113,8 @@ class Scheduled(Chooser):
         """Each deviation that could come next."""
         self.raised: BaseException | None = None
         """The error of the interjection."""
-        self.story: list[str] = []
-        """A sentence for each deviation."""
+        self.story: list[tuple[str, str]] = []
+        """Of each deviation a sentence, and lines on what the tasks had waited for."""
         self.steps: list[tuple[float, str, str]] = []
         """What each choice ran: virtual time, task, what it had waited for."""
 
@@ -146,7 +146,7 @@ class Scheduled(Chooser):
             self._refuse(f"is to {what}, but there is no such task")
             return
         if self._is_told:
-            self.story.append(f"at {kernel.time:.6g} s, {_waiting(task)}: {what}")
+            self._say(f"{what}", [task])
         if not what.error:
             task.cancel()
             return
@@ -187,9 +187,14 @@ class Scheduled(Chooser):
         name, coroutine = _name_and_coroutine(ready[place])
         self.steps.append((self.kernel.time, name, _wait(coroutine)))
         if is_deviation:
-            others = " and ".join(map(_waiting, ready[:place]))
-            when = f"at {self.kernel.time:.6g} s"
-            self.story.append(f"{when}, {_waiting(ready[place])} went on before {others}")
+            others = " and ".join(_name_and_coroutine(each)[0] for each in ready[:place])
+            self._say(f"{name} went on before {others}", [ready[place], *ready[:place]])
+
+    def _say(self, what: str, tasks: Sequence[object]) -> None:
+        named = dict(map(_name_and_coroutine, tasks))
+        waits = {name: _wait(coroutine) for name, coroutine in named.items()}
+        lines = "".join(f"\n    {name}: {wait}" for name, wait in waits.items() if wait)
+        self.story.append((f"at {self.kernel.time:.6g} s, {what}", lines))
 
 
 class Prioritized(Scheduled):
@@ -240,12 +245,6 @@ def _name_and_coroutine(target: Any) -> tuple[str, object]:
     if hasattr(target, "get_coro"):  # asyncio's
         return target.get_name(), target.get_coro()
     return getattr(target, "name", repr(target)), getattr(target, "coro", None)
-
-
-def _waiting(target: object) -> str:
-    name, coroutine = _name_and_coroutine(target)
-    wait = _wait(coroutine)
-    return f"{name} ({wait})" if wait else name
 
 
 def _wait(coroutine: object) -> str:
