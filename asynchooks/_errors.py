@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any
@@ -167,6 +167,27 @@ class ForeignAwaitError(SimulationError):
 
 class OutsideWorkError(SimulationError):
     """A simulated program does real I/O, or really sleeps, without having declared it."""
+
+
+class ScheduleError(SimulationError):
+    """A program fails in some order of its tasks; the error in that order is the cause.
+
+    `schedule` replays it: `Simulation(schedule=error.schedule)`. `deviations` are sentences, one
+    for each choice of another task than the first, and `steps` are all choices in order: virtual
+    time, task, and what it had waited for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        schedule: str,
+        deviations: Sequence[str],
+        steps: Sequence[tuple[float, str, str]],
+    ) -> None:
+        super().__init__(message)
+        self.schedule = schedule
+        self.deviations = deviations
+        self.steps = steps
 
 
 class DeterminismError(SimulationError):

@@ -1,15 +1,13 @@
-"""What all commands print: tables, JSON, and the progress on a terminal.
+"""What all commands print: tables and JSON.
 
-Only this module uses rich, which the extra `cli` brings.
+They use rich, which the extra `cli` brings.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -73,22 +71,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[float], object]]:
-    """Draw a bar on stderr during the block, if that is a terminal.
-
-    The block calls what it gets with how much of the total is done. The bar is drawn by these
-    calls alone: a thread of its own would keep the block from forking.
-    """
-    if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task(label, total=total)
-        bar.refresh()
-        yield lambda done: bar.update(task, completed=done, refresh=True)

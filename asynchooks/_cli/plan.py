@@ -11,8 +11,9 @@ from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..simulation.output._bar import progress
 from . import argument, number, plot_file, positive
-from .output import check_rich, progress
+from .output import check_rich
 from .plan_program import load_program
 from .plan_settings import parse_setting, parse_target
 

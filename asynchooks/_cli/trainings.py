@@ -18,8 +18,9 @@ import numpy as np
 from ..protocols import KAsync, KBatchAsync, Protocol, parse_protocol
 from ..simulation import Report, Simulation, plot_reports, sweep, write_trace
 from ..simulation.cluster._least_squares import LeastSquares
+from ..simulation.output._bar import progress
 from ..simulation.output._interval import Interval, interval_of
-from .output import figure, print_json, print_table, progress
+from .output import figure, print_json, print_table
 
 _NUM_LOSSES = 200
 """That are computed in one training."""

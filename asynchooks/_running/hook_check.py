@@ -67,8 +67,13 @@ def overrides(hook: Any, moment: str) -> bool:
     if moment in FURTHER_MOMENTS and not isinstance(hook, SessionRunHook):
         return False
     own = getattr(hook, moment, None)  # TensorFlow's hooks have no on_error
-    left_alone = {getattr(base, moment, None) for base in _hook_types()}
-    return own is not None and getattr(own, "__func__", own) not in left_alone
+    return own is not None and getattr(own, "__func__", own) not in _empty(moment, _hook_types())
+
+
+@cache
+def _empty(moment: str, types: tuple[type, ...]) -> tuple[Any, ...]:
+    """The methods of the types themselves, which do nothing."""
+    return tuple(getattr(base, moment, None) for base in types)
 
 
 def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
@@ -103,6 +108,11 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
     return listed
 
 
+@cache
+def _parameters(moment: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(SessionRunHook, moment)).parameters)
+
+
 def _check_methods(hook: Any, which: str) -> None:
     """Refuse methods that do nothing when they are called, or not what they should."""
     kind = type(hook).__name__
@@ -116,7 +126,7 @@ def _check_methods(hook: Any, which: str) -> None:
                 "nothing of its body; write a coroutine (`async def`) or a plain method without it"
             )
         is_shipped = str(method.__module__).startswith(("asynchooks.", "tensorflow."))
-        names = [*inspect.signature(getattr(SessionRunHook, moment)).parameters]
+        names = _parameters(moment)
         if not is_shipped and (takes := misfit(method, len(names) - 1)):
             raise TypeError(
                 f"{moment} of {which}, a {kind}, takes {takes} beside self; write "

@@ -13,10 +13,12 @@ from .._errors import (
     ForeignAwaitError,
     LivelockError,
     OutsideWorkError,
+    ScheduleError,
     SimulationError,
 )
 from .._later import listing
 from ._determinism import check_determinism
+from ._explore import Exploration, explore
 from ._simulation import Simulation, at_step, current_simulation
 from ._sweep import Sweep, sweep
 from .cluster._cluster import Cluster, Failure, Worker
@@ -46,6 +48,7 @@ __all__ = [
     "Delay",
     "DeterminismError",
     "Empirical",
+    "Exploration",
     "Exponential",
     "Failure",
     "ForeignAwaitError",
@@ -59,6 +62,7 @@ __all__ = [
     "Preemption",
     "Queue",
     "Report",
+    "ScheduleError",
     "ShiftedExponential",
     "Simulation",
     "SimulationError",
@@ -72,6 +76,7 @@ __all__ = [
     "at_step",
     "check_determinism",
     "current_simulation",
+    "explore",
     "parse_delay",
     "plot_losses",
     "plot_reports",

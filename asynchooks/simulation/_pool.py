@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -29,8 +29,7 @@ def in_processes(
     items: Sequence[Any],
     *,
     num_processes: int | None = None,
-    done: Callable[[], object] = lambda: None,
-) -> list[T]:
+) -> Generator[T, None, None]:
     """What `work` returns of each item, in their order, whatever the number of processes.
 
     They are forks of this one, so that they need not import anything again, and `work` and `items`
@@ -41,28 +40,21 @@ def in_processes(
         work: a function of one item, which returns errors rather than raises them.
         items: which are shown in errors.
         num_processes: >= 1; None: one for each core.
-        done: called as each item is done.
 
     Raises:
         TypeError, ValueError: num_processes is no integer >= 1.
         SimulationError: a process has died (says with which item).
-        KeyboardInterrupt: Ctrl-C; the processes are killed.
+        KeyboardInterrupt: Ctrl-C; the processes are killed, as they are where it is closed.
     """
     if num_processes is not None:
         _check.integer("num_processes", num_processes, least=1)
     num = min(num_processes or num_cores(), len(items))
     if num > 1 and _can_fork():
-        return _in_forks(work, items, num, done)
-    results = []
-    for each in items:
-        results.append(work(each))
-        done()
-    return results
+        return _in_forks(work, items, num)
+    return (work(each) for each in items)
 
 
-def _in_forks(
-    work: Callable[[Any], T], items: Sequence[Any], num: int, done: Callable[[], object]
-) -> list[T]:
+def _in_forks(work: Callable[[Any], T], items: Sequence[Any], num: int) -> Generator[T, None, None]:
     global _call
     context = get_context("fork")
     pids = context.RawArray("q", len(items))  # of the forks that work on each item now, else 0
@@ -78,17 +70,14 @@ def _in_forks(
     pool = ProcessPoolExecutor(num, mp_context=context, initializer=_leave_interrupts_to_the_parent)
     try:
         with _interrupts_held():
-            futures = {pool.submit(_call_of_fork, place): place for place in range(len(items))}
+            futures = [pool.submit(_call_of_fork, place) for place in range(len(items))]
         forks = list((pool._processes or {}).values())
-        results: dict[int, T] = {}
-        for future in as_completed(futures):
-            place = futures[future]
+        for future in futures:
             try:
-                results[place] = future.result()
+                result = future.result()
             except BrokenProcessPool as error:
                 raise SimulationError(_death(pool, forks, items, pids)) from error
-            done()
-        return [results[place] for place in range(len(items))]
+            yield result
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.kill()  # nothing of theirs is kept

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -22,8 +23,9 @@ from .cluster._cluster import Cluster, Failure
 from .cluster._network import Network, Queue
 from .delays._delay import Delay
 from .delays._streams import Streams
+from .kernel._choice import Scheduled, Shuffled, parse_order
 from .kernel._interpreter import no_real_sleep, rare_collections
-from .kernel._kernel import Event, Kernel, Recording, Until
+from .kernel._kernel import Chooser, Event, Kernel, Recording, Until
 
 Backend = Literal["asyncio", "trio", "turbo"]
 
@@ -51,6 +53,7 @@ class Simulation:
             faster, and takes programs that wait through asynchooks only.
         shuffle_ties: serve equal times, and run the tasks that are ready at one time, in an order
             drawn from the seed, to explore schedules.
+        schedule: one order of these, as the `ScheduleError` of `explore` shows it.
         max_turns: how often a task may run at one virtual time before that is an error, >= 1.
         keep_trace: record what happens in `trace`.
 
@@ -70,22 +73,31 @@ class Simulation:
         backend: Backend = "asyncio",
         *,
         shuffle_ties: bool = False,
+        schedule: str | None = None,
         max_turns: int = 10_000,
         keep_trace: bool = False,
     ) -> None:
         if backend not in get_args(Backend):
             raise ValueError(f"backend is {backend!r}; give one of {', '.join(get_args(Backend))}")
         max_turns = integer("max_turns", max_turns, least=1)
-        self.seed = seed
+        self.seed = integer("seed", seed, least=0)
         self.backend = backend
-        self.streams = Streams(seed)
         self.recording = Recording() if keep_trace else None
-        choose = _chooser(self.streams) if shuffle_ties else None
-        self._kernel_arguments = (max_turns, self.recording, choose)
+        self.chooser: Chooser | None = None
+        if shuffle_ties:
+            self.chooser = Shuffled(self.streams.generator(0, "ready").integers)
+        if schedule is not None:
+            self.chooser = Scheduled(parse_order(schedule))
+        self._max_turns = max_turns
         self._kernel: Kernel | None = None
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
         self._is_over = False
+
+    @cached_property
+    def streams(self) -> Streams:
+        """Of all random numbers; a run that draws none does not make it, which takes 0.2 ms."""
+        return Streams(self.seed)
 
     def run(
         self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
@@ -116,12 +128,14 @@ class Simulation:
         _refuse_nesting()
         module, name = _KERNELS[self.backend]
         kernel_class = getattr(import_module(module, __package__), name)
-        kernel: Kernel = kernel_class(*self._kernel_arguments)
+        kernel: Kernel = kernel_class(self._max_turns, self.recording, self.chooser)
         self._kernel = kernel
         kernel.stop_when(stop_at, condition)
 
         async def run_main() -> None:
             self._value = await main(*args)
+            if isinstance(self.chooser, Scheduled):
+                await self._refuse_tasks_left()
 
         token = _running.set(self)
         try:
@@ -131,6 +145,16 @@ class Simulation:
             self._is_over = True
             _running.reset(token)
         return self._value
+
+    async def _refuse_tasks_left(self) -> None:
+        await self.kernel.quiescence()
+        daemons = {each.name for each in self.kernel.live if each.is_daemon}
+        left = {name for name, _ in self.kernel.running_tasks()} - daemons - {"main"}
+        if left:
+            raise SimulationError(
+                "main has returned, and nothing more happens at that time, but tasks are left:\n"
+                f"{self.kernel.describe_waits()}\nEnd them, or wait for their end."
+            )
 
     @property
     def now(self) -> float:
@@ -156,9 +180,9 @@ class Simulation:
         """The engine; None before the run."""
         return self._kernel
 
-    def sleep(self, secs: float) -> Awaitable[None]:
+    async def sleep(self, secs: float) -> None:
         """Suspend for exactly this many virtual seconds, >= 0. Cancellation safe."""
-        return self.kernel.sleep(secs)
+        await self.kernel.sleep(secs)
 
     def start(
         self, fn: Callable[..., Awaitable[Any]], *args: Any, name: str | None = None
@@ -338,9 +362,3 @@ def _running_library() -> str | None:
     if asyncio is None or asyncio._get_running_loop() is None:
         return None
     return "asyncio"  # perhaps in a callback, where no task runs
-
-
-def _chooser(streams: Streams) -> Callable[[Sequence[object]], int]:
-    """What draws one of the tasks that are ready."""
-    integers = streams.generator(0, "ready").integers
-    return lambda ready: int(integers(len(ready)))

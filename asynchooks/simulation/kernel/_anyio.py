@@ -6,10 +6,12 @@ asynchooks's own waits only.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -24,7 +26,6 @@ from ..._engine.real_time import TASK_CANCELLED
 from ..._engine.stacks import frames_of
 from ..._errors import SimulationError
 from ._kernel import Call, Kernel, KernelTask, check_secs
-from ._ready import Ready
 
 _current: ContextVar[LoopTask | None] = ContextVar("asynchooks_simulated_task", default=None)
 
@@ -32,6 +33,35 @@ REAL_IO = (
     "a simulated program waits for real I/O, which takes no virtual time. Use simulated links, "
     "or declare it: `with simulation.outside_work():` lets virtual time stand still."
 )
+
+
+_BEFORE_ALL = -(1 << 200)
+"""An order of asking before every other."""
+
+
+class Step:
+    """A step of a task that the event loop woke itself, at an event of anyio, as an entry.
+
+    Args:
+        task: the event loop's.
+        make: lets the event loop make it next.
+    """
+
+    __slots__ = ("_kernel", "_make", "due", "task")
+
+    is_daemon = is_over = False
+
+    def __init__(self, kernel: AnyioKernel, task: Any, make: Callable[[], object]) -> None:
+        self.due = 0
+        self._kernel, self.task, self._make = kernel, task, make
+
+    def fire(self) -> None:
+        self._kernel.num_steps -= 1
+        self._make()
+
+    def __repr__(self) -> str:
+        name = self.task.get_name() if hasattr(self.task, "get_name") else self.task.name
+        return f"a step of {name}"
 
 
 class LoopTask(KernelTask):
@@ -57,7 +87,11 @@ class AnyioKernel(Kernel):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._seen: object = None
-        self.ready: Ready[Any] | None = None  # where ties are shuffled
+        self._step_orders = itertools.count(_BEFORE_ALL).__next__
+        self.in_waits: set[object] = set()
+        """The event loop's tasks in waits of this kernel, where one is chosen."""
+        self.num_steps = 0
+        """Steps that were asked for, and not made."""
 
     def _new_task(self, name: str | int) -> KernelTask:
         return LoopTask(self, name)
@@ -66,15 +100,14 @@ class AnyioKernel(Kernel):
         if not slot.is_woken:
             if self.broken_by is not None:
                 raise self.broken_by
-            slot.waiter = waiter = self._new_waiter()
+            slot.waiter = waiter = self._begin_wait()
             if until < math.inf:
                 self.push(max(until, self.time), waiter)
             try:
                 await waiter.suspend()
             finally:
                 slot.waiter = None
-                if waiter.due:
-                    self.forget(waiter)
+                self._end_wait(waiter)
             if not slot.is_woken:
                 slot.is_woken = True
                 slot.value = TIMED_OUT
@@ -85,14 +118,23 @@ class AnyioKernel(Kernel):
             secs = check_secs(secs)
         if self.broken_by is not None:
             raise self.broken_by
-        waiter = self._new_waiter()
+        waiter = self._begin_wait()
         if (until := self.entry[0] + secs) < math.inf:
             self.push(until, waiter)
         try:
             await waiter.suspend()
         finally:
-            if waiter.due:
-                self.forget(waiter)
+            self._end_wait(waiter)
+
+    def _begin_wait(self) -> Waiter:
+        if self.chooser is not None:
+            self.in_waits.add(self.current_task())
+        return self._new_waiter()
+
+    def _end_wait(self, waiter: Waiter) -> None:
+        self.in_waits.discard(self.current_task() if self.chooser is not None else None)
+        if waiter.due:
+            self.forget(waiter)
 
     @contextmanager
     def shielded(self, seconds: float) -> Iterator[Any]:
@@ -135,10 +177,18 @@ class AnyioKernel(Kernel):
         others = {coroutine: name for name, coroutine in self._all_tasks()}
         return [(name, coroutine) for coroutine, name in {**ours, **others, **ours}.items()]
 
+    def ask_for_steps(self, steps: Iterable[Step]) -> None:
+        """Let steps that the event loop would make by itself be entries, before all others."""
+        for step in steps:
+            self.num_steps += 1
+            step.due = order = self._step_orders()
+            heapq.heappush(self.heap, (self.time, order, step))
+
+    def num_tasks(self) -> int:
+        return max(super().num_tasks(), len(self.running_tasks()))
+
     def look_at_turns(self) -> None:
         """Count a turn of the event loop that fires no entry: there may be endlessly many."""
-        if self.ready is not None and self.ready.left_of_round:
-            return
         if self._seen is not self.entry:
             self._seen = self.entry
             return
@@ -172,14 +222,21 @@ class AnyioKernel(Kernel):
 
     def _break_waits(self, error: SimulationError) -> None:
         for _, coroutine in self.running_tasks():
-            waiters = [frame.f_locals.get("waiter") for frame, _ in frames_of(coroutine)]
-            ours = [each for each in waiters if isinstance(each, Waiter)]
-            for waiter in ours:
-                if waiter.due:  # it would be woken as well
-                    self.forget(waiter)
-                waiter.fail(error)
-            if not ours:
+            if not self._break_wait(coroutine, error):
                 self._break_foreign_wait(coroutine)
+
+    def throw(self, task: KernelTask, error: BaseException) -> None:
+        self._break_wait(task.body, error)
+
+    def _break_wait(self, coroutine: object, error: BaseException) -> bool:
+        """Whether it was a wait of the kernel, which raises the error now."""
+        waiters = [frame.f_locals.get("waiter") for frame, _ in frames_of(coroutine)]
+        ours = [each for each in waiters if isinstance(each, Waiter)]
+        for waiter in ours:
+            if waiter.due:  # it would be woken as well
+                self.forget(waiter)
+            waiter.fail(error)
+        return bool(ours)
 
     @abstractmethod
     def _break_foreign_wait(self, coroutine: object) -> None:
@@ -210,15 +267,19 @@ class AnyioKernel(Kernel):
 class Waiter:
     """One suspension of a task; its entries fire while it lasts."""
 
-    __slots__ = ("_task", "due")
+    __slots__ = ("due", "task")
 
     def __init__(self) -> None:
         self.due = 0
-        self._task = _current.get()
+        self.task = _current.get()
 
     @property
     def is_daemon(self) -> bool:
-        return self._task is not None and self._task.is_daemon
+        return self.task is not None and self.task.is_daemon
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool: ...
 
     @abstractmethod
     def suspend(self) -> Awaitable[Any]: ...
@@ -230,4 +291,4 @@ class Waiter:
     def fail(self, error: BaseException) -> None: ...
 
     def __repr__(self) -> str:
-        return repr(self._task)
+        return repr(self.task)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,9 +19,8 @@ import anyio
 
 from ..._engine.real_time import OnAsyncio
 from ..._errors import OutsideWorkError, SimulationError
-from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
+from ._anyio import REAL_IO, AnyioKernel, LoopTask, Step, Waiter
 from ._kernel import KernelTask
-from ._ready import Ready
 
 _OWN_FILES = 1
 """The event loop's own pipe, by which threads wake it."""
@@ -31,9 +31,11 @@ class AsyncioKernel(OnAsyncio, AnyioKernel):
 
     _loop: VirtualLoop
     _released: asyncio.Future[None]
+    driver: asyncio.Task[Any] | None = None
+    """The task that waits for the end of the simulation."""
 
     def _all_tasks(self) -> list[tuple[str, object]]:
-        driver = self._driver
+        driver = self.driver
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not driver]
         named = [(task.get_name(), task.get_coro()) for task in tasks]
         return sorted(named, key=lambda each: each[0])  # coroutines have no order
@@ -48,7 +50,7 @@ class AsyncioKernel(OnAsyncio, AnyioKernel):
     def _enter(self) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        self._loop, self._driver = loop, asyncio.current_task()
+        self._loop, self.driver = loop, asyncio.current_task()
         self._released = loop.create_future()
 
     async def _until_released(self) -> None:
@@ -89,6 +91,10 @@ class _FutureWaiter(Waiter):
         super().__init__()
         self._future = future
 
+    @property
+    def is_over(self) -> bool:
+        return self._future.done()
+
     def suspend(self) -> Awaitable[Any]:
         return self._future
 
@@ -108,7 +114,7 @@ class _Timer(asyncio.TimerHandle):
 
     due: int
     kernel: AsyncioKernel
-    is_daemon = False
+    is_daemon = is_over = False
 
     def cancel(self) -> None:
         if self.due:
@@ -133,8 +139,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready: deque[asyncio.Handle]
         self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._next_number = itertools.count().__next__
-        if kernel.choose is not None:
-            kernel.ready = Ready(kernel.choose_next, self._number_of)
         super().__init__(_Selector(kernel, self))
 
     def time(self) -> float:
@@ -153,30 +157,34 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def create_task(self, *args: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = super().create_task(*args, **options)
-        if self.kernel.ready is not None:
+        if self.kernel.chooser is not None:
             self._numbers[task] = self._next_number()
         return task
 
-    def _number_of(self, step: asyncio.Handle) -> int:
-        task = _task_of(step)
-        return -1 if task is None else self._numbers.get(task, -1)
+    def offer_steps(self, *, has_fired: bool) -> None:
+        """Let steps of tasks be entries, of which one at a time is chosen.
 
-    def choose_ready(self) -> bool:
-        """Leave one step of a task in the queue, where several are ready; whether there is any.
-
-        What is no step of a task keeps its order, and all of it runs: it may be what delivers a
-        cancellation, again and again until the tasks are over.
+        One alone that an entry has woken was chosen with that. What is no step of a task keeps its
+        order, and all of it runs: it may be what delivers a cancellation, again and again until
+        the tasks are over.
         """
-        ready, queue = self.kernel.ready, self._ready
-        if ready is None:
-            return bool(queue)
-        steps = [each for each in queue if _task_of(each) is not None]
-        if ready or len(steps) > 1:
-            others = [each for each in queue if _task_of(each) is None]
-            ready.add(steps)
+        queue, own = self._ready, (None, self.kernel.driver)
+        steps = [(task, each) for each in queue if (task := _task_of(each)) not in own]
+        is_chosen = len(steps) == 1 and (has_fired or steps[0][0] in self.kernel.in_waits)
+        if steps and not is_chosen:
+            others = [each for each in queue if _task_of(each) in own]
             queue.clear()
-            queue.extend((*others, ready.take()))
-        return bool(queue)
+            queue.extend(others)
+            # event loops hand tasks over in orders of their own, such as that of a set
+            steps.sort(key=lambda each: self._numbers.get(each[0], -1))
+            self.kernel.ask_for_steps(
+                Step(self.kernel, task, partial(queue.append, each)) for task, each in steps
+            )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether something is ready that is no entry."""
+        return bool(self._ready)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
@@ -219,14 +227,18 @@ class _Selector(selectors.DefaultSelector):
         self._kernel, self._loop = kernel, loop
 
     def select(self, timeout: float | None = None) -> Any:
-        # tasks are ready, or the event loop stops: only poll for wake-ups
-        if self._loop.choose_ready() or timeout is not None:
-            self._kernel.look_at_turns()
+        kernel, loop = self._kernel, self._loop
+        if kernel.chooser is not None and kernel.driver is not None:
+            loop.offer_steps(has_fired=False)
+        if not kernel.num_steps and (loop.is_ready or timeout is not None):
+            kernel.look_at_turns()  # only poll for wake-ups: tasks are ready, or the loop stops
             return super().select(0)
-        target = self._kernel.next_target()
+        target = kernel.next_target()
         if target is None:
             return super().select(None)
         target.fire()
+        if kernel.chooser is not None:
+            loop.offer_steps(has_fired=True)
         return ()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> Any:

@@ -45,6 +45,10 @@ class Target(Protocol):
     def is_daemon(self) -> bool:
         """Whether it makes no progress."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to wake, such as a wait that was cancelled."""
+
     def fire(self) -> None: ...
 
 
@@ -53,7 +57,7 @@ class Call:
 
     __slots__ = ("_fn", "_what", "due")
 
-    is_daemon = False
+    is_daemon = is_over = False
 
     def __init__(self, fn: Callable[[], object], what: str) -> None:
         self.due = 0
@@ -85,6 +89,8 @@ class KernelTask(EngineTask):
         "waiting",
     )
 
+    is_over = False
+
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         self.kernel = kernel
         self._name = name  # or its number
@@ -112,6 +118,11 @@ class KernelTask(EngineTask):
                 if self.waiting is not None:
                     del self.waiting[slot]
         return self.is_done
+
+    def throw(self, error: BaseException) -> None:
+        """Let its wait raise the error soon, as `cancel` does the cancellation."""
+        what = f"{type(error).__name__} in {self.name}"
+        self.kernel.push(self.kernel.time, Call(partial(self.kernel.throw, self, error), what))
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -145,6 +156,20 @@ class Recording:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
 
+class Chooser:
+    """Asked for each entry that fires, and each step that an event loop would make by itself."""
+
+    kernel: Kernel
+    """Which asks it; the kernel says so itself."""
+
+    def interject(self) -> None:
+        """Before an entry is taken: a task may be cancelled now, or an error be raised in it."""
+
+    def choose(self, ready: Sequence[object]) -> int:
+        """The place of the one that goes on, of at least one."""
+        raise NotImplementedError
+
+
 class Kernel(Engine):
     """Clock, heap and tasks of one simulation, which makes it and runs it once."""
 
@@ -154,14 +179,16 @@ class Kernel(Engine):
         self,
         max_turns: int,  # at one virtual time, per task
         recording: Recording | None,
-        choose: Callable[[Sequence[object]], int] | None = None,  # as `choose_next`
+        chooser: Chooser | None = None,  # None: always the first
     ) -> None:
         # fired last: its time is the current one
         self.entry: tuple[float, int, Any] = (0.0, 0, None)
         self.fires_freely_until = math.inf  # entries up to this time fire without `next_target`
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
-        self.choose = choose
+        self.chooser = chooser
+        if chooser is not None:
+            chooser.kernel = self
         self.error: BaseException | None = None  # the first; it leaves the run as itself
         self._num_later = 0  # errors that came after it
         self.is_ending = False
@@ -193,7 +220,7 @@ class Kernel(Engine):
     def _update_fast_path(self) -> None:
         """Set up to which time a kernel may fire entries without `next_target`."""
         is_special = self.recording or self._condition or self._num_outside
-        self.fires_freely_until = -math.inf if is_special or self.choose else self._stop_at
+        self.fires_freely_until = -math.inf if is_special or self.chooser else self._stop_at
 
     def stop_when(self, stop_at: float, condition: Callable[[], bool] | None) -> None:
         """End the run after that moment, or once the condition holds."""
@@ -299,6 +326,10 @@ class Kernel(Engine):
     def _break_waits(self, error: SimulationError) -> None:
         """Let every wait raise the error, shielded or not: tasks ignore their cancellation."""
 
+    @abstractmethod
+    def throw(self, task: KernelTask, error: BaseException) -> None:
+        """Let the wait of a task raise the error."""
+
     def num_threads_busy(self) -> int:
         """How many threads of the program work for its tasks now, as far as is known."""
         return 0
@@ -366,6 +397,8 @@ class Kernel(Engine):
                 self.deliver()
             if self._condition is not None:
                 self._check_condition(self._condition)
+            if self.chooser is not None:
+                self.chooser.interject()
             time, order, target = heap[0] if heap else (math.inf, 0, None)
             if target is not None and target.due != order:
                 heapq.heappop(heap)
@@ -393,39 +426,43 @@ class Kernel(Engine):
                 if self.broken_by is not None:
                     return NOTHING  # tasks run now
                 continue
-            self.entry = self._take_entry()
-            fired: Target = self.entry[2]
+            entry = self._take_entry()
+            if entry is None:
+                continue
+            self.entry = entry
+            fired: Target = entry[2]
             fired.due = 0
             if self.recording is not None:
                 self.recording.events.append(Event(time, repr(fired)))
             return fired
 
-    def _take_entry(self) -> tuple[float, int, Any]:
-        """Take out the entry that fires next: the first, or one of its time that is chosen."""
-        heap = self.heap
-        entry = heapq.heappop(heap)
-        if self.choose is None:
-            return entry
-        ready = [entry]
-        while heap and heap[0][0] == entry[0] and heap[0][1] < _AFTER_ALL:
-            each = heapq.heappop(heap)
-            if each[2].due == each[1]:
-                ready.append(each)
-            else:
-                self._num_stale -= 1
-        chosen = ready.pop(self.choose_next([target for _, _, target in ready]))
-        for each in ready:
-            heapq.heappush(heap, each)
-        return chosen
+    def _take_entry(self) -> tuple[float, int, Any] | None:
+        """Take out the entry that fires next: the first, or one of its time that is chosen.
 
-    def choose_next(self, ready: Sequence[object]) -> int:
-        """Which of the tasks that are ready goes on next, by its place: the one choice there is.
-
-        It is asked for the entries of one time, in order of asking; and for what an event loop's
-        own events wake, where ties are not left to the loop. `shuffle_ties` draws the place, and a
-        search over schedules would give the kernel another `choose`.
+        None: what the first ones would wake has been cancelled.
         """
-        return 0 if self.choose is None or len(ready) < 2 else self.choose(ready)
+        heap = self.heap
+        if self.chooser is None:
+            return heapq.heappop(heap)
+        time, ready = heap[0][0], []
+        while heap and heap[0][0] == time and (heap[0][1] < _AFTER_ALL or not ready):
+            entry = heapq.heappop(heap)
+            if entry[2].due != entry[1]:
+                self._num_stale -= 1
+            elif entry[2].is_over:
+                entry[2].due = 0
+            else:
+                ready.append(entry)
+        if not ready:
+            return None
+        self.entry = (time, 0, None)
+        # those before the chosen one go to the end
+        place = self.chooser.choose([target for _, _, target in ready])
+        for each in ready[place + 1 :]:
+            heapq.heappush(heap, each)
+        for time, _, target in ready[:place]:
+            self.push(time, target)
+        return ready[place]
 
     def forget(self, target: Target) -> None:
         """Let the target's entry fire nothing; the heap is swept when there are many of these."""
@@ -472,9 +509,13 @@ class Kernel(Engine):
         else:
             self._turns_at, self._turns_here, self._most_live = time, 0, 0
 
+    def num_tasks(self) -> int:
+        """How many are alive, or were when one ended at this time."""
+        return max(self._most_live, len(self.live))
+
     def _refuse_livelock(self, what: str) -> bool:
         """End the run if the tasks took too many turns without spending time."""
-        num_tasks = max(self._most_live, len(self.live))
+        num_tasks = self.num_tasks()
         if self._turns_here <= self.max_turns * num_tasks:
             return False
         self._turns_here = 0

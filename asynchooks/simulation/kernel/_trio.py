@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,9 +16,8 @@ import trio.testing
 
 from ..._engine.real_time import OnTrio
 from ..._errors import OutsideWorkError
-from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
+from ._anyio import REAL_IO, AnyioKernel, LoopTask, Step, Waiter
 from ._kernel import KernelTask
-from ._ready import Ready
 
 _TRIOS_OWN = ("trio.", "<")
 """How trio names its own tasks."""
@@ -32,12 +32,14 @@ class TrioKernel(OnTrio, AnyioKernel):
 
     _num_looks = 0
     _is_released = False
+    has_fired = False
+    """Whether an entry has woken what is ready."""
 
     def _all_tasks(self) -> list[tuple[str, object]]:
         return [
             (task.name, task.coro)
             for task in _tasks_of_run()[1:]
-            if task is not self._driver and not task.name.startswith(_TRIOS_OWN)
+            if task is not self.driver and not task.name.startswith(_TRIOS_OWN)
         ]
 
     def current_task(self) -> object | None:
@@ -51,19 +53,20 @@ class TrioKernel(OnTrio, AnyioKernel):
         try:
             anyio.run(fn, *args, backend="trio", backend_options=options)
         except trio.TrioInternalError as error:  # raised by the clock, as the last resort
-            raise self.error or error from error
+            if self.error is None:
+                raise
+            raise self.error from error
 
     def _enter(self) -> None:
         self._current_task = trio.lowlevel.current_task
-        self._driver = trio.lowlevel.current_task()
+        self.driver = trio.lowlevel.current_task()
         self._token = trio.lowlevel.current_trio_token()
         self._event = trio.Event()
         # not public in trio; without it, `wait_all_tasks_blocked` ends when time has passed
         context = getattr(trio._core._run, "GLOBAL_RUN_CONTEXT", None)
         self._runner = getattr(context, "runner", None)
-        if self.choose is not None and self._runner is not None:
-            self.ready = Ready(self.choose_next, lambda task: task._counter)
-            self._runner.runq = _ReadyQueue(self.ready, self._runner.runq)
+        if self.chooser is not None and self._runner is not None:
+            self._runner.runq = _ReadyQueue(self, self._runner.runq)
 
     async def _until_released(self) -> None:
         await self._event.wait()
@@ -106,6 +109,7 @@ class TrioKernel(OnTrio, AnyioKernel):
         target = self.next_target(deadline)
         if target is not None:
             target.fire()
+            self.has_fired = self.chooser is not None
             return 0.0
         return 0.0 if self.time >= deadline or self._is_released else math.inf
 
@@ -114,7 +118,7 @@ class TrioKernel(OnTrio, AnyioKernel):
 
     def _is_idle_awaited(self) -> bool:
         """Whether a task waits until all are blocked: trio wakes it if this clock lets it sleep."""
-        return bool(getattr(self._runner, "waiting_for_idle", False))
+        return not self.num_steps and bool(getattr(self._runner, "waiting_for_idle", False))
 
     def _nothing_left(self) -> None:
         self._refuse_io()
@@ -132,6 +136,10 @@ class _TaskWaiter(Waiter):
     def __init__(self, trio_task: trio.lowlevel.Task) -> None:
         super().__init__()
         self._trio_task: trio.lowlevel.Task | None = trio_task  # until it is rescheduled
+
+    @property
+    def is_over(self) -> bool:
+        return self._trio_task is None
 
     def suspend(self) -> Awaitable[Any]:
         return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105
@@ -152,27 +160,29 @@ class _TaskWaiter(Waiter):
 
 
 class _ReadyQueue(deque[trio.lowlevel.Task]):
-    """Trio's queue of the tasks that are ready, which it copies and clears: one goes on a turn.
+    """Trio's queue of the tasks that are ready, which it copies and clears.
 
-    Of several it would run half of the times the last one first, whatever the seed.
+    What no entry has woken is made an entry, so that one at a time is chosen. Of several, trio
+    would run half of the times the last one first, whatever the seed.
     """
 
-    def __init__(self, ready: Ready[trio.lowlevel.Task], tasks: deque[trio.lowlevel.Task]) -> None:
+    def __init__(self, kernel: TrioKernel, tasks: deque[trio.lowlevel.Task]) -> None:
         super().__init__(tasks)
-        self._tasks_ready = ready
-
-    def __bool__(self) -> bool:
-        return len(self) > 0 or bool(self._tasks_ready)
+        self._kernel = kernel
 
     def __iter__(self) -> Iterator[trio.lowlevel.Task]:
-        if not self:
+        tasks = [self.popleft() for _ in range(len(self))]
+        if self._kernel.driver in tasks:
+            tasks.remove(self._kernel.driver)
+            yield self._kernel.driver
+        has_fired, self._kernel.has_fired = self._kernel.has_fired, False
+        if len(tasks) == 1 and (has_fired or tasks[0] in self._kernel.in_waits):
+            yield tasks[0]
             return
-        new = [self.popleft() for _ in range(len(self))]
-        self._tasks_ready.add(new)
-        yield self._tasks_ready.take()
-
-    def clear(self) -> None:
-        """What was not taken goes on later."""
+        tasks.sort(key=lambda task: task._counter)
+        self._kernel.ask_for_steps(
+            Step(self._kernel, task, partial(self.append, task)) for task in tasks
+        )
 
 
 class _Clock(trio.abc.Clock):

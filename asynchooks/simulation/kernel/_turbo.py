@@ -260,11 +260,9 @@ class TurboKernel(Kernel):
 
     def interrupt(self, task: TurboTask) -> None:
         """Throw its cancellation into its wait, if it is cancelled now."""
-        scope = None if type(task.body) is tuple else task.cancelled_by()  # not begun yet
-        if scope is not None and not task.is_done:
-            if task.due:
-                self.forget(task)
-            self.resume(task, task.body.throw, Cancelled(scope))
+        scope = task.cancelled_by()
+        if scope is not None:
+            self.throw(task, Cancelled(scope))
 
     def _park(self, task: TurboTask, until: Any) -> None:
         """Let it wait: until that time, until it is woken, or not at all if it is cancelled."""
@@ -309,11 +307,14 @@ class TurboKernel(Kernel):
 
     def _break_waits(self, error: SimulationError) -> None:
         for task in list(self.live):
-            assert isinstance(task, TurboTask)
-            if type(task.body) is not tuple and not task.is_done:  # else it has not begun
-                if task.due:
-                    self.forget(task)
-                self.resume(task, task.body.throw, error)
+            self.throw(task, error)
+
+    def throw(self, task: KernelTask, error: BaseException) -> None:
+        assert isinstance(task, TurboTask)
+        if type(task.body) is not tuple and not task.is_done:  # else it has not begun
+            if task.due:
+                self.forget(task)
+            self.resume(task, task.body.throw, error)
 
     def _wake_loop(self) -> None:
         self._news.put(None)

@@ -1,0 +1,49 @@
+"""Each promise holds in every order of its program's tasks, and with a cancellation at any wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynchooks import PreemptionError
+from asynchooks.simulation import explore
+
+from .promises import PROMISES
+
+RECOVERING = ("exact stop, 3 workers", "errors leave", "values carry their step")
+"""Those that hold, too, where sessions are lost."""
+
+
+@pytest.fixture(autouse=True)
+def _quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """Thousands of trainings would each log their stop."""
+    caplog.set_level("CRITICAL", "asynchooks")
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_promise_holds_in_every_order_with_one_deviation(promise: str) -> None:
+    assert explore(PROMISES[promise], max_delays=1, num_processes=1).is_complete
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_promise_holds_in_every_order_on_event_loops(promise: str, backend: Any) -> None:
+    main = PROMISES[promise]
+    assert explore(main, backend=backend, max_delays=1, num_processes=1).is_complete
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_promise_holds_with_two_deviations_and_a_cancellation(promise: str) -> None:
+    main = PROMISES[promise]
+    assert explore(main, max_delays=2, cancel="[mw][ao][ir]*", num_processes=1).is_complete
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("promise", RECOVERING)
+def test_a_promise_holds_where_sessions_are_lost(promise: str) -> None:
+    main = PROMISES[promise]
+    assert explore(main, errors=[PreemptionError], num_processes=1).is_complete
