@@ -6,7 +6,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,10 @@ Find the fastest setting whose staleness stays small, at 2.50 an hour:
 --set max_staleness=1,2,4 --target "staleness<=2" --price 2.5
 Print JSON in place of the table:
   asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64 --json"""
+
+
+_KILL_EVERY_SECS = 0.05
+"""Between looks for children of threads that were about to fork one when Ctrl-C came."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -208,12 +212,16 @@ def _predictions(
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(options.processes or num_cores()) as pool:
-        futures = [pool.submit(predicted, each) for each in settings]
+        futures = []
         try:
+            for each in settings:
+                futures.append(pool.submit(predicted, each))
             for num_done, _ in enumerate(as_completed(futures), 1):
                 show(num_done)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             kill_children()
+            while wait(futures, timeout=_KILL_EVERY_SECS).not_done:
+                kill_children()  # of a thread that was about to fork
             raise
         return [each.result() for each in futures]
