@@ -99,7 +99,7 @@ def explore(
         max_delays: deviations at most, >= 0.
         num_random: beyond these, so many schedules are drawn from the seed, >= 0: tasks have
             random priorities, which change at a few points.
-        cancel: a pattern of names of tasks, such as "main" or "worker *": each order is also tried
+        cancel: a pattern of names of tasks, as "main" or `"worker *"`: each order is also tried
             with a cancellation of one of these, once at every choice. The end of main by it is no
             failure.
         errors: types of Python's or of asynchooks's; each order is also tried with one of them,

@@ -189,11 +189,11 @@ class Proxy:
             self._is_ready.set()
             await self._stop.wait()
             server.close()
-            own = asyncio.current_task()
-            others = [each for each in asyncio.all_tasks() if each is not own]
-            for each in others:
-                each.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            own = {asyncio.current_task()}
+            while others := asyncio.all_tasks() - own:  # a connection may have come meanwhile
+                for each in others:
+                    each.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
             await asyncio.sleep(0.01)  # what was closed is let go in the next turns of the loop
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
