@@ -284,7 +284,8 @@ async def values_carry_their_step(simulation: Simulation) -> None:
 
 async def one_stops_all(simulation: Simulation) -> None:
     """Also the one that opens just then."""
-    model, stopped = Model(simulation), []
+    model = Model(simulation)
+    stopped: list[int] = []
     creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
 
     async def worker(i: int) -> None:

@@ -11,6 +11,8 @@ from asynchooks.simulation import explore
 
 from .promises import PROMISES
 
+WORKERS = "worker*"
+"""The names of tasks that are cancelled at any wait."""
 RECOVERING = ("exact stop, 3 workers", "errors leave", "values carry their step")
 """Those that hold, too, where sessions are lost."""
 
@@ -35,15 +37,23 @@ def test_a_promise_holds_in_every_order_on_event_loops(promise: str, backend: An
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_promise_holds_with_one_deviation_and_a_cancellation(promise: str) -> None:
+    assert explore(PROMISES[promise], max_delays=1, cancel=WORKERS, num_processes=1).is_complete
+    assert explore(PROMISES[promise], max_delays=0, cancel="main", num_processes=1).is_complete
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_promise_holds_with_two_deviations_and_a_cancellation(promise: str) -> None:
-    main = PROMISES[promise]
-    assert explore(main, max_delays=2, cancel="[mw][ao][ir]*", num_processes=1).is_complete
+    assert explore(PROMISES[promise], max_delays=2, cancel=WORKERS).is_complete
+    assert explore(PROMISES[promise], max_delays=2, cancel="main").is_complete
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("promise", RECOVERING)
 def test_a_promise_holds_where_sessions_are_lost(promise: str) -> None:
     main = PROMISES[promise]
-    assert explore(main, errors=[PreemptionError], num_processes=1).is_complete
+    assert explore(main, errors=[PreemptionError], max_delays=1, num_processes=1).is_complete

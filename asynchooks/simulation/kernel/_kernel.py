@@ -444,7 +444,8 @@ class Kernel(Engine):
         heap = self.heap
         if self.chooser is None:
             return heapq.heappop(heap)
-        time, ready = heap[0][0], []
+        ready: list[tuple[float, int, Any]] = []
+        time = heap[0][0]
         while heap and heap[0][0] == time and (heap[0][1] < _AFTER_ALL or not ready):
             entry = heapq.heappop(heap)
             if entry[2].due != entry[1]:
