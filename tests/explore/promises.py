@@ -291,7 +291,7 @@ async def one_stops_all(simulation: Simulation) -> None:
     async def worker(i: int) -> None:
         if i == 2:
             await simulation.sleep(2.0)
-        async with MonitoredSession([], creator) as session:
+        async with MonitoredSession([StopAtStepHook(last_step=9)], creator) as session:
             while not session.should_stop():
                 await session.run([])
                 if session.global_step.value >= 4 and not stopped:

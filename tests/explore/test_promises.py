@@ -13,7 +13,7 @@ from .promises import PROMISES
 
 WORKERS = "worker*"
 """The names of tasks that are cancelled at any wait."""
-RECOVERING = ("exact stop, 3 workers", "errors leave", "values carry their step")
+RECOVERING = ("exact stop, 3 workers", "errors leave")
 """Those that hold, too, where sessions are lost."""
 
 
