@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from asynchooks.simulation import ScheduleError, Simulation, explore
@@ -9,7 +11,7 @@ from asynchooks.simulation import ScheduleError, Simulation, explore
 pytestmark = pytest.mark.faults
 
 
-def crowd(num: int, most: int) -> object:
+def crowd(num: int, most: int) -> Callable[[Simulation], Awaitable[None]]:
     """So many tasks that are ready together; it fails where the last one is before all others."""
 
     async def main(simulation: Simulation) -> None:
