@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from .. import _check
 from .._engine.current import system_now
-from .._errors import ScheduleError, SimulationError
+from .._errors import ScheduleError, SimulationError, logger
 from ._pool import in_processes
 from ._simulation import Backend, Simulation
 from .kernel._choice import (
@@ -92,7 +92,7 @@ def explore(
     or a task that is left when main has returned and nothing more happens at that time.
 
     Each run has a new simulation, so main makes all that it uses itself. With a seed, the same
-    search tries the same schedules.
+    search tries the same schedules. Nothing is logged meanwhile.
 
     Args:
         main: an async function of the simulation.
@@ -146,12 +146,18 @@ def explore(
         _check.seconds("max_secs", max_secs, zero=True)
     program = Program(partial(_call, main, args), backend, seed, cancel, tuple(names))
     search = Search(program, max_secs, num_processes)
+    was_disabled, logger.disabled = (
+        logger.disabled,
+        True,
+    )  # a thousand runs would each log their stop
     try:
         search.try_all(max_delays)
         search.try_at_random(num_random)
     except KeyboardInterrupt as error:
         error.add_note(f"no failure in {search.so_far()}")
         raise
+    finally:
+        logger.disabled = was_disabled
     return search.so_far()
 
 

@@ -17,12 +17,6 @@ RECOVERING = ("exact stop, 3 workers", "errors leave")
 """Those that hold, too, where sessions are lost."""
 
 
-@pytest.fixture(autouse=True)
-def _quietly(caplog: pytest.LogCaptureFixture) -> None:
-    """Thousands of trainings would each log their stop."""
-    caplog.set_level("CRITICAL", "asynchooks")
-
-
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_promise_holds_in_every_order_with_one_deviation(promise: str) -> None:
     assert explore(PROMISES[promise], max_delays=1, num_processes=1).is_complete

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks import PreemptionError
+from asynchooks import MonitoredSession, PreemptionError
 from asynchooks.simulation import (
     DeadlockError,
     ForeignAwaitError,
@@ -314,6 +314,20 @@ def test_an_interrupt_says_what_was_tried() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         explore(main, num_random=10)
     assert "no failure in 1 schedules" in caught.value.__notes__[0]
+
+
+def test_nothing_is_logged_during_a_search(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(simulation: Simulation) -> None:
+        async with MonitoredSession([], dict) as session:
+            session.request_stop("enough")
+
+    caplog.set_level("INFO", "asynchooks")
+    simulation = Simulation(backend="turbo")
+    simulation.run(main, simulation)
+    assert caplog.records
+    caplog.clear()
+    assert explore(main).is_complete
+    assert not caplog.records
 
 
 def test_a_foreign_await_is_named() -> None:
