@@ -304,12 +304,14 @@ def check_saver(saver: object) -> None:
 
 def _hint(saver: Any) -> str | None:
     for name, hint in (
-        ("compat.v1.train.Saver", "it saves a graph's variables: give it to the "
-         "CheckpointSaverHook of a graph"),
+        (
+            "compat.v1.train.Saver",
+            "it saves a graph's variables: give it to the CheckpointSaverHook of a graph",
+        ),
         ("train.Checkpoint", "wrap it: TensorFlowSaver(checkpoint)"),
         ("compat.v1.train.Checkpoint", "wrap it: TensorFlowSaver(checkpoint)"),
         ("train.CheckpointManager", "wrap its checkpoint: TensorFlowSaver(manager.checkpoint)"),
-    ):  # fmt: skip
+    ):
         if is_a(saver, "tensorflow", name):
             return hint
     if isinstance(saver, type):

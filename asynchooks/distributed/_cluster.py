@@ -152,8 +152,10 @@ class DaskCluster(AsyncOnly):
             logger.warning(
                 "The training %r at %s has ended at step %d, its limit: sessions run no step. "
                 "Call `await cluster.forget()` to begin again, or give another name",
-                self.name, place.address, step,
-            )  # fmt: skip
+                self.name,
+                place.address,
+                step,
+            )
         return self
 
     async def aclose(self) -> None:
@@ -174,9 +176,12 @@ class DaskCluster(AsyncOnly):
     ) -> SessionCreator:
         """A creator of sessions on a function, as `FunctionSessionCreator`: sync or async."""
         return DaskSessionCreator(
-            lambda: self.source, step_fn, global_step=self._step,
-            initial_step=initial_step, thread_safe=thread_safe,
-        )  # fmt: skip
+            lambda: self.source,
+            step_fn,
+            global_step=self._step,
+            initial_step=initial_step,
+            thread_safe=thread_safe,
+        )
 
     async def advance(self, num_steps: int = 1) -> int:
         """Count steps that were made without a session; returns the step after them."""

@@ -190,8 +190,10 @@ class ServedParameters(Host):
         for worker in self._workers_of(member):
             logger.warning(
                 "The process of worker %d has left, or no message came from it for %g s: others do "
-                "not wait for it any longer", worker, member.lease_secs,
-            )  # fmt: skip
+                "not wait for it any longer",
+                worker,
+                member.lease_secs,
+            )
             try:
                 self.server.leave(worker)
             except Exception:  # of an update; it must not end the watch over the other processes

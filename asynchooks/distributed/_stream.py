@@ -213,9 +213,12 @@ class Stream:
             if self._place.counts:
                 try:  # as a client brings a plugin: the scheduler may be a new one
                     await send_recv(
-                        comm, op="register_scheduler_plugin", plugin=pickle.dumps(StepPlugin()),
-                        name=StepPlugin.name, idempotent=True,
-                    )  # fmt: skip
+                        comm,
+                        op="register_scheduler_plugin",
+                        plugin=pickle.dumps(StepPlugin()),
+                        name=StepPlugin.name,
+                        idempotent=True,
+                    )
                 except OSError:
                     raise
                 except Exception as error:  # of any kind; it may have the plugin anyway

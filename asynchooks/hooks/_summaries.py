@@ -145,9 +145,11 @@ class Output:
                 self._has_failed = True
                 logger.warning(
                     "Events could not be written into %s, and are lost; more may be. Training "
-                    "goes on: %r", self.directory, error,
+                    "goes on: %r",
+                    self.directory,
+                    error,
                     extra=fields("TensorBoard", step=step, reason=repr(error)),
-                )  # fmt: skip
+                )
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one scalar of the step, where there is a writer."""

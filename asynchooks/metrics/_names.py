@@ -78,6 +78,10 @@ class Names:
             logger.warning(
                 "%s calls the metric %r %r, because %r is what it calls the metric %r; give one of "
                 "them another name",
-                self._store, whole, found, wanted, self._taken[wanted][0],
-            )  # fmt: skip
+                self._store,
+                whole,
+                found,
+                wanted,
+                self._taken[wanted][0],
+            )
         return found

@@ -174,8 +174,9 @@ class Outlet:
             logger.warning(
                 "%r does not keep up: every second of the %d points that wait for it is dropped, "
                 "whenever there are so many. Training goes on",
-                self.sink, min(num, self._capacity),
-            )  # fmt: skip
+                self.sink,
+                min(num, self._capacity),
+            )
         if engine is None:
             return
         if engine.is_virtual:
@@ -261,8 +262,9 @@ class Outlet:
         logger.warning(
             "%r did not take its last points in time and is left alone; %d points of this "
             "session were not written to it",
-            self.sink, self.num_dropped,
-        )  # fmt: skip
+            self.sink,
+            self.num_dropped,
+        )
 
     def drop(self) -> None:
         """Let the thread write what waits and end by itself; waits for nothing, takes no lock."""
@@ -360,9 +362,10 @@ class Outlet:
                 logger.warning(
                     "%r failed, and may go on failing: what it does not take is dropped and "
                     "counted%s",
-                    self.sink, ", and training goes on" if self._on_error is None else "",
+                    self.sink,
+                    ", and training goes on" if self._on_error is None else "",
                     exc_info=error,
-                )  # fmt: skip
+                )
                 if self._on_error is not None:
                     self._on_error(error)
             return _FAILED

@@ -170,9 +170,16 @@ class Player(Recorder):
         self.add(label, -1, self.clock(), value=value)
 
     def add(
-        self, label: Label, track: int, begun: float, ident: int = -1, value: float = math.nan,
-        ended: float = math.nan, *, is_cut: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        label: Label,
+        track: int,
+        begun: float,
+        ident: int = -1,
+        value: float = math.nan,
+        ended: float = math.nan,
+        *,
+        is_cut: bool = False,
+    ) -> None:
         """A span has ended, now unless its end is given; or there is a moment to mark."""
         number = self._labels.setdefault(label, len(self._labels))
         ended = self.clock() if math.isnan(ended) else ended

@@ -79,9 +79,13 @@ def plot_plan(
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
     (others or [rates])[0].legend(
-        loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8,
-        title="x: measured\nhollow: beyond\nwhat was recorded", title_fontsize=8,
-    )  # fmt: skip
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        fontsize=8,
+        title="x: measured\nhollow: beyond\nwhat was recorded",
+        title_fontsize=8,
+    )
     with whole_file(path) as new:
         figure.savefig(new, format=Path(path).suffix[1:].lower(), dpi=120)
 
@@ -92,9 +96,16 @@ def _draw(axes: Any, prediction: Prediction, x: Estimate, y: Estimate, **more: A
         [[max(0.0, each.value - each.low)], [max(0.0, each.high - each.value)]] for each in (x, y)
     ]
     axes.errorbar(
-        [x.value], [y.value], xerr=sides[0], yerr=sides[1], marker="o", linestyle="none",
-        markerfacecolor="none" if prediction.is_extrapolated else None, **_INTERVAL, **more,
-    )  # fmt: skip
+        [x.value],
+        [y.value],
+        xerr=sides[0],
+        yerr=sides[1],
+        marker="o",
+        linestyle="none",
+        markerfacecolor="none" if prediction.is_extrapolated else None,
+        **_INTERVAL,
+        **more,
+    )
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -169,9 +169,15 @@ class Trace:
             elif len(rows):
                 of_kind = spans.setdefault(kind, {})
                 of_kind[name] = Spans(
-                    begun, rows[:, ENDED], value, workers[label], track, ident,
-                    rows[:, IS_CUT] > 0, are_on_session[label],
-                )  # fmt: skip
+                    begun,
+                    rows[:, ENDED],
+                    value,
+                    workers[label],
+                    track,
+                    ident,
+                    rows[:, IS_CUT] > 0,
+                    are_on_session[label],
+                )
         about, times = content.about, content.spans[:, BEGUN : ENDED + 1]
         return cls(
             spans,

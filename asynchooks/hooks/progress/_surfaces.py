@@ -104,9 +104,12 @@ class TerminalSurface(Surface):
         # the streams are redirected here: Live would leave them alone where the display of the
         # last session is just being closed, and redirect what goes to another terminal
         self._live = Live(
-            console=console, auto_refresh=False, transient=True, redirect_stdout=False,
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
             redirect_stderr=False,
-        )  # fmt: skip
+        )
         self._terminal = _terminal_of(console.file)
         self._taken: list[tuple[str, Any, Any]] = []  # streams of sys: name, original, stand-in
         self._handlers: list[tuple[Any, Any, Any]] = []  # of logging: with original and stand-in

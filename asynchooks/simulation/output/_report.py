@@ -14,9 +14,13 @@ from ..._check import number
 from ._timeline import Timeline
 
 SPENT = {
-    "computed": "compute", "lost": "lost", "waited": "wait", "pulled": "pull", "pushed": "push",
+    "computed": "compute",
+    "lost": "lost",
+    "waited": "wait",
+    "pulled": "pull",
+    "pushed": "push",
     "down": "down",
-}  # fmt: skip
+}
 """Where a worker's seconds go, and the kind of span of each; the rest is idle."""
 
 

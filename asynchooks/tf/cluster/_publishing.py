@@ -14,9 +14,14 @@ from ..graph._callables import needed_by, ops_of, parts_of
 from ._table import StepTable
 
 _READS = {
-    "Identity", "IsVariableInitialized", "ReadVariableOp", "ResourceGather", "VarIsInitializedOp",
-    "VariableShape", "_ReadVariablesOp",
-}  # fmt: skip
+    "Identity",
+    "IsVariableInitialized",
+    "ReadVariableOp",
+    "ResourceGather",
+    "VarIsInitializedOp",
+    "VariableShape",
+    "_ReadVariablesOp",
+}
 _MAX_FUSED = 64
 
 
