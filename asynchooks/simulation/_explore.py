@@ -146,13 +146,12 @@ def explore(
         _check.seconds("max_secs", max_secs, zero=True)
     program = Program(partial(_call, main, args), backend, seed, cancel, tuple(names))
     search = Search(program, max_secs, num_processes)
-    was_disabled, logger.disabled = (
-        logger.disabled,
-        True,
-    )  # a thousand runs would each log their stop
+    # else each of a thousand runs would log its stop
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         search.try_all(max_delays)
-        search.try_at_random(num_random)
+        if search.so_far().is_complete:
+            search.try_at_random(num_random)
     except KeyboardInterrupt as error:
         error.add_note(f"no failure in {search.so_far()}")
         raise
@@ -175,7 +174,7 @@ def _name_of(error: type[Exception]) -> str:
 class Drawn(NamedTuple):
     """An order by random priorities."""
 
-    seed: int
+    seed: str
     depth: int
 
 
@@ -256,7 +255,8 @@ class Search:
 
     def try_at_random(self, num: int) -> None:
         """Orders by random priorities of tasks."""
-        for _ in self._tried([Drawn(seed, self._depth) for seed in range(num)]):
+        seed, depth = self._program.seed, self._depth
+        for _ in self._tried([Drawn(f"{seed}/{number}", depth) for number in range(num)]):
             self._num_random += 1
 
     def _tried(self, items: Sequence[Any]) -> Iterator[tuple[Any, Run]]:

@@ -293,11 +293,22 @@ def test_what_needs_more_deviations_is_found_at_random_and_shrunk() -> None:
     assert again.schedule == error.schedule
 
 
+def test_the_seed_decides_what_is_drawn() -> None:
+    def drawn(seed: int) -> list[str]:
+        seen: list[str] = []
+        explore(permuting(seen, "abcdef"), max_delays=0, num_random=20, seed=seed)
+        return seen
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
 def test_a_search_that_takes_too_long_says_so() -> None:
     seen: list[str] = []
-    found = explore(permuting(seen, "abcdefg"), max_delays=4, max_secs=0.0)
+    found = explore(permuting(seen, "abcdefg"), max_delays=4, num_random=9, max_secs=0.0)
     assert not found.is_complete
     assert found.num_schedules == len(seen)
+    assert found.num_random == 0
     assert "cut short" in str(found)
 
 

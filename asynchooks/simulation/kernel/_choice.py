@@ -205,7 +205,7 @@ class Prioritized(Scheduled):
         depth: choices among which priorities change, and a task is cancelled or gets an error.
     """
 
-    def __init__(self, seed: int, depth: int, cancel: str = "", errors: Sequence[str] = ()) -> None:
+    def __init__(self, seed: str, depth: int, cancel: str = "", errors: Sequence[str] = ()) -> None:
         super().__init__((), cancel, errors)
         self._last = math.inf  # no other orders follow
         self._random = random.Random(seed)
