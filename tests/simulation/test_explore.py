@@ -44,6 +44,11 @@ def failure_of(main: Program, **options: Any) -> ScheduleError:
     return caught.value
 
 
+def replay(main: Program, error: ScheduleError, backend: Any) -> None:
+    simulation = Simulation(backend=backend, schedule=error.schedule)
+    simulation.run(main, simulation)
+
+
 def permuting(seen: list[str], names: str = "abc") -> Program:
     """Tasks that are ready together, once each."""
 
@@ -125,8 +130,7 @@ def test_a_race_is_found_told_and_replayed(backend: Any) -> None:
     (told,) = error.deviations
     assert told == "at 0 s, the start of <pay> went on before the start of <deposit>"
     with pytest.raises(AssertionError, match=str(error.__cause__)):
-        simulation = Simulation(backend=backend, schedule=error.schedule)
-        simulation.run(lost_update, simulation)
+        replay(lost_update, error, backend)
     assert repr(error.schedule) in str(error)
 
 
@@ -183,8 +187,7 @@ def test_a_task_that_main_leaves_is_a_failure(backend: Any) -> None:
     assert isinstance(error.__cause__, SimulationError)
     assert "forgotten" in str(error)
     with pytest.raises(SimulationError, match="forgotten"):
-        simulation = Simulation(backend=backend, schedule=error.schedule)
-        simulation.run(main, simulation)
+        replay(main, error, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -226,8 +229,7 @@ def test_clean_up_that_a_cancellation_skips_is_found(backend: Any) -> None:
     error = failure_of(main, backend=backend, cancel="use")
     assert "cancel use" in error.schedule
     with pytest.raises(AssertionError, match="still held"):
-        simulation = Simulation(backend=backend, schedule=error.schedule)
-        simulation.run(main, simulation)
+        replay(main, error, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
