@@ -20,7 +20,6 @@ _OURS = os.path.join(os.path.dirname(__file__), "")
 _MAX_NOTES = 3
 _NOTED = "_asynchooks_noted"
 """The attribute of an error with all notes that it was to be given, also those only logged."""
-_AS_ITSELF = "_asynchooks_as_itself"
 
 
 class StopTraining(Exception):  # noqa: N818 - like StopIteration, it is no error
@@ -321,19 +320,6 @@ def note_once(error: BaseException, note: str) -> None:
     """Add a note, unless it was added before: several may meet the same error."""
     if note not in (*error.__dict__.get(_NOTED, ()), *getattr(error, "__notes__", ())):
         add_note(error, note)
-
-
-def leave_as_itself(error: BaseException) -> BaseException:
-    """Mark an error that happened beside the runs, and is raised in one only to be seen.
-
-    So it is not taken for what losing the raw session led to.
-    """
-    error.__dict__[_AS_ITSELF] = True
-    return error
-
-
-def leaves_as_itself(error: BaseException) -> bool:
-    return any(_AS_ITSELF in each.__dict__ for each in leaves_of(error))
 
 
 def call_text(made: object, **arguments: object) -> str:

@@ -59,8 +59,6 @@ from ._errors import (
     is_clean_end,
     is_input_end,
     is_preemption,
-    is_stop,
-    leaves_as_itself,
     leaves_of,
     public_dir,
     raised_by,
@@ -460,9 +458,8 @@ class MonitoredSession(AsyncOnly):
         cannot cure it.
         """
         stop, lost = self._stop, error
-        is_led_to = not (is_preemption(error) or is_stop(error) or leaves_as_itself(error))
-        if is_led_to and self._raw is not None and self._raw.is_retired:
-            # another worker has closed it under this one's hook: whatever that made of it
+        if self._raw is not None and self._raw.is_retired and self._raw.tells_of_close(error):
+            # another worker has closed it under this one's hook
             lost = PreemptionError(f"the shared session was replaced: {error!r}")
             lost.__cause__ = error
         if self._is_in_step_fn or not stop.is_curable(lost):

@@ -233,6 +233,10 @@ class RawSession(ABC):
         are_names = isinstance(failed, str) and isinstance(fetch, str)  # an array's == is an array
         return fetch is failed or (are_names and fetch == failed)
 
+    def tells_of_close(self, error: BaseException) -> bool:
+        """Whether the error is that of a call on this session after its close."""
+        return False
+
     def merge_options(self, requests: list[Any]) -> Any:
         """One set of run options out of several, the caller's first; none is changed."""
         raise ValueError(

@@ -23,6 +23,7 @@ from .models import (
     failing,
     monitored,
     raising,
+    shared,
     tf,
     unavailable,
     v1,
@@ -107,6 +108,26 @@ async def test_a_loss_while_it_is_created_or_recreated_has_it_tried_again(make: 
         assert await session.run(model.train_op) == 1
         lives.assert_recreated_once(session)
     assert lives.sessions == [given[1], given[3]], "hooks are called for sessions that are ready"
+
+
+async def test_a_run_is_made_again_whose_hook_meets_a_session_that_another_worker_closed() -> None:
+    """TensorFlow raises a RuntimeError, which is not one of a lost session."""
+    model, runs = counting_model(), [0]
+    creator = shared(model.graph)
+
+    async def use_closed(run_context: Any) -> None:
+        runs[0] += 1
+        if runs[0] == 1:
+            await other.run(model.train_op)
+            run_context.session.run(model.step)
+
+    losing = at(before_run=raising(aborted()))
+    async with (
+        MonitoredSession([losing], creator) as other,
+        MonitoredSession([at(before_run=use_closed)], creator) as session,
+    ):
+        assert await session.run(model.train_op) == 2
+    assert runs == [2]
 
 
 @pytest.mark.parametrize("moment", ["begin", "end", "before_run"])

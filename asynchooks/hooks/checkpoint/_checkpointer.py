@@ -18,7 +18,7 @@ from ..._engine.recording import Kind, begun_span, current_recorder, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
-from ..._errors import CheckpointError, add_note, leave_as_itself, no_input_end
+from ..._errors import CheckpointError, add_note, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
     SharedState,
@@ -467,7 +467,7 @@ class Checkpointer:
         """Raise the error of a write in the background, once."""
         error, self._write_error = self._write_error, None
         if error is not None:
-            raise leave_as_itself(error)
+            raise error
 
     async def save_hooks_late(self, at_end: bytes | None = None) -> None:
         """Save the hooks' states where the model was saved before all hooks had seen the step."""

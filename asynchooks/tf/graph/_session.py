@@ -245,6 +245,9 @@ class GraphSession(RawSession):
         except (TypeError, ValueError, KeyError):  # as the run will say
             return (key if isinstance(key, str) else id(key),)
 
+    def tells_of_close(self, error: BaseException) -> bool:
+        return isinstance(error, RuntimeError) and "closed Session" in str(error)
+
     def merge_options(self, requests: list[Any]) -> Any:
         """Source: TensorFlow's `_HookedSession._merge_run_options`."""
         merged = tf.compat.v1.RunOptions()
