@@ -40,6 +40,9 @@ class HookState(dict[str, Any]):
             when training is resumed: a directory that was moved.
     """
 
+    when_saved: Callable[[], None] | None = None
+    """What to call once a checkpoint holds it."""
+
     def __init__(self, state: Mapping[str, Any], *, name: str = "", place: str = "") -> None:
         super().__init__(state)
         self.name = name
@@ -109,6 +112,12 @@ def _states(hooks: Iterable[Any]) -> list[_State]:
 def have_states_apart_from(hooks: Iterable[Any], *kinds: type[HookState]) -> bool:
     """Whether a hook has a state that is of none of these kinds."""
     return any(each.state and not isinstance(each.state, kinds) for each in _states(hooks))
+
+
+def when_saved(hooks: Iterable[Any]) -> list[Callable[[], None]]:
+    """What to call once a checkpoint holds the states of now."""
+    calls = [getattr(each.state, "when_saved", None) for each in _states(hooks)]
+    return [each for each in calls if each is not None]
 
 
 def save_hooks(hooks: Iterable[Any]) -> bytes:

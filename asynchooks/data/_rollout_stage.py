@@ -8,30 +8,47 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
+import uuid
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from inspect import isasyncgenfunction
+from operator import attrgetter
 from typing import Any
 
 from .. import _check as check
 from .._engine.base import TIMED_OUT, Slot
 from .._engine.recording import Kind
 from .._engine.stop import Stop
-from .._engine.threads import close_unrun
+from .._engine.threads import close_unrun, run_blocking
 from .._errors import is_input_end, is_stop, note_once, shown
 from .._later import is_a
 from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
+from ..checkpoints._journal import Journal, Record
 from ._ages import Ages, Call, PublishedVersion
 from ._cancelled_once import CancelledOnce
 from ._consumers import TrainingEnd
 from ._position import Position
 from ._prefetch import Buffered, Taken, Task
 from ._rollout import Rollout, RolloutStage, RolloutStatistics, WhenStale
+from ._run_once import PART, REFUSED, RESULT, Parts, checksum, pickled
 from ._sources import Source, stage_of
-from ._stage import Mark, Pair, Phase, Stage, State, T, no_epoch, saved_count, state_of
+from ._stage import (
+    Mark,
+    Pair,
+    Phase,
+    Stage,
+    State,
+    T,
+    no_epoch,
+    saved_count,
+    state_of,
+    wait_to_end,
+)
 
 logger = logging.getLogger("asynchooks")
 
@@ -57,6 +74,7 @@ def rollouts(
     accept: Callable[[Any], bool] | None = None,
     restart: Restart | None = None,
     max_failures: int = 0,
+    journal: Any = None,
 ) -> RolloutStage:
     """Batches of what an async function makes of each item, none of them too old.
 
@@ -96,9 +114,18 @@ def rollouts(
         max_failures: how many items in a row may fail for good, >= 0; unlike in `map`, where all
             count, a call that succeeds begins the count again. Of each a warning names the item
             and the error; the next error ends training.
+        journal: a directory of its own, or an object store, as for checkpoints. Results are kept
+            there as they come, with their versions, until a checkpoint counts the steps that used
+            them; so are the parts of calls: see `run_once`. After a crash those that no counted
+            step has used come first, and are not made again. Those that are too old by then are
+            made again under WAIT, given up under DROP, used under ACCEPT. A result of a step that
+            was lost counts as new, until the learner has made so many steps once more. A disk that
+            is full stops nothing: a warning says so. Results are pickled.
 
     Raises:
         TypeError, ValueError: an argument is not what it should be.
+        CheckpointInUseError, CheckpointError: out of the iteration: the journal is another run's,
+            or cannot be opened.
         Exception: out of the iteration: what `fn` or `accept` raised, with a note that names the
             item. What a task group in `fn` raised leaves without its group if it is alone in it.
         TypeError: out of the iteration: `fn` returned nothing to await.
@@ -147,6 +174,7 @@ def rollouts(
         accept,
         restart,
         max_failures,
+        None if journal is None else Journal(journal),
     )
 
 
@@ -166,6 +194,7 @@ class Rollouts(Buffered, RolloutStage):
         accept: Callable[[Any], bool] | None,
         restart: Restart | None,
         max_failures: int,
+        journal: Journal | None,
     ) -> None:
         self._fn = fn
         self._batch_size = batch_size
@@ -178,6 +207,7 @@ class Rollouts(Buffered, RolloutStage):
         self._max_failures = max_failures
         self._many_refused = _MANY_REFUSED * batch_size
         self._num_asking = 0  # tasks that wait for a batch
+        self._journal = journal
         super().__init__(source)
         self._parameters = {
             "fn": getattr(fn, "__name__", self.kind),
@@ -195,6 +225,7 @@ class Rollouts(Buffered, RolloutStage):
         self._ages = Ages(self._batch_size, self._max_staleness, self._when_stale)
         self._has_begun = False
         self._pending: deque[Call] = deque()  # read, and not begun
+        self._resumed: list[Call] = []  # the same, but held, with parts; oldest version first
         self._source_error: Exception | None = None  # why nothing more is read; after all results
         self._num_calls = 0  # under way, also those that are cancelled and clean up
         self._staleness = Counter[int]()
@@ -203,6 +234,14 @@ class Rollouts(Buffered, RolloutStage):
         self._is_timed = False  # the wait for room ends by itself, to say that the learner starves
         self._first_ident = 0  # of its calls, in a record
         self._warned_at: int | None = None  # the version for which the log said so
+        # With a journal: which training it is of, the batches of its runs before, and what it has
+        # of items that are not read yet, by place.
+        saved = state or {}
+        self._training = str(saved.get("journal") or uuid.uuid4().hex)
+        self._clock = saved_count(saved.get("clock", 0))
+        self._has_recovered = self._journal is None
+        self._held: dict[int, tuple[Record, Call]] = {}
+        self._num_recovered = self._num_outdated = 0
 
     # Calls
 
@@ -215,8 +254,27 @@ class Rollouts(Buffered, RolloutStage):
         """It begins when the learner asks: only then are the weights restored."""
 
     def _num_room(self) -> int:
+        if self._held:  # the learner may wait for them
+            return 1
         # at least one is read ahead, so that the end is known when the last call has begun
         return 0 if self._pending else max(1, self._num_room_for_calls())
+
+    def _may_go_on(self, call: Call) -> bool:
+        """Whether a call with parts from the journal may: no part is older than its stamp."""
+        return self._num_calls < self._concurrency and call.born <= self._version()
+
+    def _waits_for_resumed(self) -> bool:
+        """Whether the learner waits, and nothing else can go on."""
+        if not self._resumed or self._num_calls or self._held or self._is_over:
+            return False
+        is_read = self._has_all or bool(self._pending)
+        is_asked = self._num_asking > len(self._ready)
+        return is_read and is_asked and self._ages.has_room(self._version())
+
+    def _begin_call(self, call: Call) -> None:
+        if call.is_held:  # else it was dropped meanwhile
+            self._num_calls += 1
+            call.worker = self._begin_task(partial(self._call, call))
 
     def _num_room_for_calls(self) -> int:
         """How many calls may begin now."""
@@ -227,13 +285,136 @@ class Rollouts(Buffered, RolloutStage):
     def _accept(self, pairs: Sequence[Pair]) -> None:
         for item, mark in pairs:
             place = self._counting.add(mark)
-            if place is not None:
-                self._pending.append(Call(item, place))
+            if (here := self._counting.end - 1) in self._held:
+                call = self._take_up(item, here, place is not None)
+            else:
+                call = None if place is None else self._new_call(item, place)
+            if call is not None and call.is_held:
+                insort(self._resumed, call, key=attrgetter("born"))
+            elif call is not None:
+                self._pending.append(call)
         self._look()
 
     def _end_source(self, error: Exception | None) -> None:
         self._source_error = error
+        for _, call in self._held.values():  # the source is shorter than it was
+            self._let_go(call)
+        self._held.clear()
         self._look()
+
+    # The journal
+
+    async def _read_source(self, limit: int) -> Sequence[Pair]:
+        if not self._has_recovered:
+            await self._recover()
+        return await super()._read_source(limit)
+
+    async def _recover(self) -> None:
+        """Hold the results that the journal has of items that are not finished."""
+        journal, engine = self._journal, self._engine
+        assert journal is not None
+        open_journal = partial(journal.open, self._training)
+        records = await run_blocking(engine, open_journal, _CLEAN_UP_SECS, "asynchooks-journal")
+        self._has_recovered = True
+        results: dict[int, Record] = {}
+        parts: dict[int, dict[str, Record]] = {}
+        for each in records:  # of two of a name, the last one counts
+            if self._counting.is_finished(each.place):
+                continue
+            if each.kind == PART:
+                parts.setdefault(each.place, {})[each.name] = each
+            else:
+                results[each.place] = each
+        oldest = {place: min(its.values(), key=_born) for place, its in parts.items()} | results
+        for each in sorted(oldest.values(), key=_born):
+            self._hold(each, parts.get(each.place, {}))
+        logger.info(
+            "%r goes on with %d results and %d calls under way from %s; %d are too old",
+            self,
+            len(results),
+            len(oldest) - len(results),
+            journal,
+            self._num_outdated,
+        )
+
+    def _hold(self, record: Record, parts: dict[str, Record]) -> None:
+        """Hold a result, or a call that has made parts, from before its item is read."""
+        call, born = Call(None, record.place), record.born - self._clock
+        call.version, call.parts = record.version, parts
+        if self._ages.has_room(born):
+            if record.kind != REFUSED:
+                self._ages.begin(call, born)
+            self._held[record.place] = record, call
+        elif record.kind != PART and self._when_stale is WhenStale.DROP:
+            self._give_up(call, "dropped")
+        else:
+            self._num_outdated += 1
+
+    def _take_up(self, item: Any, place: int, is_wanted: bool) -> Call | None:
+        """Go on with what is held of an item that was read just now; a new call if it is another.
+
+        None: nothing is to be called.
+        """
+        record, call = self._held.pop(place)
+        call.item = item
+        if is_wanted and record.item == checksum(item):
+            if record.kind == PART:
+                return call
+            try:
+                call.result = pickle.loads(record.value)
+            except Exception as error:
+                what = f"cannot be read: {error!r}"
+            else:
+                self._num_recovered += 1
+                if record.kind == REFUSED:
+                    self._give_up(call, "refused")
+                elif call.is_held:
+                    self._ages.set_ready(call)
+                return None
+        else:
+            what = f"is of another item than {shown(item)}"
+        self._let_go(call)
+        if not is_wanted:
+            return None
+        logger.warning("What the journal of %r has of item %d %s", self, place, what)
+        return self._new_call(item, place)
+
+    def _new_call(self, item: Any, place: int) -> Call:
+        call = Call(item, place)
+        if self._journal is not None:
+            call.parts = {}
+        return call
+
+    def _let_go(self, call: Call) -> None:
+        if call.is_held:
+            self._ages.withdraw(call)
+
+    def _keep(self, call: Call, kind: int, name: str, value: bytes) -> None:
+        """Have the journal keep what was made of an item."""
+        assert self._journal is not None
+        born, item = self._clock + call.born, checksum(call.item)
+        record = Record(call.place, born, call.version, item, kind, name, value)
+        if kind == PART:
+            call.parts[name] = record
+        if call.is_held:
+            self._journal.add(record)
+
+    def _when_saved(self) -> Callable[[], None] | None:
+        journal = self._journal
+        if journal is None:
+            return None
+        frontier, _, beyond = self._used().after(self._places_run())
+        finished = frozenset(beyond)
+        return lambda: journal.cut(lambda place: place < frontier or place in finished)
+
+    def _num_used(self) -> int:
+        """Batches that were trained on."""
+        if self._consumers is None:
+            return self._ages.num_batches - len(self._ready)
+        run = [each for each in self._consumers.members if each.places_run]
+        return self._num_trained + len(run)
+
+    # The version of the weights
 
     def _version(self) -> int:
         """The version of the weights in use, on the learner's clock."""
@@ -291,9 +472,17 @@ class Rollouts(Buffered, RolloutStage):
 
     def _stamp(self, call: Call) -> None:
         """Write down the version of the weights that the call begins with."""
-        version = self._version()
-        self._ages.begin(call, version)
-        call.version = self._steps_of(version)
+        born = self._version()
+        call.version = self._steps_of(born)
+        if call.parts:
+            oldest = min(call.parts.values(), key=_born)
+            if (its := oldest.born - self._clock) < born:
+                if self._ages.has_room(its):
+                    born, call.version = its, oldest.version
+                else:
+                    self._num_outdated += len(call.parts)
+                    call.parts = {}
+        self._ages.begin(call, born)
 
     def _steps_of(self, version: int) -> int:
         return version if self._step is None else self._step.value
@@ -332,6 +521,8 @@ class Rollouts(Buffered, RolloutStage):
             self._ages.withdraw(call)  # what comes now is younger
             self._stamp(call)
         self._num_failures = 0  # they count in a row
+        if self._journal is not None and not self._keep_result(call, is_of_use):
+            return
         if is_of_use:
             self._ages.set_ready(call)
             self._num_refused_in_a_row = 0
@@ -340,12 +531,24 @@ class Rollouts(Buffered, RolloutStage):
             self._give_up(call, "refused")
             self._count_refused()
 
+    def _keep_result(self, call: Call, is_of_use: bool) -> bool:
+        try:
+            value = pickled(call.result if is_of_use else None, "the result")
+        except TypeError as error:
+            self._name(call, error)
+            self._fail(error)
+            return False
+        self._keep(call, RESULT if is_of_use else REFUSED, "", value)
+        return True
+
     async def _attempt(self, call: Call, task: Task) -> bool:
         """Call the function; returns whether the result is of use."""
         engine, recorder, span = self._engine, self._recorder, None
         if recorder is not None:
             name, ident = getattr(self._fn, "__name__", self.kind), self._first_ident + call.place
             span = recorder.task_span(engine, Kind.CALL, name, ident)
+        if self._journal is not None:
+            Parts(call.parts, partial(self._keep, call, PART)).enter()
         begun = engine.stopwatch()
         try:  # a context manager would cost a plan of many calls a twentieth of its time
             pending = self._fn(call.item)
@@ -491,11 +694,17 @@ class Rollouts(Buffered, RolloutStage):
             if has_all and self._ages.num_held == 0:
                 self._finish(self._source_error)
             break
+        while self._resumed and not self._is_over and self._may_go_on(self._resumed[0]):
+            self._begin_call(self._resumed.pop(0))
         while self._pending and not self._is_over and self._num_room_for_calls() > 0:
             call = self._pending.popleft()
             self._stamp(call)
-            self._num_calls += 1
-            call.worker = self._begin_task(partial(self._call, call))
+            self._begin_call(call)
+        if self._waits_for_resumed():  # whose versions are never to come: the input has changed
+            call = self._resumed.pop(0)
+            self._let_go(call)
+            self._stamp(call)
+            self._begin_call(call)
         if self._is_over or self._num_room() > 0 or (self._starves() and not self._is_timed):
             super()._make_room()
 
@@ -504,7 +713,7 @@ class Rollouts(Buffered, RolloutStage):
     def _give_out(self, calls: Sequence[Call]) -> None:
         now = self._ages.num_batches - 1
         batch = [
-            Rollout(call.item, call.result, call.version, now - call.born, call.place)
+            Rollout(call.item, call.result, call.version, max(0, now - call.born), call.place)
             for call in calls
         ]
         for each in batch:
@@ -530,7 +739,10 @@ class Rollouts(Buffered, RolloutStage):
         return self._source._origin()
 
     def _saved(self, mark: Mark) -> dict[str, Any]:
-        return {"stage": self.kind, "source": state_of(mark), "counts": dict(self._used().counts)}
+        state = {"stage": self.kind, "source": state_of(mark), "counts": dict(self._used().counts)}
+        if self._journal is None:
+            return state
+        return {**state, "journal": self._training, "clock": self._clock + self._num_used()}
 
     def _position_in(
         self, state: Mapping[str, Any], left_out: Iterable[int] = ()
@@ -546,6 +758,10 @@ class Rollouts(Buffered, RolloutStage):
         raise no_epoch(self)
 
     # The end
+
+    async def _release(self) -> None:
+        if self._journal is not None and self._has_recovered:
+            await wait_to_end(self._engine, partial(self._journal.close, self._engine))
 
     async def _wait_for_tasks(self) -> None:
         last = self._engine.now() + _CLEAN_UP_SECS + _LEFT_ALONE_SECS
@@ -565,10 +781,16 @@ class Rollouts(Buffered, RolloutStage):
             num_refused=counts["refused"],
             num_dropped=counts["dropped"],
             num_retried=counts["retried"],
+            num_recovered=self._num_recovered,
+            num_outdated=self._num_outdated,
         )
 
     def _fill(self) -> tuple[int, int]:
         return self._num_calls + self._ages.num_ready, self._concurrency
+
+
+def _born(record: Record) -> int:
+    return record.born
 
 
 def _counts_in(state: State) -> Counter[str]:

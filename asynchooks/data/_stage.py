@@ -231,13 +231,20 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                 source that keeps a position of its own.
         """
         self._check_alone()
-        ended = () if self._consumers is None else self._consumers.places_run()
-        place, mark, beyond = self._used().after(ended)
+        place, mark, beyond = self._used().after(self._places_run())
         relative = [each - place for each in beyond]
         return {**self._saved(mark), "place": place, "beyond": relative}
 
+    def _places_run(self) -> Sequence[int]:
+        """Of items whose step is made, and whose run has not ended."""
+        return () if self._consumers is None else self._consumers.places_run()
+
     def _saved(self, mark: Mark) -> dict[str, Any]:
         return state_of(mark)
+
+    def _when_saved(self) -> Callable[[], None] | None:
+        """What to call once a checkpoint holds its position."""
+        return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a pipeline of the same stages was; sizes of buffers may differ.

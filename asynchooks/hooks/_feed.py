@@ -23,7 +23,6 @@ from .._hook import (
     SessionRunValues,
     begin_graph,
 )
-from .._running.hook_state import SharedState
 from ..backends._creator import close_raw
 from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
@@ -252,7 +251,8 @@ class FeedHook(SessionRunHook):
         position = saved_position(self._consumers, place)
         if not position or self._after_epoch is None or num_ended is None:
             return position
-        return SharedState({**position, _ENDED: num_ended}, place=place)
+        position[_ENDED] = num_ended
+        return position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._after_epoch is not None:

@@ -54,10 +54,12 @@ class InputPositionHook(SessionRunHook):
 def saved_position(consumers: Consumers, place: str = "") -> dict[str, Any]:
     """The position, of a hook at this place; {} and one warning where the pipeline has none."""
     try:
-        return SharedState(consumers.state_dict(), place=place)
+        state = SharedState(consumers.state_dict(), place=place)
+        state.when_saved = consumers.stage._when_saved()
     except InputStateError as error:
         if not consumers.has_warned:
             consumers.has_warned = True
             extra = fields(reason=error)
             logger.warning("The position in the input is not saved: %s", error, extra=extra)
         return {}
+    return state
