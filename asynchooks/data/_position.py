@@ -31,6 +31,7 @@ class Position:
         more, and no consumer is to get them."""
         self.counts = Counter[str]()
         """Of items that were finished without being used, by the reason."""
+        self.num_batches = 0  # that rollouts made of items, and that were used
         self._mark = mark  # at the frontier
         self._frontier = place
         self._marks: deque[Any] = deque()  # behind each item from the frontier on

@@ -208,6 +208,7 @@ class Rollouts(Buffered, RolloutStage):
         self._many_refused = _MANY_REFUSED * batch_size
         self._num_asking = 0  # tasks that wait for a batch
         self._journal = journal
+        self._num_recovered = self._num_outdated = 0
         super().__init__(source)
         self._parameters = {
             "fn": getattr(fn, "__name__", self.kind),
@@ -234,19 +235,19 @@ class Rollouts(Buffered, RolloutStage):
         self._is_timed = False  # the wait for room ends by itself, to say that the learner starves
         self._first_ident = 0  # of its calls, in a record
         self._warned_at: int | None = None  # the version for which the log said so
-        # With a journal: which training it is of, the batches of its runs before, and what it has
-        # of items that are not read yet, by place.
+        # With a journal: which training it is of, the batches that were trained on before, and what
+        # it has of items that are not read yet, by place.
         saved = state or {}
         self._training = str(saved.get("journal") or uuid.uuid4().hex)
-        self._clock = saved_count(saved.get("clock", 0))
+        self._clock = 0
         self._has_recovered = self._journal is None
         self._held: dict[int, tuple[Record, Call]] = {}
-        self._num_recovered = self._num_outdated = 0
 
     # Calls
 
     def _start(self) -> None:
         super()._start()
+        self._clock = self._counting.num_batches
         if self._recorder is not None:
             self._first_ident = self._recorder.first_ident()
 
@@ -257,19 +258,20 @@ class Rollouts(Buffered, RolloutStage):
         if self._held:  # the learner may wait for them
             return 1
         # at least one is read ahead, so that the end is known when the last call has begun
-        return 0 if self._pending else max(1, self._num_room_for_calls())
+        return 0 if self._pending or self._resumed else max(1, self._num_room_for_calls())
 
     def _may_go_on(self, call: Call) -> bool:
         """Whether a call with parts from the journal may: no part is older than its stamp."""
-        return self._num_calls < self._concurrency and call.born <= self._version()
+        version = self._version()
+        if call.born > version or (self._step is not None and call.version > self._step.value):
+            return False
+        return self._num_calls < self._concurrency
 
     def _waits_for_resumed(self) -> bool:
-        """Whether the learner waits, and nothing else can go on."""
+        """Whether the learner waits, and nothing but calls with parts of later versions is left."""
         if not self._resumed or self._num_calls or self._held or self._is_over:
             return False
-        is_read = self._has_all or bool(self._pending)
-        is_asked = self._num_asking > len(self._ready)
-        return is_read and is_asked and self._ages.has_room(self._version())
+        return self._num_asking > len(self._ready) and self._ages.num_room(self._version()) > 0
 
     def _begin_call(self, call: Call) -> None:
         if call.is_held:  # else it was dropped meanwhile
@@ -389,6 +391,10 @@ class Rollouts(Buffered, RolloutStage):
         if call.is_held:
             self._ages.withdraw(call)
 
+    def _is_current(self) -> bool:
+        """Whether the model has not gone back: what calls make now is of no known version."""
+        return self._counting is self._used()
+
     def _keep(self, call: Call, kind: int, name: str, value: bytes) -> None:
         """Have the journal keep what was made of an item."""
         assert self._journal is not None
@@ -409,10 +415,10 @@ class Rollouts(Buffered, RolloutStage):
 
     def _num_used(self) -> int:
         """Batches that were trained on."""
+        num = self._used().num_batches
         if self._consumers is None:
-            return self._ages.num_batches - len(self._ready)
-        run = [each for each in self._consumers.members if each.places_run]
-        return self._num_trained + len(run)
+            return num + self._ages.num_batches - len(self._ready)
+        return num + sum(bool(each.places_run) for each in self._consumers.members)
 
     # The version of the weights
 
@@ -423,6 +429,7 @@ class Rollouts(Buffered, RolloutStage):
         return self._published.on_clock(self._ages.num_batches)
 
     def _note_used(self, taken: Taken) -> None:
+        self._used().num_batches += 1
         if taken.mark[1] is self._ages:  # else it was made before the input went back
             self._num_trained = min(self._num_trained + 1, self._ages.num_batches)
             self._look()
@@ -434,10 +441,9 @@ class Rollouts(Buffered, RolloutStage):
         if published is not None:
             step = published.step
             forget = step.gate.watch(slot, step.value + 1)
-        if self._num_room_for_calls() > 0:  # another thread has published it since
-            slot.wake()
         self._wait_for_others()
         self._is_timed = self._starves()
+        self._look()  # another thread may have published it since
         task.is_at_rest = True
         try:
             until = engine.now() + _PATIENCE_SECS if self._is_timed else math.inf
@@ -476,12 +482,12 @@ class Rollouts(Buffered, RolloutStage):
         call.version = self._steps_of(born)
         if call.parts:
             oldest = min(call.parts.values(), key=_born)
-            if (its := oldest.born - self._clock) < born:
-                if self._ages.has_room(its):
-                    born, call.version = its, oldest.version
-                else:
-                    self._num_outdated += len(call.parts)
-                    call.parts = {}
+            its = min(born, oldest.born - self._clock)
+            if its == born or self._ages.has_room(its):
+                born, call.version = its, min(call.version, oldest.version)
+            else:
+                self._num_outdated += len(call.parts)
+                call.parts = {}
         self._ages.begin(call, born)
 
     def _steps_of(self, version: int) -> int:
@@ -521,7 +527,7 @@ class Rollouts(Buffered, RolloutStage):
             self._ages.withdraw(call)  # what comes now is younger
             self._stamp(call)
         self._num_failures = 0  # they count in a row
-        if self._journal is not None and not self._keep_result(call, is_of_use):
+        if not self._keep_result(call, is_of_use):
             return
         if is_of_use:
             self._ages.set_ready(call)
@@ -532,6 +538,8 @@ class Rollouts(Buffered, RolloutStage):
             self._count_refused()
 
     def _keep_result(self, call: Call, is_of_use: bool) -> bool:
+        if self._journal is None or not self._is_current():
+            return True
         try:
             value = pickled(call.result if is_of_use else None, "the result")
         except TypeError as error:
@@ -548,7 +556,7 @@ class Rollouts(Buffered, RolloutStage):
             name, ident = getattr(self._fn, "__name__", self.kind), self._first_ident + call.place
             span = recorder.task_span(engine, Kind.CALL, name, ident)
         if self._journal is not None:
-            Parts(call.parts, partial(self._keep, call, PART)).enter()
+            Parts(call.parts, partial(self._keep, call, PART), self._is_current).enter()
         begun = engine.stopwatch()
         try:  # a context manager would cost a plan of many calls a twentieth of its time
             pending = self._fn(call.item)
@@ -700,11 +708,12 @@ class Rollouts(Buffered, RolloutStage):
             call = self._pending.popleft()
             self._stamp(call)
             self._begin_call(call)
-        if self._waits_for_resumed():  # whose versions are never to come: the input has changed
-            call = self._resumed.pop(0)
-            self._let_go(call)
-            self._stamp(call)
-            self._begin_call(call)
+        if self._waits_for_resumed():  # the journal lacks results, or sizes of batches differ
+            for call in self._resumed:
+                self._let_go(call)
+            self._pending.extendleft(reversed(self._resumed))
+            self._resumed.clear()
+            self._look()
         if self._is_over or self._num_room() > 0 or (self._starves() and not self._is_timed):
             super()._make_room()
 
@@ -742,13 +751,14 @@ class Rollouts(Buffered, RolloutStage):
         state = {"stage": self.kind, "source": state_of(mark), "counts": dict(self._used().counts)}
         if self._journal is None:
             return state
-        return {**state, "journal": self._training, "clock": self._clock + self._num_used()}
+        return {**state, "journal": self._training, "batches": self._num_used()}
 
     def _position_in(
         self, state: Mapping[str, Any], left_out: Iterable[int] = ()
     ) -> tuple[Position, dict[str, Any]]:
         position, own = super()._position_in(state, left_out)
         position.counts = _counts_in(state)
+        position.num_batches = saved_count(state.get("batches", 0))
         return position, own
 
     def _mark_in(self, state: dict[str, Any]) -> Mark:

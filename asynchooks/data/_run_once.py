@@ -80,10 +80,13 @@ class Parts:
     Args:
         known: records of a journal, by name.
         keep: has the journal keep one, which joins these.
+        may_keep: whether it may keep one that begins now.
     """
 
-    def __init__(self, known: Mapping[str, Record], keep: Keep) -> None:
-        self._known, self._keep = known, keep
+    def __init__(
+        self, known: Mapping[str, Record], keep: Keep, may_keep: Callable[[], bool]
+    ) -> None:
+        self._known, self._keep, self._may_keep = known, keep, may_keep
         self._names: set[str] = set()
 
     def enter(self) -> None:
@@ -99,8 +102,10 @@ class Parts:
         self._names.add(name)
         if name in self._known:
             return pickle.loads(self._known[name].value)
+        is_kept = self._may_keep()
         result = await fn(*args)
-        self._keep(name, pickled(result, f"the part {name!r}"))
+        if is_kept:
+            self._keep(name, pickled(result, f"the part {name!r}"))
         return result
 
 

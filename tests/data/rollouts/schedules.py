@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks.data import Rollout, WhenStale, repeat, rollouts, shuffle
+from asynchooks.data import Rollout, WhenStale, repeat, rollouts, run_once, shuffle
 from asynchooks.simulation import Simulation
 
 ENGINES = ("asyncio", "trio", "turbo")
@@ -77,6 +78,7 @@ def draw_schedule(seed: int) -> SimpleNamespace:
         begin=r.choice([0, 0, 1000]),  # the global step
         lives=[_draw_life(r, ending) for ending in [*endings, Ending.DATA]],
         shuffles_ties=r.random() < 0.5,
+        has_journal=drawn("journal", seed).random() < 0.6,
     )
 
 
@@ -129,18 +131,41 @@ def train(schedule: SimpleNamespace, backend: Any, reached: Counter[str]) -> Non
     Args:
         reached: counts what has happened, by its name.
     """
-    saved = Saved(schedule.begin)
-    for number, life in enumerate(schedule.lives):
-        saved = _Training(schedule, life, number, saved, reached).train(backend)
+    saved, parts = Saved(schedule.begin), Counter[tuple[int, int]]()
+    num_outdated = reached["outdated"]
+    with TemporaryDirectory() as place:
+        journal = f"{place}/journal" if schedule.has_journal else None
+        for number, life in enumerate(schedule.lives):
+            training = _Training(schedule, life, number, saved, reached, journal, parts)
+            saved = training.train(backend)
+    if not any(life.lost_at for life in schedule.lives):  # calls of a lost model keep nothing
+        num_remade = sum(max(0, num - schedule.num_epochs) for num in parts.values())
+        most = 2 * (reached["outdated"] - num_outdated)
+        assert num_remade <= most, "a part in the journal was made again"
 
 
 class _Training:
     """One life."""
 
     def __init__(
-        self, schedule: Any, life: Any, number: int, saved: Saved, reached: Counter[str]
+        self,
+        schedule: Any,
+        life: Any,
+        number: int,
+        saved: Saved,
+        reached: Counter[str],
+        journal: str | None,
+        parts: Counter[tuple[int, int]],
     ) -> None:
         self.schedule, self.life, self.reached = schedule, life, reached
+        self.journal = journal
+        self.parts = parts  # how often each part of an item was made, in all lives
+        self.is_killed = False
+        # else others train while one has its batch in hand, or a loop keeps it as it goes back
+        before = schedule.lives[: number + 1] if journal else [life]
+        self.is_exact = all(
+            each.num_learners == 1 and not (each.loops and each.lost_at) for each in before
+        )
         self.key = schedule.seed, number
         self.saved = saved
         self.trained = list(saved.trained)
@@ -178,6 +203,7 @@ class _Training:
             accept=self._is_of_use if schedule.refused else None,
             restart=schedule.restart,
             max_failures=10**6,
+            journal=self.journal,
         )
         self.creator = SharedSessionCreator(
             FunctionSessionCreator(self._train_with, global_step=self.step)
@@ -189,7 +215,7 @@ class _Training:
         learners = [simulation.start(self._learn, feed) for feed in self.feeds]
         if life.ending in (Ending.KILL, Ending.CANCEL):
             await simulation.sleep(life.at / 2)
-            left = self.saved
+            left, self.is_killed = self.saved, life.ending is Ending.KILL
             for learner in learners:
                 learner.cancel()
         for learner in learners:
@@ -214,11 +240,21 @@ class _Training:
             "log-normal": r.lognormvariate(0, 1.2),
             "some long": 0.1 if r.random() < 0.8 else 15.0,
         }[self.schedule.call_secs]
+        for number in range(2 if self.journal else 0):
+            part = await run_once(f"part {number}", self._make_part, item, number, secs)
+            weights = min(weights, part)
         if secs or r.random() < 0.5:
             await self.simulation.sleep(secs)
         if r.random() < self.schedule.failing:
             raise OSError(item)
         return Answer(item, weights)
+
+    async def _make_part(self, item: int, number: int, secs: float) -> int:
+        weights = (self.step if self.own is None else self.own).value
+        if secs:
+            await self.simulation.sleep(secs)
+        self.parts[item, number] += 1
+        return weights
 
     def _is_of_use(self, answer: Answer) -> bool:
         return bool(drawn(self.schedule.seed, "use", answer.item).random() >= self.schedule.refused)
@@ -281,6 +317,10 @@ class _Training:
 
     def save(self) -> None:
         self.saved = Saved(self.step.value, self._position(), list(self.trained))
+        if self.journal is not None and not self.is_killed:
+            when_saved = self.feeds[0].state_dict().when_saved
+            if drawn(self.key, "cut", self.num_steps).random() < 0.7:
+                when_saved()
 
     def restore(self) -> int | None:
         """For each raw session: the first one has what was saved already."""
@@ -309,9 +349,8 @@ class _Training:
             assert each.version <= each.result.weights, "stamped younger than its weights"
             if self.schedule.when_stale in HARD:
                 assert each.staleness <= life.max_staleness, "older than the bound"
-            # else others train while one has its batch in hand, or a loop keeps it as it goes back
-            if life.num_learners == 1 and not (life.loops and life.lost_at):
-                assert each.version + each.staleness == step, "of another step"
+            if self.is_exact:
+                assert each.staleness == max(0, step - each.version), "of another step"
                 excess = step - each.result.weights - life.max_staleness
                 if self.schedule.when_stale in HARD:
                     assert excess <= 0, "truly older than the bound"
@@ -332,6 +371,8 @@ class _Training:
         position = self._position()
         counts = Counter[str](position["counts"])
         self.reached.update(counts)
+        known: Any = self.stage.statistics()
+        self.reached.update(recovered=known.num_recovered, outdated=known.num_outdated)
         del counts["retried"]
         num_finished = len(self.trained) + counts.total()
         assert num_finished <= num
@@ -340,7 +381,6 @@ class _Training:
         if life.ending is Ending.DATA:
             assert num_finished == num, f"{num_finished} of {num} are finished: {position}"
             assert (position["place"], position["beyond"]) == (num, [])
-            known: Any = self.stage.statistics()
             by_stage = known.num_refused, known.num_failures, known.num_dropped
             assert by_stage == (counts["refused"], counts["failed"], counts["dropped"])
             if not (schedule.failing or schedule.refused or counts["dropped"]):

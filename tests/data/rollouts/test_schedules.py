@@ -32,7 +32,7 @@ def check(seeds: range, backend: str) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed} on {backend}: {draw_schedule(seed)}")
             raise
-    for what in ("the bound", "refused", "failed", "dropped"):
+    for what in ("the bound", "refused", "failed", "dropped", "recovered", "outdated"):
         assert reached[what], what
 
 
