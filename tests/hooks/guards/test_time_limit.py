@@ -14,7 +14,7 @@ from asynchooks import (
     StopTraining,
     TimeLimitHook,
 )
-from asynchooks._engine.base import Engine
+from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook
 
 from ...support.helpers import KeepsCoord, counting_creator
@@ -27,34 +27,36 @@ REASON = StopReason("TimeLimitHook", "1 s have passed")
 
 @in_virtual_time
 async def test_a_wait_of_the_body_ends_at_the_very_moment_counted_from_begin(
-    engine: Engine,
+    simulation: Simulation,
 ) -> None:
     log = RecordingHook("a")
     hooks = [TimeLimitHook(1), at(begin=lambda: pause(0.75)), log]
     async with MonitoredSession(hooks, counting_creator()) as session:
         with pytest.raises(StopTraining, match="a stop was requested"):
             await session.or_stop(pause, 100.0)
-        assert engine.now() == 1.0
+        assert simulation.now == 1.0
         with pytest.raises(StopTraining):
             await session.global_step.wait_for(5)
-    assert engine.now() == 1.0
+    assert simulation.now == 1.0
     assert session.stop_reason == REASON
     assert log.log[-1] == ("a", "end")
 
 
 @in_virtual_time
-async def test_it_leaves_nothing_behind_when_training_ends_before(engine: Engine) -> None:
+async def test_it_leaves_nothing_behind_when_training_ends_before(simulation: Simulation) -> None:
     hook = TimeLimitHook(1)
     for end in (0.25, 0.5):
         session = await run_session([hook], quarter_step, runs=1, stop_grace_period_secs=9)
-        assert engine.now() == end
+        assert simulation.now == end
         assert session.stop_reason != REASON
 
 
 @in_virtual_time
-async def test_a_session_that_is_recreated_after_the_time_stops_at_once(engine: Engine) -> None:
+async def test_a_session_that_is_recreated_after_the_time_stops_at_once(
+    simulation: Simulation,
+) -> None:
     async def step() -> dict[str, int]:
-        if len(keeps.coords) < 3 and engine.now():
+        if len(keeps.coords) < 3 and simulation.now:
             raise PreemptionError("lost")
         return await quarter_step()
 
@@ -63,20 +65,22 @@ async def test_a_session_that_is_recreated_after_the_time_stops_at_once(engine: 
         await session.run([])
         with pytest.raises(StopTraining, match="by TimeLimitHook: 1 s have passed"):
             await session.run([])  # which is lost, and not made again
-        assert engine.now() == 3.25
+        assert simulation.now == 3.25
         assert keeps.coord.should_stop()
         assert session.stop_reason == REASON
 
 
 @in_virtual_time
-async def test_the_shortest_time_ends_all_workers_of_a_shared_session(engine: Engine) -> None:
+async def test_the_shortest_time_ends_all_workers_of_a_shared_session(
+    simulation: Simulation,
+) -> None:
     creator = SharedSessionCreator(quarter_step)
     async with MonitoredSession([TimeLimitHook(2)], creator) as long:
         async with MonitoredSession([TimeLimitHook(1)], creator) as short:
             await short.or_stop(pause, 100.0)
-        assert (engine.now(), long.should_stop()) == (1.0, True)
+        assert (simulation.now, long.should_stop()) == (1.0, True)
         await long.or_stop(pause, 100.0)
-    assert engine.now() == 1.0
+    assert simulation.now == 1.0
     assert long.stop_reason == short.stop_reason == REASON
 
 
