@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asynchooks._errors import CheckpointError, CheckpointInUseError
+from asynchooks import CheckpointError, CheckpointInUseError
 from asynchooks.checkpoints import CheckpointDirectory, _lock
 
 from .stores import REPOSITORY, make_socket, names_in, newest_step, opened, run_python, writer
@@ -157,7 +157,7 @@ def test_a_forked_child_that_closes_does_not_unlock_and_one_that_lives_on_does_n
     code = """
     import os, sys
     from asynchooks.checkpoints import CheckpointDirectory
-    from asynchooks._errors import CheckpointInUseError
+    from asynchooks import CheckpointInUseError
     directory = CheckpointDirectory(sys.argv[1])
     directory.open()
     if not (pid := os.fork()):

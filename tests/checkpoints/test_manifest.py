@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
+from asynchooks import CheckpointError, CheckpointVersionError, DamagedCheckpointError
 from asynchooks.checkpoints import CheckpointDirectory, Retention, _manifest
 
 from .stores import make_socket, newest_step, opened, rewrite, save, steps_in, writer

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._version import __version__
+from asynchooks import __version__
 from asynchooks.distributed._counter import Counter
 from asynchooks.distributed._dask_plugin import hosts_of
 from asynchooks.distributed._membership import Member

@@ -29,8 +29,8 @@ from asynchooks import (
     StateDictSaver,
     StepUnreachableError,
     StopAtStepHook,
+    __version__,
 )
-from asynchooks._version import __version__
 from asynchooks.distributed import DaskCluster, SourceState
 
 from ..support.helpers import in_task

@@ -19,13 +19,13 @@ import trio
 import trio.testing
 
 from asynchooks._engine.base import Slot
-from asynchooks._errors import (
+from asynchooks.simulation import (
     DeadlockError,
     ForeignAwaitError,
     LivelockError,
     OutsideWorkError,
+    Simulation,
 )
-from asynchooks.simulation import Simulation
 
 from .engines import on_event_loops, run_together, simulated
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from asynchooks._engine.base import TIMED_OUT, Slot
-from asynchooks._errors import DeadlockError, LivelockError
-from asynchooks.simulation import Simulation
+from asynchooks.simulation import DeadlockError, LivelockError, Simulation
 
 from .engines import run_together, simulated
 
