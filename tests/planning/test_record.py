@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from asynchooks import TraceHook
-from asynchooks._engine.recording import Kind
 from asynchooks.planning import Plan, Spans, Trace, TraceError, record, timed
 from asynchooks.protocols import Asynchronous
 from asynchooks.simulation import Empirical
@@ -26,6 +25,7 @@ from ..support.step_loops import run_steps
 from ..tracing import reading
 from . import programs
 from .program_of_sleeps import main as learner
+from .recorded import spans_of, trace_of_work
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
@@ -52,7 +52,7 @@ def test_all_of_a_learner_is_read_back(tmp_path: Path, backend: str) -> None:
     assert set(rollouts.pick(~rollouts.is_cut).size.tolist()) <= {1.0, 2.0, 3.0, 4.0, 5.0}
     uses = trace.marks["use"].ident.tolist()
     assert len(uses) == 40
-    assert set(uses) <= set(trace.find("rollout", Kind.CALL).ident.tolist())
+    assert set(uses) <= set(spans_of(trace, "call")["rollout"].ident.tolist())
     rewards = trace.find("reward")
     assert len(rewards) == 20
     assert (learn.begun <= rewards.begun).all()
@@ -298,8 +298,7 @@ SECONDS = range(11)
 def plan_of_calls(secs: float, cpu: Any, last: float = 10.0, **about: Any) -> Plan:
     """Ten calls in each second."""
     begun = np.arange(0.05, last, 0.1)
-    spans = {Kind.WORK: {"wait": Spans.of(begun, begun + secs)}}
-    return Plan([Trace(spans, about={"cpu": cpu, **about})])
+    return Plan([trace_of_work("wait", Spans.of(begun, begun + secs), cpu=cpu, **about)])
 
 
 @pytest.mark.parametrize("jump", [0.0, 5.0], ids=["even", "an import or compilation"])
