@@ -171,6 +171,7 @@ def test_what_appears_while_a_checkpoint_is_written_is_no_part_of_it(tmp_path: P
 def test_a_manifest_that_would_be_too_large_to_read_is_not_written(
     newest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # private: as many bytes as it may have name 50,000 files
     monkeypatch.setattr(_manifest, "MAX_BYTES", 1000)
 
     def write(prefix: str) -> None:

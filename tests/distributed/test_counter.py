@@ -1,4 +1,7 @@
-"""Runs that a scheduler counts: no process runs beyond the limit, and none starves."""
+"""Runs that a scheduler counts: no process runs beyond the limit, and none starves.
+
+The counter is private: only so can a test give the order in which messages come and are lost.
+"""
 
 from __future__ import annotations
 

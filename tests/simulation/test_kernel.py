@@ -1,4 +1,7 @@
-"""Clock, heap, tasks, cancellation and the end of a run, the same on every engine."""
+"""Clock, heap, tasks, cancellation and the end of a run, the same on every engine.
+
+Slots are private: by them all waits suspend, and nothing public is woken at a chosen moment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""TraceHook: what a trace shows of a session, and that training goes on whatever its file does."""
+"""TraceHook: what a trace shows of a session, and that training goes on whatever its file does.
+
+Private is what makes a disk stuck and a limit small, and what a task is recorded by: nothing
+public shows these.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +111,16 @@ async def test_runs_steps_and_long_calls_of_hooks_are_nested_spans(path: Path) -
                "session/run/Waits.after_run"]  # fmt: skip
         assert sorted(found.paths("session")) == sorted(["session", *(3 * run)])
         assert [value for _, value in found.counters["global step"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_last_first", [True, False])
+async def test_sessions_that_end_in_any_order_leave_no_recorder(
+    tmp_path: Path, is_last_first: bool
+) -> None:
+    hooks = [TraceHook(tmp_path / name) for name in ("outer", "inner")]
+    sessions = [await MonitoredSession([each], counting_creator()).open() for each in hooks]
+    for each in reversed(sessions) if is_last_first else sessions:
+        await each.close()
     assert recorded_in.get() is None
 
 

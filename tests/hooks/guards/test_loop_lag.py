@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 
 watches: list[_loop_lag._Watch] = []
-"""Those of the test that is running: only they know since when the event loop is watched."""
+"""Those of the test that is running; private, as only they know since when the loop is watched."""
 
 
 @pytest.fixture(autouse=True)
