@@ -16,7 +16,6 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks.data import prefetch
-from asynchooks.simulation import Simulation
 
 from .event_files import scalars
 from .inputs import Diary, saving
@@ -52,7 +51,7 @@ def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
 ) -> None:
     source = prefetch(numbers(source_secs), 2)
     hooks = [FeedHook(source, "x"), DataWaitHook(source, 10, output_dir=str(tmp_path))]
-    simulate(lambda _: run_session(hooks, step_of(step_secs), runs=31))
+    simulate(lambda: run_session(hooks, step_of(step_secs), runs=31))
     values = scalars(tmp_path).get("data_wait", [])
     assert [step for step, _ in values] == [11, 21, 31][: len(shares)]
     assert [value for _, value in values] == pytest.approx(shares)
@@ -61,7 +60,7 @@ def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
 def test_it_counts_the_waits_of_loops_also_closed_ones_and_only_of_its_own_session() -> None:
     writers = [Writer(), Writer()]
 
-    async def main(simulation: Simulation) -> None:
+    async def main() -> None:
         async with prefetch(numbers(1.0), 1) as source:
             creator = SharedSessionCreator(step_of(0.25))
             hooks = [DataWaitHook(source, None, 0.0, summary_writer=each) for each in writers]
@@ -84,7 +83,7 @@ def test_it_counts_the_waits_of_loops_also_closed_ones_and_only_of_its_own_sessi
 def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0() -> None:
     writer = Writer()
 
-    async def main(simulation: Simulation) -> None:
+    async def main() -> None:
         async with prefetch(numbers(1.0), 1) as source:
             waits = DataWaitHook(source, 5, summary_writer=writer)
             for _ in range(2):
@@ -97,7 +96,7 @@ def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0()
 def test_a_resumed_training_has_a_value_where_an_uninterrupted_one_has(tmp_path: Path) -> None:
     writer = Writer()
 
-    async def main(simulation: Simulation) -> None:
+    async def main() -> None:
         for last_step in (16, 38):
             source = prefetch(numbers(0.75), 1)
             hooks = [

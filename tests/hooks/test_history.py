@@ -20,7 +20,6 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks.metrics import Histogram, steps_per_sec
-from asynchooks.simulation import Simulation
 
 from ..support.kept import Model
 from .preemptions import saving
@@ -68,7 +67,7 @@ async def test_histograms_are_left_out_and_numbers_called_as_the_rows_own_are_re
 
 
 def test_seconds_are_those_of_training() -> None:
-    async def main(simulation: Simulation) -> None:
+    async def main() -> None:
         await pause(5.0)
         await run_session([history], quarter_step, runs=3)
 

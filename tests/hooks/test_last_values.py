@@ -81,7 +81,7 @@ async def test_a_session_without_a_run_since_it_opened_gives_nothing_at_its_end(
 
 def test_statistics_of_a_part_of_the_interval_are_not_given() -> None:
     history = HistoryHook(steps_per_sec(), every_n_steps=4)
-    simulate(lambda _: train([history], 6, quarter_step))
+    simulate(lambda: train([history], 6, quarter_step))
     assert points_of(history) == [(1, {"steps_per_sec": 4.0}), (4, {"steps_per_sec": 4.0})]
 
 
@@ -100,7 +100,7 @@ def test_hooks_with_a_timer_are_due_as_often_in_a_second_session(
     hooks = [points.hook("loss", every_n_secs=5.0), history, *counters]
     for num_sessions in (1, 2):
         points.clear()
-        simulate(lambda _: train(hooks, 12, step))
+        simulate(lambda: train(hooks, 12, step))
         assert [each[0] for each in points] == [row["step"] for row in history.rows] == [1, 7, 12]
         assert caplog.text.count("/sec") == 4 * num_sessions
 

@@ -14,11 +14,10 @@ from asynchooks import (
     MonitoredSession,
     SharedSessionCreator,
 )
-from asynchooks.simulation import Simulation, current_simulation
 
 from ..support.helpers import counting_creator
 from .training import run_session
-from .virtual_time import pause, simulate
+from .virtual_time import now, pause, simulate
 
 pytestmark = pytest.mark.anyio
 Said = Callable[[], list[str]]
@@ -63,7 +62,7 @@ async def test_steps_are_of_all_workers_and_runs_of_its_own_session(
 
 async def a_quarter_of_a_second() -> dict[str, float]:
     await pause(0.25)
-    return {"now": current_simulation().now}
+    return {"now": now()}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_times_are_those_of_the_engine(
 ) -> None:
     hook, seen = LoggingTensorHook(["now"], **interval), list[Any]()
 
-    async def main(simulation: Simulation) -> None:
+    async def main() -> None:
         session = await run_session([hook], a_quarter_of_a_second, runs=8)
         seen.append(session.global_step.value)
 

@@ -28,7 +28,6 @@ from asynchooks.data import interleave, prefetch, repeat
 from asynchooks.hooks.progress._display import DISPLAYS, Display
 from asynchooks.hooks.progress._surfaces import PlainSurface, Surface, TerminalSurface
 from asynchooks.metrics import mean, steps_per_sec
-from asynchooks.simulation import Simulation
 
 from ..support.helpers import settle
 from ..support.moments import at
@@ -308,7 +307,7 @@ async def test_the_display_s_thread_ends_with_its_last_session() -> None:
 
 
 @in_virtual_time
-async def test_in_virtual_time_it_shows_nothing(simulation: Simulation) -> None:
+async def test_in_virtual_time_it_shows_nothing() -> None:
     file = io.StringIO()
     hooks = [ProgressHook({"loss": "loss", "mean": mean("loss")}, file=file)]
     async with MonitoredSession(hooks, step) as session:

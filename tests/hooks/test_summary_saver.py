@@ -105,7 +105,7 @@ def test_seconds_are_those_of_the_engine() -> None:
         await pause(0.25)
         return {"loss": 0.5}
 
-    async def main(engine: Any) -> None:
+    async def main() -> None:
         found.extend(await written(9, step, save_secs=0.75, summary_op="loss"))
 
     simulate(main)

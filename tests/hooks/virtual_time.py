@@ -10,19 +10,23 @@ from asynchooks.simulation import Simulation, current_simulation
 from ..support.threads import threads_left
 
 
-def simulate(main: Callable[[Simulation], Awaitable[object]]) -> None:
+def simulate(main: Callable[[], Awaitable[object]]) -> None:
     """Run a program in virtual time; its errors leave."""
-    simulation = Simulation(backend="turbo")
-    simulation.run(main, simulation)
+    Simulation(backend="turbo").run(main)
 
 
-def in_virtual_time(main: Callable[[Simulation], Awaitable[None]]) -> Callable[[], None]:
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     """Make a test of a program that is run in virtual time."""
 
     def test() -> None:
         simulate(main)
 
     return test
+
+
+def now() -> float:
+    """The virtual time."""
+    return current_simulation().now
 
 
 async def pause(secs: float) -> None:

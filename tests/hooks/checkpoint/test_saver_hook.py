@@ -30,7 +30,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks.checkpoints import CheckpointDirectory, CheckpointStore
-from asynchooks.simulation import Simulation
+from asynchooks.simulation import current_simulation
 
 from ...checkpoints.stores import names_in, rewrite, run_python
 from ...support.hook_models import Losses
@@ -38,7 +38,7 @@ from ..lives import CrashError
 from ..preemptions import saving
 from ..savers import Cell, Counter, Held, PlainSaver, is_free, metrics_of, saved, session_on
 from ..training import run_session
-from ..virtual_time import pause, simulate
+from ..virtual_time import now, pause, simulate
 
 pytestmark = pytest.mark.anyio
 
@@ -166,7 +166,7 @@ def test_seconds_of_training_are_the_engines_and_go_on_where_the_checkpoint_stoo
             await pause(0.75)
             return super().step()
 
-    async def main(simulation: Simulation) -> None:
+    async def main() -> None:
         for num_runs in (7, 1):
             await train_plain(tmp_path, num_runs, cell=Slow(), save_steps=None, save_secs=2.0)
             await pause(100.0)
@@ -181,7 +181,7 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
 ) -> None:
     cell = Cell()
 
-    async def main(simulation: Simulation) -> None:
+    async def main() -> None:
         secs = iter([100.0, 1.0, 1.0])  # of each step, in the order of their beginnings
 
         async def step() -> dict[str, float]:
@@ -197,11 +197,11 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
         hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=PlainSaver(cell))
         times = []
         async with MonitoredSession([hook], shared) as session:
-            task = simulation.start(slow)
+            task = current_simulation().start(slow)
             await pause(0.5)
             for _ in range(2):
                 await session.run([])
-                times.append(simulation.now)
+                times.append(now())
             await task.wait()
         assert times == [0.5 + 1 + 30, 0.5 + 1 + 30 + 1 + 1]
 

@@ -22,7 +22,6 @@ from asynchooks import (
     StepContext,
 )
 from asynchooks.hooks.guards import _loop_lag
-from asynchooks.simulation import Simulation
 
 from ..virtual_time import guard_threads, in_virtual_time
 
@@ -191,9 +190,7 @@ async def test_one_hook_sees_what_other_sessions_do() -> None:
 
 
 @in_virtual_time
-async def test_a_session_forgets_earlier_lags_and_in_virtual_time_it_has_none(
-    simulation: Simulation,
-) -> None:
+async def test_a_session_forgets_earlier_lags_and_in_virtual_time_it_has_none() -> None:
     watchdog = LoopLagHook(0.001)
     watchdog.lags.append(LoopLag(1.0, "an earlier session", ""))
     async with MonitoredSession([watchdog], dict) as session:

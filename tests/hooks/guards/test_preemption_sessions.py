@@ -23,7 +23,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks.simulation import Simulation
+from asynchooks.simulation import current_simulation
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ...support.helpers import settle
@@ -161,8 +161,8 @@ def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_of_its_
     def saved() -> list[bool]:
         return [(tmp_path / f"{number}/model.ckpt-{number}").exists() for number in (3, 7)]
 
-    async def main(simulation: Simulation) -> None:
-        tasks = [simulation.start(work, number) for number in (3, 7)]
+    async def main() -> None:
+        tasks = [current_simulation().start(work, number) for number in (3, 7)]
         await pause(1.0)
         (sigterm if is_signal else hook.preempt)()
         await pause(3.9)
