@@ -378,6 +378,7 @@ async def test_a_cluster_opens_once_and_says_how(join: Join) -> None:
 async def test_a_scheduler_with_another_version_is_named(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # private: there is no second version to install
     monkeypatch.setattr("asynchooks.distributed._stream.__version__", "99.0")
     with pytest.raises(RuntimeError, match=f"runs asynchooks {__version__}, this process 99.0;"):
         await join().open()

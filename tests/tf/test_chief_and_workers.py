@@ -145,6 +145,7 @@ class ChiefWithCoroutine(ChiefSessionCreator):
 async def test_a_chief_of_its_process_wakes_a_worker(
     server: ServerProcess, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # private: so that it is the chief that wakes it, and not the end of its pause
     monkeypatch.setattr("asynchooks.tf.graph._handle._FIRST_PAUSE_SECS", 60.0)
     chiefs, model = counting_model(), counting_model()
     chief = monitored(chiefs.graph, None, creator_of(kind, server, chiefs))
