@@ -26,7 +26,7 @@ from asynchooks import (
 )
 from asynchooks.data import rollouts
 
-from ..support.helpers import counting_creator, raises_at
+from ..support.helpers import cancelled_when_settled, counting_creator, raises_at
 from .reading import read
 from .test_trace_hook import Waits
 
@@ -132,8 +132,7 @@ async def test_an_error_is_the_status_of_the_spans_that_it_ended_and_a_cancellat
         assert dict(span.attributes or {})["error.type"] == "ValueError"
         assert [each.name for each in span.events] == ["exception"]
     exported = Exported()
-    with anyio.move_on_after(0.01):
-        await train(exported, Waits(10))
+    assert await cancelled_when_settled(train, exported, Waits(10))
     [span] = exported.of("run")
     assert span.status.status_code is StatusCode.UNSET
     assert dict(span.attributes or {})["asynchooks.cancelled"] is True

@@ -48,7 +48,7 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 from ..metrics.disks import AlmostFull
 from ..protocols.worlds import make_server
 from ..simulation.engines import BACKENDS
-from ..support.helpers import counting_creator, in_task, raises_at
+from ..support.helpers import cancelled_when_settled, counting_creator, in_task, raises_at
 from ..support.step_loops import run_steps
 from ..support.threads import own_threads
 from .reading import Read, read
@@ -157,8 +157,7 @@ async def test_a_hook_that_raises_cuts_its_span_and_the_run(path: Path) -> None:
 
 async def test_a_run_that_is_cancelled_is_cut_where_it_waited(path: Path) -> None:
     async with MonitoredSession([TraceHook(path), Waits(10)], counting_creator()) as session:
-        with anyio.move_on_after(0.01):
-            await session.run([])
+        assert await cancelled_when_settled(session.run, [])
     found = read(path)
     assert found.of("Waits.before_run (cut)")
     assert found.of("run (cut)")
