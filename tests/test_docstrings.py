@@ -17,8 +17,16 @@ import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import checkpoints, data, metrics, planning, protocols, simulation, testing
-from asynchooks.backends._raw_session import RawSession
+from asynchooks import (
+    RawSession,
+    checkpoints,
+    data,
+    metrics,
+    planning,
+    protocols,
+    simulation,
+    testing,
+)
 
 from .planning import program_of_sleeps
 

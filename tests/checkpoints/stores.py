@@ -108,7 +108,7 @@ PRELUDE = """
 import os, subprocess, sys
 from pathlib import Path
 from typing import Any
-from asynchooks._errors import CheckpointError
+from asynchooks import CheckpointError
 from asynchooks.checkpoints import CheckpointDirectory, Retention
 
 def report(fn, *args):

@@ -30,6 +30,7 @@ def client() -> Any:
 
 @pytest.fixture(params=["linux", "elsewhere"])
 def short_lease(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Private, as a lease expires after 35 s, and this machine has a name."""
     if request.param == "elsewhere":  # where processes cannot be told apart
         monkeypatch.setattr(_lease, "machine", lambda: "")
     monkeypatch.setattr(_lease, "EXPIRES_AFTER_SECS", 0.1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks._errors import CheckpointError
+from asynchooks import CheckpointError
 from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Retention
 
 from .stores import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks._errors import CheckpointError
+from asynchooks import CheckpointError
 from asynchooks.checkpoints import CheckpointDirectory
 
 from .stores import (

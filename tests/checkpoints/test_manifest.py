@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
+from asynchooks import CheckpointError, CheckpointVersionError, DamagedCheckpointError
 from asynchooks.checkpoints import CheckpointDirectory, Retention, _manifest
 
 from .stores import make_socket, newest_step, opened, rewrite, save, steps_in, writer
@@ -171,6 +171,7 @@ def test_what_appears_while_a_checkpoint_is_written_is_no_part_of_it(tmp_path: P
 def test_a_manifest_that_would_be_too_large_to_read_is_not_written(
     newest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # private: as many bytes as it may have name 50,000 files
     monkeypatch.setattr(_manifest, "MAX_BYTES", 1000)
 
     def write(prefix: str) -> None:

@@ -20,12 +20,12 @@ from asynchooks.checkpoints import (
     ObjectStore,
     Retention,
 )
-from asynchooks.checkpoints._place import CheckpointPlace
 
 from .stores import writer
 
 obstore = pytest.importorskip("obstore")
 
+CheckpointPlace = CheckpointDirectory | CheckpointStore
 Open = Callable[..., CheckpointPlace]
 """A place, the same at each call, which is not open."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -81,8 +82,14 @@ async def stuck(directory: Path, pipe: Connection, where: str, deadline_secs: fl
 async def unread(pipe: Connection) -> None:
     """The main thread writes to a pipe that is not read, as behind a log collector that hangs."""
     _, write_end = os.pipe()
+
+    def tell_when_full() -> None:
+        while select.select([], [write_end], [], 0)[1]:
+            time.sleep(0.001)
+        pipe.send(("stuck",))
+
     sys.stdout = os.fdopen(write_end, "w")
     hook = PreemptionHook(deadline_secs=0.5)
     async with MonitoredSession([hook], FunctionSessionCreator(dict)):
-        pipe.send(("stuck",))
+        threading.Thread(target=tell_when_full, daemon=True).start()
         print("x" * 1_000_000, flush=True)

@@ -24,7 +24,6 @@ from asynchooks.data import (
     shuffle,
     take,
 )
-from asynchooks.data._stage import Phase
 
 from ..hooks.inputs import Diary
 from ..hooks.training import run_session
@@ -246,7 +245,7 @@ async def test_a_cancellation_of_the_closing_waits_for_calls_in_threads(
     make: Callable[[Hanging], Stage[Any]],
 ) -> None:
     hanging = Hanging()
-    stage = make(hanging)
+    stage, closes = make(hanging), asyncio.Event()
 
     async def leave() -> None:
         async with stage:
@@ -255,11 +254,11 @@ async def test_a_cancellation_of_the_closing_waits_for_calls_in_threads(
                 while not hanging.has_begun.is_set():
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
+            closes.set()
 
     async with nothing_left():
         task = asyncio.create_task(leave())
-        while stage._phase is not Phase.CLOSED:  # nothing public says that its end has begun
-            await anyio.lowlevel.checkpoint()
+        await closes.wait()
         for _ in range(5):  # until it waits
             await anyio.lowlevel.checkpoint()
         task.cancel()

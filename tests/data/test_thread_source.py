@@ -90,6 +90,7 @@ async def test_a_file_is_closed(
 async def test_a_call_that_does_not_end_is_left_alone_and_closed_when_it_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # private: such a call has 10 s, in real time as it is one of a thread
     monkeypatch.setattr("asynchooks.data._thread_source._GRACE_SECS", 0.05)
     source = Source(1, hangs=True)
     try:

@@ -17,6 +17,8 @@ import pytest
 
 from asynchooks import InputError, PreemptionError
 from asynchooks.data import Stage, batch, prefetch, repeat
+
+# private: what is said once in a process is said in each test that looks for it
 from asynchooks.data._readings import _DataLoader
 
 from ..data.sources import on_asyncio, read_all

@@ -1,4 +1,7 @@
-"""Runs that a scheduler counts: no process runs beyond the limit, and none starves."""
+"""Runs that a scheduler counts: no process runs beyond the limit, and none starves.
+
+The counter is private: only so can a test give the order in which messages come and are lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._version import __version__
+from asynchooks import __version__
 from asynchooks.distributed._counter import Counter
 from asynchooks.distributed._dask_plugin import hosts_of
 from asynchooks.distributed._membership import Member

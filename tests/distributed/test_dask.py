@@ -29,8 +29,8 @@ from asynchooks import (
     StateDictSaver,
     StepUnreachableError,
     StopAtStepHook,
+    __version__,
 )
-from asynchooks._version import __version__
 from asynchooks.distributed import DaskCluster, SourceState
 
 from ..support.helpers import in_task
@@ -378,6 +378,7 @@ async def test_a_cluster_opens_once_and_says_how(join: Join) -> None:
 async def test_a_scheduler_with_another_version_is_named(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # private: there is no second version to install
     monkeypatch.setattr("asynchooks.distributed._stream.__version__", "99.0")
     with pytest.raises(RuntimeError, match=f"runs asynchooks {__version__}, this process 99.0;"):
         await join().open()

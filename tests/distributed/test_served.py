@@ -1,4 +1,7 @@
-"""What a parameter server does for processes whose messages are late, lost, or missing."""
+"""What a parameter server does for processes whose messages are late, lost, or missing.
+
+The server is private: only so can a test give the order in which messages come and are lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a dump of stacks shows: chains of awaits, threads, within bounds, whatever it meets."""
+"""What a dump of stacks shows: chains of awaits, threads, within bounds, whatever it meets.
+
+The report is private: StallHook makes it of the tasks that its process has, and these are chosen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The lock for openings: first come, first served, whatever is cancelled."""
+"""The lock for openings: first come, first served, whatever is cancelled.
+
+It is private, and so is the moment at which its task is cancelled.
+"""
 
 from __future__ import annotations
 

@@ -15,13 +15,12 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine.base import Engine
 from asynchooks.data import prefetch
 
 from .event_files import scalars
 from .inputs import Diary, saving
 from .training import run_session
-from .virtual_time import Writer, on_trampoline, pause
+from .virtual_time import Writer, pause, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -52,7 +51,7 @@ def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
 ) -> None:
     source = prefetch(numbers(source_secs), 2)
     hooks = [FeedHook(source, "x"), DataWaitHook(source, 10, output_dir=str(tmp_path))]
-    on_trampoline(lambda engine: run_session(hooks, step_of(step_secs), runs=31))
+    simulate(lambda: run_session(hooks, step_of(step_secs), runs=31))
     values = scalars(tmp_path).get("data_wait", [])
     assert [step for step, _ in values] == [11, 21, 31][: len(shares)]
     assert [value for _, value in values] == pytest.approx(shares)
@@ -61,7 +60,7 @@ def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
 def test_it_counts_the_waits_of_loops_also_closed_ones_and_only_of_its_own_session() -> None:
     writers = [Writer(), Writer()]
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         async with prefetch(numbers(1.0), 1) as source:
             creator = SharedSessionCreator(step_of(0.25))
             hooks = [DataWaitHook(source, None, 0.0, summary_writer=each) for each in writers]
@@ -75,7 +74,7 @@ def test_it_counts_the_waits_of_loops_also_closed_ones_and_only_of_its_own_sessi
                     await batches.aclose()
                     await does_not.run([], {"x": 0})
 
-    on_trampoline(main)
+    simulate(main)
     assert [value for _, value, _ in writers[0].written] == [0.5, 0.5]
     assert [value for _, value, _ in writers[1].written] == [0.0, 0.0]
     assert [writer.flushes for writer in writers] == [1, 1]
@@ -84,20 +83,20 @@ def test_it_counts_the_waits_of_loops_also_closed_ones_and_only_of_its_own_sessi
 def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0() -> None:
     writer = Writer()
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         async with prefetch(numbers(1.0), 1) as source:
             waits = DataWaitHook(source, 5, summary_writer=writer)
             for _ in range(2):
                 await run_session([FeedHook(source, "x"), waits], step_of(0.5), runs=12)
 
-    on_trampoline(main)
+    simulate(main)
     assert writer.written == [("data_wait", 0.5, step) for step in (6, 11, 6, 11)]
 
 
 def test_a_resumed_training_has_a_value_where_an_uninterrupted_one_has(tmp_path: Path) -> None:
     writer = Writer()
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         for last_step in (16, 38):
             source = prefetch(numbers(0.75), 1)
             hooks = [
@@ -108,5 +107,5 @@ def test_a_resumed_training_has_a_value_where_an_uninterrupted_one_has(tmp_path:
             ]
             await run_session(hooks, step_of(0.25))
 
-    on_trampoline(main)
+    simulate(main)
     assert [step for _, _, step in writer.written] == [11, 21, 31]

@@ -24,14 +24,13 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine.base import Engine, Slot
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, counting_step, settle
 from ..support.moments import HeldStep, at
 from .evaluations import Failing, Gated, Notes, stop_when_settled
 from .training import run_session, run_to, suspending_step, tasks
-from .virtual_time import Writer, on_trampoline, quarter_step
+from .virtual_time import Writer, now, pause, quarter_step, simulate
 
 pytestmark = pytest.mark.anyio
 both_modes = pytest.mark.parametrize("mode", list(Evaluate))
@@ -121,17 +120,17 @@ def test_by_seconds_it_is_due_when_they_have_passed_since_the_last_one_began(
 ) -> None:
     seen = []
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         async def evaluate(session: Any, step: int) -> dict[str, float]:
-            seen.append((engine.now(), step))
-            await engine.park(Slot(engine, "an evaluation"), engine.now() + 1.24)
+            seen.append((now(), step))
+            await pause(1.24)
             return {"accuracy": 0.93, "loss": 0.21}
 
         hook = EvaluationHook(evaluate, every_n_secs=1.0, at_end=False)
         await run_session([hook], quarter_step, to=15)
 
     with caplog.at_level(logging.INFO, "asynchooks"):
-        on_trampoline(main)
+        simulate(main)
     assert seen == [(1.0, 4), (2.25, 9), (3.5, 14)]
     assert "eval at step 4: accuracy = 0.93, loss = 0.21 (1.24 sec)" in caplog.messages
 
@@ -263,13 +262,13 @@ def test_a_restarted_evaluation_keeps_its_place_and_sees_the_step_of_then() -> N
     restart = Restart(max_attempts=2, first_pause_secs=1.1)
     hook = EvaluationHook(failing, every_n_steps=4, on_failure=restart, at_end=False)
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         async with MonitoredSession([hook], quarter_step) as session:
             await run_to(session, 8)
             assert failing.steps == [4, 4], "after 1 s of the pause"
             await run_to(session, 9)
 
-    on_trampoline(main)
+    simulate(main)
     assert (failing.steps, hook.latest_step) == ([4, 4, 8, 9], 9)
 
 

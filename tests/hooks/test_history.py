@@ -19,13 +19,12 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine.base import Engine
 from asynchooks.metrics import Histogram, steps_per_sec
 
 from ..support.kept import Model
 from .preemptions import saving
 from .training import rows_of, run_session
-from .virtual_time import on_trampoline, pause, quarter_step
+from .virtual_time import pause, quarter_step, simulate
 
 pytestmark = pytest.mark.anyio
 
@@ -68,12 +67,12 @@ async def test_histograms_are_left_out_and_numbers_called_as_the_rows_own_are_re
 
 
 def test_seconds_are_those_of_training() -> None:
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         await pause(5.0)
         await run_session([history], quarter_step, runs=3)
 
     history = HistoryHook({"one": lambda: 1}, every_n_steps=1)
-    on_trampoline(main)
+    simulate(main)
     assert [row["secs"] for row in history.rows] == [0.25, 0.5, 0.75]
 
 

@@ -22,7 +22,7 @@ from asynchooks.metrics import mean, steps_per_sec
 from ..support.kept import Model
 from ..support.moments import at
 from .training import rows_of, run_session
-from .virtual_time import on_trampoline, pause, quarter_step
+from .virtual_time import pause, quarter_step, simulate
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +81,7 @@ async def test_a_session_without_a_run_since_it_opened_gives_nothing_at_its_end(
 
 def test_statistics_of_a_part_of_the_interval_are_not_given() -> None:
     history = HistoryHook(steps_per_sec(), every_n_steps=4)
-    on_trampoline(lambda engine: train([history], 6, quarter_step))
+    simulate(lambda: train([history], 6, quarter_step))
     assert points_of(history) == [(1, {"steps_per_sec": 4.0}), (4, {"steps_per_sec": 4.0})]
 
 
@@ -100,7 +100,7 @@ def test_hooks_with_a_timer_are_due_as_often_in_a_second_session(
     hooks = [points.hook("loss", every_n_secs=5.0), history, *counters]
     for num_sessions in (1, 2):
         points.clear()
-        on_trampoline(lambda engine: train(hooks, 12, step))
+        simulate(lambda: train(hooks, 12, step))
         assert [each[0] for each in points] == [row["step"] for row in history.rows] == [1, 7, 12]
         assert caplog.text.count("/sec") == 4 * num_sessions
 

@@ -14,12 +14,10 @@ from asynchooks import (
     MonitoredSession,
     SharedSessionCreator,
 )
-from asynchooks._engine.base import Engine
-from asynchooks._engine.current import current_engine
 
 from ..support.helpers import counting_creator
 from .training import run_session
-from .virtual_time import on_trampoline, pause
+from .virtual_time import now, pause, simulate
 
 pytestmark = pytest.mark.anyio
 Said = Callable[[], list[str]]
@@ -64,7 +62,7 @@ async def test_steps_are_of_all_workers_and_runs_of_its_own_session(
 
 async def a_quarter_of_a_second() -> dict[str, float]:
     await pause(0.25)
-    return {"now": current_engine().now()}
+    return {"now": now()}
 
 
 @pytest.mark.parametrize(
@@ -84,11 +82,11 @@ def test_times_are_those_of_the_engine(
 ) -> None:
     hook, seen = LoggingTensorHook(["now"], **interval), list[Any]()
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         session = await run_session([hook], a_quarter_of_a_second, runs=8)
         seen.append(session.global_step.value)
 
-    on_trampoline(main)
+    simulate(main)
     assert seen == [8], "the end runs no further step"
     # seconds are looked at before a run, when its own quarter of a second has not passed yet
     assert said() == messages

@@ -36,7 +36,7 @@ from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from ..support.helpers import counting_creator
 from ..support.moments import at
 from .training import run_session
-from .virtual_time import on_trampoline, quarter_step
+from .virtual_time import quarter_step, simulate
 
 LOGGER, ROOT = logging.getLogger("asynchooks"), logging.getLogger()
 
@@ -96,7 +96,7 @@ def test_lines_of_hooks_appear_on_standard_error_with_their_steps(
         return {"x": x}
 
     with unconfigured():
-        on_trampoline(lambda _: run_session(hooks, step, runs=3))
+        simulate(lambda: run_session(hooks, step, runs=3))
         LOGGER.info("not seen")
         LOGGER.warning("a warning")
     out, err = capsys.readouterr()
@@ -231,7 +231,7 @@ def test_records_have_step_hook_and_reason(
     make: Callable[[], Any], says: str, found: Any, info: pytest.LogCaptureFixture
 ) -> None:
     hooks, recovery = [make(), TimeLimitHook(3.0)], Recovery(first_pause_secs=0)
-    on_trampoline(lambda _: run_session(hooks, nan_step, recovery=recovery))
+    simulate(lambda: run_session(hooks, nan_step, recovery=recovery))
     records = [each for each in info.records if each.getMessage().startswith(says)]
     expected = zip(("step", "hook", "reason"), found, strict=True)
     assert extra(records[0]) == {name: each for name, each in expected if each is not None}

@@ -23,7 +23,6 @@ from asynchooks import (
     StopAtStepHook,
     TimeLimitHook,
 )
-from asynchooks._engine.base import Engine
 from asynchooks._engine.current import system_now
 from asynchooks.data import interleave, prefetch, repeat
 from asynchooks.hooks.progress._display import DISPLAYS, Display
@@ -308,7 +307,7 @@ async def test_the_display_s_thread_ends_with_its_last_session() -> None:
 
 
 @in_virtual_time
-async def test_in_virtual_time_it_shows_nothing(engine: Engine) -> None:
+async def test_in_virtual_time_it_shows_nothing() -> None:
     file = io.StringIO()
     hooks = [ProgressHook({"loss": "loss", "mean": mean("loss")}, file=file)]
     async with MonitoredSession(hooks, step) as session:

@@ -44,6 +44,8 @@ async def main():
             await session.run([])
             if session.global_step.value == 50:
                 print("half way", flush=True)
+                if NUM_STEPS > 100:
+                    await anyio.sleep_forever()
 
 
 import anyio
@@ -103,7 +105,7 @@ def test_an_interrupted_program_leaves_a_terminal_that_works() -> None:
     returned, written = in_terminal("-c", PROGRAM, "asyncio", "100000", on_output=interrupt)
     assert returned not in (0, None)
     shown = screen(written)
-    (last,) = (line for line in shown if re.match("cancelled at step 5. of 100,000 in ", line))
+    (last,) = (line for line in shown if re.match("cancelled at step 50 of 100,000 in ", line))
     assert shown[shown.index(last) + 1].startswith("Traceback")
     assert shown[-2] == "KeyboardInterrupt"
 
@@ -123,21 +125,24 @@ def test_a_terminal_that_takes_nothing_holds_up_neither_training_nor_the_exit() 
 
 
 FORKS_AND_LEAVES = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 import asynchooks as ah
 
 
-async def open_session():
+async def open_session(num_steps):
+    is_shown = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, is_shown.set)
     creator = ah.FunctionSessionCreator(lambda: {"loss": 0.5})
     hooks = [ah.ProgressHook("loss"), ah.StopAtStepHook(9)]
     session = await ah.MonitoredSession(hooks, creator).open()
-    await session.run([])
-    await asyncio.sleep(0.6)
+    for _ in range(num_steps):
+        await session.run([])
+    await is_shown.wait()
     return session
 
 
 async def forks():
-    session = await open_session()
+    session = await open_session(1)
     assert type(sys.stdout).__name__ == "FileProxy"
     pid = os.fork()
     if not pid:
@@ -150,7 +155,7 @@ async def forks():
 
 async def leaves_it_open():
     global session
-    session = await open_session()
+    session = await open_session(2)
 
 
 asyncio.run(forks())
@@ -162,11 +167,19 @@ asyncio.run(leaves_it_open())
 def test_a_fork_writes_to_the_terminal_itself_and_an_exit_takes_away_the_bar_that_was_left() -> (
     None
 ):
-    returned, written = in_terminal("-W", "ignore", "-c", FORKS_AND_LEAVES)
+    awaited = ["1/9", "2/9"]  # of one session after the other
+
+    def tell_what_is_shown(pid: int, written: str) -> None:
+        if awaited and awaited[0] in written:
+            awaited.pop(0)
+            os.kill(pid, signal.SIGUSR1)
+
+    program = "-W", "ignore", "-c", FORKS_AND_LEAVES
+    returned, written = in_terminal(*program, on_output=tell_what_is_shown)
     assert returned == 0, written
     assert "in the fork" in written
     left = written.rpartition("done at")[2]
-    assert "1/9" in left
+    assert "2/9" in left
     assert [line for line in screen(left) if "training" in line] == []
 
 

@@ -15,7 +15,7 @@ from asynchooks.protocols import KBatchAsync, ParameterServer, ProtocolHook
 from ..support.helpers import raises_at
 from .event_files import scalars
 from .training import run_session
-from .virtual_time import Writer, on_trampoline, quarter_step
+from .virtual_time import Writer, quarter_step, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -28,20 +28,20 @@ def test_rates_are_written_and_labelled_with_the_step_after_the_run(
 ) -> None:
     hook = StepCounterHook(output_dir=str(tmp_path), **arguments)
     with caplog.at_level(logging.INFO, "asynchooks"):
-        on_trampoline(lambda engine: run_session([hook], quarter_step, runs=10))
+        simulate(lambda: run_session([hook], quarter_step, runs=10))
     assert scalars(tmp_path) == {"global_step/sec": [(4, 4.0), (7, 4.0), (10, 4.0)]}
     assert caplog.messages.count("global_step/sec: 4") == 3
 
 
 def test_a_clock_that_stands_still_gives_no_rate(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "asynchooks"):
-        on_trampoline(lambda engine: run_session([StepCounterHook(every_n_steps=1)], runs=5))
+        simulate(lambda: run_session([StepCounterHook(every_n_steps=1)], runs=5))
     assert "/sec" not in caplog.text
 
 
 def test_a_step_that_stands_still_gives_five_warnings(caplog: pytest.LogCaptureFixture) -> None:
     step = lambda: {"global_step": 3}  # noqa: E731
-    on_trampoline(lambda engine: run_session([StepCounterHook()], step, runs=9))
+    simulate(lambda: run_session([StepCounterHook()], step, runs=9))
     assert caplog.text.count("has not moved") == 5
 
 
@@ -62,9 +62,9 @@ async def test_a_step_of_a_protocol_may_stand_still(caplog: pytest.LogCaptureFix
 def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() -> None:
     writer = Writer()
     hook = StepCounterHook(every_n_steps=2, summary_writer=writer)
-    on_trampoline(lambda engine: run_session([hook], quarter_step, runs=3))
+    simulate(lambda: run_session([hook], quarter_step, runs=3))
     assert (writer.written, writer.flushes) == ([("global_step/sec", 4.0, 3)], 1)
     fails = raises_at("before_run", ValueError)
     with pytest.raises(ValueError):  # noqa: PT011
-        on_trampoline(lambda engine: run_session([hook, fails], quarter_step, runs=1))
+        simulate(lambda: run_session([hook, fails], quarter_step, runs=1))
     assert writer.flushes == 2

@@ -17,7 +17,7 @@ pytest.importorskip("tensorboard")
 from tensorboard.compat.proto.event_pb2 import SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from .virtual_time import on_trampoline, pause
+from .virtual_time import pause, simulate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -105,10 +105,10 @@ def test_seconds_are_those_of_the_engine() -> None:
         await pause(0.25)
         return {"loss": 0.5}
 
-    async def main(engine: Any) -> None:
+    async def main() -> None:
         found.extend(await written(9, step, save_secs=0.75, summary_op="loss"))
 
-    on_trampoline(main)
+    simulate(main)
     # looked at before a run, when its own quarter of a second has not passed yet
     assert [entry[0] for entry in found[1:-1]] == [1, 5, 9]
 

@@ -5,46 +5,37 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from asynchooks._engine.base import Engine, Slot
-from asynchooks._engine.current import current_engine
+from asynchooks.simulation import Simulation, current_simulation
 
 from ..support.threads import threads_left
-from ..support.virtual_kernel import Trampoline
 
 
-def on_trampoline(main: Callable[[Engine], Awaitable[object]]) -> None:
+def simulate(main: Callable[[], Awaitable[object]]) -> None:
     """Run a program in virtual time; its errors leave."""
-    kernel = Trampoline()
-    errors: list[BaseException] = []
-
-    async def run() -> None:
-        try:
-            await main(kernel)
-        except BaseException as error:
-            errors.append(error)
-
-    kernel.run(run)
-    if errors:
-        raise errors[0]
+    Simulation(backend="turbo").run(main)
 
 
-def in_virtual_time(main: Callable[[Engine], Awaitable[None]]) -> Callable[[], None]:
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     """Make a test of a program that is run in virtual time."""
 
     def test() -> None:
-        on_trampoline(main)
+        simulate(main)
 
     return test
 
 
+def now() -> float:
+    """The virtual time."""
+    return current_simulation().now
+
+
 async def pause(secs: float) -> None:
-    """Wait on the engine's clock; a stop of the session does not end it."""
-    engine = current_engine()
-    await engine.park(Slot(engine, "a pause"), engine.now() + secs)
+    """Wait on the virtual clock; a stop of the session does not end it."""
+    await current_simulation().sleep(secs)
 
 
 async def quarter_step() -> dict[str, int]:
-    """A step that takes a quarter of a second on the engine's clock."""
+    """A step that takes a quarter of a second of virtual time."""
     await pause(0.25)
     return {}
 

@@ -1,4 +1,7 @@
-"""Disks under event files that are stuck, or full."""
+"""Disks under event files that are stuck, or full.
+
+They lie below the private writer of files, as no disk is stuck on demand.
+"""
 
 from __future__ import annotations
 

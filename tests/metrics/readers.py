@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from asynchooks.metrics import Point, Resume, Sink
 
@@ -35,6 +36,16 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def event_files(directory: Path) -> list[Path]:
+    """The event files there, in the order in which TensorBoard reads them."""
+    return sorted(directory.glob("*tfevents*"))
+
+
+def events_in(file: Path) -> list[Any]:
+    """The events of a file, as TensorBoard reads them."""
+    return [*LegacyEventFileLoader(str(file)).Load()]
 
 
 def steps_shown(directory: Path, tag: str = "loss") -> list[int]:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from asynchooks.metrics import _event_files
-from asynchooks.metrics._event_files import EventFile, Events, names_in, scalar_summary
+from asynchooks.metrics._event_files import EventFile, Events, scalar_summary
 
 from .disks import Disk
-from .readers import steps_shown
+from .readers import event_files, steps_shown
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -82,7 +82,7 @@ def test_a_later_file_is_read_later_also_within_a_second(tmp_path: Path) -> None
         writer = opened(tmp_path)
         add(writer, step, step)
         writer.close()
-    assert (names_in(str(tmp_path))[0], len(names_in(str(tmp_path)))) == (future.name, 13)
+    assert (event_files(tmp_path)[0], len(event_files(tmp_path))) == (future, 13)
     assert steps_shown(tmp_path) == list(range(1, 13))
 
 
@@ -109,4 +109,4 @@ def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
     assert others.writer is parents.writer
     parents.close()
     others.close()
-    assert len(names_in(str(tmp_path))) == 2
+    assert len(event_files(tmp_path)) == 2

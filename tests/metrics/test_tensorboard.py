@@ -26,13 +26,9 @@ from asynchooks import (
     SummarySaverHook,
 )
 from asynchooks.metrics import Histogram, Point, Resume, TensorBoardSink
-from asynchooks.metrics._event_files import (
-    events_in,
-    names_in,
-)
 
 from ..support.step_loops import run_steps
-from .readers import NEW, steps_shown, written
+from .readers import NEW, event_files, events_in, steps_shown, written
 
 pytestmark = [
     pytest.mark.anyio,
@@ -48,8 +44,8 @@ def points(first: int, last: int) -> list[Point]:
 def test_a_point_is_one_event_with_its_time_and_all_its_values(tmp_path: Path) -> None:
     values = {"loss": 0.5, "rate": math.nan}
     written(TensorBoardSink(tmp_path), Point(7, 1893456000.25, values))
-    [name] = names_in(str(tmp_path))
-    _, event = events_in(str(tmp_path), name)
+    [file] = event_files(tmp_path)
+    _, event = events_in(file)
     assert (event.step, event.wall_time) == (7, 1893456000.25)
     assert str([(each.tag, each.simple_value) for each in event.summary.value]) == (
         "[('loss', 0.5), ('rate', nan)]"
@@ -92,13 +88,13 @@ def test_only_what_is_behind_the_position_is_read(tmp_path: Path) -> None:
             position = sink.flush()
         sink.write(each)
     sink.close()
-    (name,) = names_in(str(tmp_path))
-    with (tmp_path / name).open("r+b") as file:
+    (name,) = event_files(tmp_path)
+    with name.open("r+b") as file:
         file.write(b"\0" * 20)  # else reading it would end at once
     (tmp_path / "events.out.tfevents.0000000001.host").write_bytes(b"nothing of TensorBoard's")
     written(TensorBoardSink(tmp_path), resume=Resume(5, position))
-    [_, _, later] = names_in(str(tmp_path))
-    assert [each.step for each in events_in(str(tmp_path), later)] == [0, 6, 6]
+    [_, _, later] = event_files(tmp_path)
+    assert [each.step for each in events_in(later)] == [0, 6, 6]
 
 
 def test_what_hides_an_earlier_training_is_on_the_disk_before_training_begins(
@@ -108,8 +104,8 @@ def test_what_hides_an_earlier_training_is_on_the_disk_before_training_begins(
     for _ in range(8):
         sink = TensorBoardSink(tmp_path)
         sink.open(NEW)
-        *earlier, name = names_in(str(tmp_path))
-        starts = [event.HasField("session_log") for event in events_in(str(tmp_path), name)]
+        *earlier, file = event_files(tmp_path)
+        starts = [event.HasField("session_log") for event in events_in(file)]
         assert starts.count(True) == (2 if earlier else 0)
         sink.write(*points(1, 1))
         sink.flush()

@@ -5,11 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asynchooks.planning import Dependence, Spans
+# private: a trace that is made by hand, of spans whose truth is known, names their kind
+from asynchooks._engine.recording import Kind
+from asynchooks.planning import Dependence, Spans, Trace
 
 Floats = NDArray[np.float64]
 
@@ -57,6 +62,21 @@ def simulated(
     is_cut = np.array([span not in ended for span in range(len(begun))])
     ends_at = [ended.get(span, min(until, clock)) for span in range(len(begun))]
     return Spans.of(np.array(begun), np.array(ends_at), is_cut=is_cut)
+
+
+def with_spans(trace: Trace, kind: str, spans: dict[str, Spans]) -> Trace:
+    """The trace with these spans of one kind, by name, in place of its own."""
+    return replace(trace, spans={**trace.spans, Kind(kind): spans})
+
+
+def trace_of_work(name: str, spans: Spans, **about: Any) -> Trace:
+    """A trace of timed work alone."""
+    return with_spans(Trace({}, about=about), "work", {name: spans})
+
+
+def spans_of(trace: Trace, kind: str) -> Mapping[str, Spans]:
+    """Its spans of one kind, by name; none if nothing was recorded."""
+    return {each.value: found for each, found in trace.spans.items()}.get(kind, {})
 
 
 def lognormal(rng: np.random.Generator, num: int, mean: float = 0.5, spread: float = 0.5) -> Floats:

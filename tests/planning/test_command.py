@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from asynchooks._cli.plan_settings import parse_setting
 from asynchooks.cli import main
 from asynchooks.planning import Trace, record
 from asynchooks.simulation import Simulation
@@ -206,15 +205,12 @@ def test_ctrl_c_ends_all_processes_at_once(recorded: str, tmp_path: Path) -> Non
     assert b"Traceback" not in errors
 
 
-# each value on a command line would be a plan of its own
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("a=8..64", [8, 16, 32, 64]),
-        ("a=3..10", [3, 6, 10]),
-        ("a=0.1..0.3", pytest.approx([0.1, 0.2, 0.3])),
-        ("a=1,true,none,x,1.0,1", [1, True, None, "x", 1.0]),
-    ],
-)
-def test_values_of_a_setting(text: str, values: list[Any]) -> None:
-    assert parse_setting(text) == ("a", values)
+def test_values_of_a_setting(
+    recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = "steps: int = 60, a: Any = 0\n) -> None:\n    assert a == 0"
+    program = changed(tmp_path / "fails.py", "steps: int = 60\n) -> None:", fails)
+    values = "a=8..64,3..10,0.1..0.4,1,true,none,x,1.0,1"
+    found = as_json(capsys, recorded, "--set", values, program=program, code=1)
+    given = [each["settings"]["a"] for each in found["settings"]]
+    assert given == [8, 16, 32, 64, 3, 6, 10, 0.1, 0.2, 0.4, 1, True, None, "x", 1.0]

@@ -12,17 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asynchooks._engine.recording import Kind
-from asynchooks.planning import Dependence, Plan, PlanError, Service, SizeLaw, Spans, Trace
+from asynchooks.planning import Dependence, Plan, PlanError, Service, SizeLaw, Spans
 
-from .recorded import Floats, lognormal, simulated
+from .recorded import Floats, lognormal, simulated, trace_of_work
 
 FREE, SHARED, QUEUE = Dependence.FREE, Dependence.SHARED, Dependence.QUEUE
 
 
 def fitted(*recordings: Spans) -> Service:
-    traces = [Trace({Kind.WORK: {"rollout": each}}) for each in recordings]
-    return Plan(traces).services["rollout"]
+    return Plan([trace_of_work("rollout", each) for each in recordings]).services["rollout"]
 
 
 def says(service: Service, words: str) -> bool:

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from asynchooks import Retention, SessionRunHook, StateDictSaver, hooks
-from asynchooks._engine.recording import Kind
 from asynchooks.data import batch
 from asynchooks.metrics import CsvSink
 from asynchooks.planning import PlanError, _child, timed
@@ -27,6 +26,7 @@ from ..support.moments import at
 from ..support.step_loops import run_steps
 from ..support.threads import threads_left
 from .planned import plan_of, service_of
+from .recorded import spans_of
 
 PLAN = plan_of(service_of("work", [0.5]))
 
@@ -134,6 +134,7 @@ def test_clocks_of_the_program_show_virtual_time_and_those_here_are_left_alone(
 
 @pytest.fixture
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    # private: nobody waits for half a minute in a test
     monkeypatch.setattr(_child, "STALL_SECS", 1.0)
 
 
@@ -219,7 +220,7 @@ def test_a_plan_writes_nothing_whatever_its_hooks_would(
         assert len(history.rows) == 10  # type: ignore[attr-defined]
 
     trace = PLAN.run(main, backend=backend)
-    assert len(trace.find("run", Kind.RUN)) == 10
+    assert len(spans_of(trace, "run")["run"]) == 10
     assert len(trace.find("work")) == 10 + 5  # steps and evaluations
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import trio
 
-from asynchooks._engine.recording import Kind
 from asynchooks.planning import Dependence, Plan, PlanError, Trace, timed
 from asynchooks.simulation import DeadlockError, current_simulation
 
@@ -26,6 +25,7 @@ from .planned import (
     train_on_rollouts,
     train_with_server,
 )
+from .recorded import spans_of, with_spans
 
 RNG = np.random.default_rng(1)
 ROLLOUTS = plan_of(
@@ -55,10 +55,10 @@ def recorded(truth: Plan, seed: int = 0, **changes: Any) -> Trace:
     trace = truth.run(main, seed=1000 + seed, backend="turbo", **{**base, **changes})
     # as an event loop records: what begins at one virtual time begins one after the other
     rng, work = np.random.default_rng(0), {}
-    for name, spans in trace.spans[Kind.WORK].items():
+    for name, spans in spans_of(trace, "work").items():
         begun = np.minimum(spans.begun + rng.uniform(0.0, 1e-4, len(spans)), spans.ended)
         work[name] = replace(spans, begun=begun).pick(np.argsort(begun, kind="stable"))
-    return replace(trace, spans={**trace.spans, Kind.WORK: work})
+    return with_spans(trace, "work", work)
 
 
 ROLLOUT_CHANGES: list[dict[str, Any]] = [{}, {"size": 4, "steps": 240}, {"size": 6}]

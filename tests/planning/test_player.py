@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,13 +12,13 @@ import numpy as np
 import pytest
 
 from asynchooks import FunctionSessionCreator
-from asynchooks._engine.recording import Kind
 from asynchooks.planning import Dependence, Plan, PlanError, Spans, timed
 from asynchooks.simulation import Simulation, current_simulation
 
 from ..simulation.engines import BACKENDS
 from ..support.step_loops import run_steps
 from .planned import plan_of, service_of, train_on_rollouts, train_with_server
+from .recorded import spans_of, with_spans
 
 ROLLOUTS = plan_of(service_of("rollout", [0.5]), service_of("learn", [0.25]))
 SERVER = plan_of(service_of("compute", [0.08]), service_of("service", [0.006]))
@@ -88,8 +87,8 @@ def test_a_trace_of_a_plan_has_what_a_recording_has() -> None:
     assert learn.is_on_session.all()
     assert not trace.find("rollout").is_on_session.any()
     assert len(learn) == len(trace.find("run")) == len(trace.find("step")) == 20
-    assert len(trace.find("session", Kind.SESSION)) == 1
-    uses, made = trace.marks["use"].ident, trace.find("rollout", Kind.CALL)
+    assert len(spans_of(trace, "session")["session"]) == 1
+    uses, made = trace.marks["use"].ident, spans_of(trace, "call")["rollout"]
     assert len(uses) == 20 * 8
     assert np.isin(uses, made.ident).all()
     assert trace.find("rollout").is_cut.any()  # those under way when the run ended
@@ -120,7 +119,7 @@ def test_steps_of_two_sessions_overlap_but_on_the_loop(
 ) -> None:
     trace = STEPS.run(partial(two_sessions, step, **options), backend=backend)
     assert trace.ended == secs
-    assert all(each.is_on_session.all() for each in trace.spans[Kind.WORK].values())
+    assert all(each.is_on_session.all() for each in spans_of(trace, "work").values())
 
 
 def test_steps_in_threads_share_a_service_and_fast_ones_leave_their_threads() -> None:
@@ -183,10 +182,10 @@ def test_runs_wait_for_the_saves_that_were_recorded(backend: Any) -> None:
     )
     saves = {"write a checkpoint": spans}
     plan = Plan(
-        [replace(trace, spans={**trace.spans, Kind.SAVE: saves})],
+        [with_spans(trace, "save", saves)],
         services=dict(STEPS.services),
     )
     planned = plan.run(partial(two_sessions, async_step), backend=backend)
     # one of two in the fourth run of all, and in the eighth: 0.25 s each
-    assert planned.find("write a checkpoint", Kind.SAVE).secs.tolist() == [0.25, 0.25]
+    assert spans_of(planned, "save")["write a checkpoint"].secs.tolist() == [0.25, 0.25]
     assert planned.ended == 4 * 0.5 + 2 * 0.25

@@ -17,13 +17,13 @@ from asynchooks import (
     SessionRunHook,
     StateDictSaver,
 )
-from asynchooks._engine.recording import Kind
 from asynchooks.data import map_concurrent
 from asynchooks.planning import Trace, record
 from asynchooks.protocols import Synchronous
 
 from ..support.step_loops import run_steps
 from .programs import gradients
+from .recorded import spans_of
 
 pytestmark = pytest.mark.anyio
 
@@ -52,10 +52,10 @@ async def test_evaluations_and_each_write_of_a_checkpoint_are_spans(tmp_path: Pa
         async with record(path):
             await run_steps(dict, 100, *hooks)
     trace = Trace.read(path)
-    held_out, train = (trace.find(name, Kind.EVALUATION) for name in ("held out", "train"))
+    held_out, train = (spans_of(trace, "evaluation")[name] for name in ("held out", "train"))
     assert held_out.secs[0] >= SECS
     assert train.is_cut.tolist() == [False, True]
-    saves = trace.find("write a checkpoint", Kind.SAVE)
+    saves = spans_of(trace, "save")["write a checkpoint"]
     assert set(saves.is_on_session.tolist()) == {False, True}
     assert (saves.secs > 0).all()
 
@@ -71,8 +71,8 @@ async def test_waits_for_data_are_on_the_track_of_the_session(tmp_path: Path) ->
     async with record(path):
         await run_steps(lambda item: {}, 3, FeedHook(source, "item"))
     trace = Trace.read(path)
-    [track] = trace.find("session", Kind.SESSION).track
-    waits = trace.spans[Kind.WAIT].values()
+    [track] = spans_of(trace, "session")["session"].track
+    waits = spans_of(trace, "wait").values()
     assert sum(each.secs[each.track == track].sum() for each in waits) >= 2 * SECS
 
 
@@ -80,5 +80,5 @@ async def test_waits_of_protocols_are_spans(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
     async with record(path):
         await gradients(3, Synchronous(), SECS, 5 * SECS)
-    waits = Trace.read(path).spans[Kind.WAIT].values()
+    waits = spans_of(Trace.read(path), "wait").values()
     assert sum(each.secs.sum() for each in waits) >= 2 * 3 * SECS

@@ -1,4 +1,7 @@
-"""The state of hooks as text: what comes back is what was given, or an error names the hook."""
+"""The state of hooks as text: what comes back is what was given, or an error names the hook.
+
+The encoding is private: through hooks each of some hundred states would take a checkpoint.
+"""
 
 from __future__ import annotations
 

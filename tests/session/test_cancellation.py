@@ -20,7 +20,6 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine.current import current_engine
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import settle
@@ -55,7 +54,7 @@ class Awaits:
             await coord.wait_stopped()
         finally:
             try:
-                with current_engine().shielded(5):
+                with anyio.move_on_after(5, shield=True):
                     for _ in range(5):  # its clean-up takes a while, too
                         await anyio.lowlevel.checkpoint()
             finally:

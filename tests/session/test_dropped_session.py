@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import threading
@@ -24,8 +25,6 @@ from asynchooks import (
     StepUnreachableError,
     StopAtStepHook,
 )
-from asynchooks._engine.base import Slot
-from asynchooks._engine.current import use_engine
 from asynchooks.simulation import Simulation
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
@@ -35,7 +34,6 @@ from ..simulation.engines import on_every_engine
 from ..support.helpers import counting_creator
 from ..support.moments import at, counting
 from ..support.threads import own_threads, threads_left
-from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -140,26 +138,29 @@ def test_a_session_whose_event_loop_has_ended_is_noticed(tmp_path: Path, backend
 
 
 def test_one_that_is_thrown_away_while_its_raw_session_closes_calls_on_drop() -> None:
-    log: list[str] = []
+    log, closes = list[str](), asyncio.Event()
 
     class Raw(ScriptedSession):
         async def close(self) -> None:  # type: ignore[override]
             log.append("close")
-            await engine.park(Slot(engine, "nothing"))
+            closes.set()
+            await anyio.sleep_forever()
 
     async def main() -> None:
         async with MonitoredSession([hook], ScriptedSessionCreator([Raw()])):
             """It closes the raw session."""
 
+    async def throw_away() -> None:
+        coroutine = main()
+        task = asyncio.create_task(coroutine)
+        await closes.wait()
+        coroutine.close()
+        assert log == ["close", "on_drop"]
+        task.cancel()
+        await asyncio.wait([task])
+
     hook: Any = type("Drops", (SessionRunHook,), {"on_drop": lambda self: log.append("on_drop")})()
-    engine = Trampoline()
-    with use_engine(engine):
-        task = engine.start(main)
-        while engine.fire_next():
-            pass
-        assert (log, task.is_done) == (["close"], False)
-        task.body.close()
-    assert log == ["close", "on_drop"]
+    asyncio.run(throw_away())
 
 
 @on_every_engine

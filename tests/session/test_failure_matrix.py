@@ -79,5 +79,5 @@ async def test_the_right_error_leaves_and_nothing_stays_in_any_order_of_workers(
     check_what_left(fault, faulty)
     check_others(faulty, workers)
     check_gate(creator)
-    assert [raw.num_closes for raw in fault.raws] == [1] * len(fault.raws)
-    assert fault.raws or place == "begin"
+    assert fault.num_closes == [1] * len(fault.num_closes)
+    assert fault.num_closes or place == "begin"

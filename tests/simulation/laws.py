@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from asynchooks.simulation import (
     Constant,
@@ -23,11 +24,13 @@ from asynchooks.simulation import (
     Uniform,
     Weibull,
 )
-from asynchooks.simulation.delays._delay import LONGEST_SECS, Draws
 
 NUM_DRAWS = 200_000
+LONGEST_SECS = 1e300
+"""The longest time that a delay takes or draws."""
 ERF = np.vectorize(math.erf, otypes=[float])
 
+Draws = NDArray[np.float64]
 Cdf = Callable[[Draws], Draws]
 
 

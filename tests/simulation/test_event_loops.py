@@ -18,14 +18,14 @@ import pytest
 import trio
 import trio.testing
 
-from asynchooks._engine.base import Slot
-from asynchooks._errors import (
+from asynchooks import GlobalStep
+from asynchooks.simulation import (
     DeadlockError,
     ForeignAwaitError,
     LivelockError,
     OutsideWorkError,
+    Simulation,
 )
-from asynchooks.simulation import Simulation
 
 from .engines import on_event_loops, run_together, simulated
 
@@ -164,19 +164,19 @@ async def test_time_stands_still_while_a_thread_works_or_was_abandoned(
 
 
 @simulated
-async def test_a_bare_thread_wakes_a_slot_while_time_stands_still(simulation: Simulation) -> None:
+async def test_a_bare_thread_ends_a_wait_while_time_stands_still(simulation: Simulation) -> None:
     simulation.start(simulation.sleep, 100)
     await simulation.sleep(2)
-    slot = Slot(simulation.kernel, "a thread's outcome")
+    step = GlobalStep()
 
     def work() -> None:
         sleep_really(0.02)
-        slot.wake(7)
+        step.publish(7)
 
     thread = threading.Thread(target=work)
     with simulation.outside_work():
         thread.start()
-        assert await simulation.kernel.park(slot) == 7
+        assert await step.wait_for(7) == 7
     thread.join()
     assert simulation.now == 2.0
 

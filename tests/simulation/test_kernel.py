@@ -1,4 +1,7 @@
-"""Clock, heap, tasks, cancellation and the end of a run, the same on every engine."""
+"""Clock, heap, tasks, cancellation and the end of a run, the same on every engine.
+
+Slots are private: by them all waits suspend, and nothing public is woken at a chosen moment.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ import numpy as np
 import pytest
 
 from asynchooks._engine.base import TIMED_OUT, Slot
-from asynchooks._errors import DeadlockError, LivelockError
-from asynchooks.simulation import Simulation
+from asynchooks.simulation import DeadlockError, LivelockError, Simulation
 
 from .engines import run_together, simulated
 

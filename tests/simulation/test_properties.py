@@ -1,4 +1,7 @@
-"""Random programs of tasks, run on every engine: all do the same, and lose nothing."""
+"""Random programs of tasks, run on every engine: all do the same, and lose nothing.
+
+Slots are private: by them all waits suspend, and nothing public is woken at a chosen moment.
+"""
 
 from __future__ import annotations
 

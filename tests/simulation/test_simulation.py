@@ -12,13 +12,14 @@ import anyio
 import anyio.abc
 import pytest
 
-from asynchooks._errors import OutsideWorkError, SimulationError
 from asynchooks.protocols import StaleSynchronous
 from asynchooks.simulation import (
     Crashes,
     DeterminismError,
     Exponential,
+    OutsideWorkError,
     Simulation,
+    SimulationError,
     check_determinism,
     current_simulation,
 )

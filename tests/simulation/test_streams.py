@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from asynchooks.simulation import (
     Delay,
@@ -18,8 +19,8 @@ from asynchooks.simulation import (
     Stragglers,
     Uniform,
 )
-from asynchooks.simulation.delays._delay import Draws
 
+Draws = NDArray[np.float64]
 DELAY = Exponential(1.0)
 
 

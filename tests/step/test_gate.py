@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from asynchooks import GlobalStep, StopReason, StopTraining
 from asynchooks._engine.base import STOPPED, Sentinel, Slot
 from asynchooks._engine.stop import Stop
-from asynchooks._step.gate import ADVANCED, UNREACHABLE, UNREAD, Ticket, Waiter
+from asynchooks._step.gate import ADVANCED, UNREACHABLE, UNREAD, Waiter
 
 from ..support.steps import Call, Graph, World, ask, run, take
 from ..support.virtual_kernel import Trampoline
@@ -124,7 +124,7 @@ def test_a_stop_ends_the_wait_for_a_run_and_leaves_the_queue(is_exclusive: bool)
     what = "while runs were under way" if is_exclusive else "while waiting to run a step"
     assert f"a stop was requested {what}" in str(stopped.outcome)
     step.gate.settle(first, 0)
-    assert type(successor.outcome) is Ticket
+    assert successor.is_granted
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_the_limit_ends_with_the_last_worker_and_those_in_line_may_run() -> None
     assert (step.limit, asker.outcome) == (2, None)
     close_all(step)
     assert step.limit is None
-    assert type(asker.outcome) is Ticket
+    assert asker.is_granted
 
 
 @settings(max_examples=100)

@@ -27,13 +27,12 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine.stop import Stop
 from asynchooks.simulation import Simulation
 
 from ..simulation.engines import on_every_engine
 from ..support.helpers import counting_creator, in_task, settle
 from ..support.moments import together
-from ..support.steps import Call
+from ..support.steps import Call, bound
 from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
@@ -125,15 +124,15 @@ async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float)
 
 
 def test_a_stop_ends_the_waits_that_are_bound_to_it_and_a_close_all_others() -> None:
-    step, stop = GlobalStep(), Stop()
-    free, bound, closed = Call(step.wait_for, 7), step.bound(stop), Call(step.wait_for, 8)
-    before = Call(bound.wait_for, 7)
-    stop.set()
-    for outcome in (before.outcome, Call(bound.wait_for, 7).outcome):
+    step = GlobalStep()
+    free, mine, closed = Call(step.wait_for, 7), bound(step), Call(step.wait_for, 8)
+    before = Call(mine.wait_for, 7)
+    mine.stop.set()
+    for outcome in (before.outcome, Call(mine.wait_for, 7).outcome):
         assert isinstance(outcome, StopTraining)
         assert "a stop was requested while waiting for global_step 7" in str(outcome)
     step.publish(7)
-    assert free.outcome == Call(bound.wait_for, 7).outcome == 7
+    assert free.outcome == Call(mine.wait_for, 7).outcome == 7
     step.close()
     for call in (closed, Call(step.wait_for, 8)):
         assert isinstance(call.outcome, StepUnreachableError)
@@ -144,7 +143,7 @@ def test_a_stop_ends_the_waits_that_are_bound_to_it_and_a_close_all_others() -> 
 def waits_of(step: GlobalStep, num: int) -> list[Call]:
     """So many workers, each of which waits for a step of its own."""
     workers = [step.gate.open() for _ in range(num)]
-    return [Call(step.bound(Stop(), each).wait_for, 7 + i) for i, each in enumerate(workers)]
+    return [Call(bound(step, each).wait_for, 7 + i) for i, each in enumerate(workers)]
 
 
 def are_lost(waits: list[Call]) -> list[bool]:
@@ -168,7 +167,7 @@ def test_with_the_number_known_a_step_is_lost_when_all_have_come_and_wait() -> N
     step = GlobalStep(num_workers=2)
     for worker in [step.gate.open(), step.gate.open()]:
         step.gate.close(worker)  # as many are awaited again
-    [first], other = waits_of(step, 1), step.bound(Stop(), step.gate.open())
+    [first], other = waits_of(step, 1), bound(step, step.gate.open())
     assert isinstance(Call(other.wait_for, 9, timeout=5.0).outcome, TimeoutError)
     assert first.is_waiting, "a wait that ends by itself keeps nobody from training"
     assert are_lost([Call(other.wait_for, 9), first]) == [True, True]

@@ -31,7 +31,6 @@ from asynchooks import (
     SharedSessionCreator,
     StopReason,
 )
-from asynchooks.backends._function import FunctionSession
 
 MANY_SECS = 10
 """How long all workers together may take: a hang is what a broken stop looks like."""
@@ -134,7 +133,7 @@ class Fault:
         self.has_opened = anyio.Event()  # its worker has, or has left
         self.is_over = anyio.Event()  # its worker has left
         self.num_played = 0
-        self.raws: list[Raw] = []  # that were made
+        self.num_closes: list[int] = []  # of each raw session that was made
         self._left = nth
         self._token = anyio.lowlevel.current_token()
         self._loop_thread = threading.get_ident()
@@ -250,25 +249,24 @@ def step_of(fault: Fault) -> tuple[Callable[[], Any], Any]:
     return lambda: {"loss": 0.5}, "inline"
 
 
-class Raw(FunctionSession):
-    """A raw session that counts how often it is closed."""
-
-    num_closes = 0
-
-    def close(self) -> None:
-        self.num_closes += 1
-
-
 class Creator(FunctionSessionCreator):
-    """Keeps the raw sessions that it made."""
+    """Counts how often each of the raw sessions that it made is closed."""
 
-    def __init__(self, step: Callable[[], Any], raws: list[Raw]) -> None:
+    def __init__(self, step: Callable[[], Any], num_closes: list[int]) -> None:
         super().__init__(step)
-        self._step, self._raws = step, raws
+        self._num_closes = num_closes
 
-    def create_session(self) -> Raw:
-        self._raws.append(Raw(self._step, call_lock=self.call_lock))
-        return self._raws[-1]
+    def create_session(self) -> Any:
+        raw: Any = super().create_session()
+        close, place = raw.close, len(self._num_closes)
+
+        def counted() -> None:
+            self._num_closes[place] += 1
+            close()
+
+        self._num_closes.append(0)
+        raw.close = counted
+        return raw
 
 
 async def play(
@@ -287,7 +285,7 @@ async def play(
             else until the worker of the fault has left. Those that began later make one step.
     """
     step, runner = step_of(fault)
-    creator = SharedSessionCreator(Creator(step, fault.raws))
+    creator = SharedSessionCreator(Creator(step, fault.num_closes))
 
     async def train(session: MonitoredSession, place: int) -> None:
         if place == fault.worker and fault.place == "side task of the session":

@@ -1,4 +1,8 @@
-"""Steps without sessions: calls driven by hand, a graph's variable, and worlds of workers."""
+"""Steps without sessions: calls driven by hand, a graph's variable, and worlds of workers.
+
+Private, as a session runs one step at a time and chooses when: here several are under way at any
+moment that a test needs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any
 from asynchooks import GlobalStep, StepUnreachableError, StopTraining
 from asynchooks._engine.base import Engine, EngineTask, Sentinel, Slot
 from asynchooks._engine.current import current_engine, use_engine
+from asynchooks._engine.stop import Stop
 from asynchooks._step.gate import UNREAD, Ticket
 from asynchooks.distributed import SourceState, StepSource
 
@@ -53,6 +58,11 @@ class Call:
         return self._outcome
 
     @property
+    def is_granted(self) -> bool:
+        """Whether it was given a ticket."""
+        return isinstance(self.outcome, Ticket)
+
+    @property
     def is_waiting(self) -> bool:
         self._go_on()
         return not self._task.is_done
@@ -76,6 +86,11 @@ def take(step: GlobalStep) -> Ticket:
     ticket = step.gate.take_ticket_nowait()
     assert ticket is not None
     return ticket
+
+
+def bound(step: GlobalStep, worker: Any = None) -> Any:
+    """The step as a session has it: `stop` of what is returned is the session's."""
+    return step.bound(Stop(), worker)
 
 
 def run(step: GlobalStep, after: int | Sentinel | None) -> int | None:

@@ -2,6 +2,8 @@
 
 One heap of (time, order of asking) holds every wake-up; one entry fires at a time, when no task
 runs. Not a simulator: no deadlock report, no threads, no foreign waits.
+
+The seam is private, as nobody else writes engines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""GraphSession.run against Session.run: any fetch, any feed, compiled and then cached."""
+"""GraphSession.run against Session.run: any fetch, any feed, compiled and then cached.
+
+It is private, and made here so that both run one session of TensorFlow, with the same variables.
+"""
 
 from __future__ import annotations
 

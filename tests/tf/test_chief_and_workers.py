@@ -113,7 +113,7 @@ async def test_a_lost_chief_comes_back_beside_a_run_that_waits_for_what_it_will_
             group.start_soon(worker.run, dequeue)
             await let_others_run()
             group.start_soon(come_back)
-            with anyio.move_on_after(2) as scope:
+            with anyio.move_on_after(20) as scope:
                 await is_back.wait()
             with v1.Session(server.target, graph=one.graph) as elsewhere:
                 elsewhere.run(enqueue)  # lets the worker go in any case
@@ -145,6 +145,7 @@ class ChiefWithCoroutine(ChiefSessionCreator):
 async def test_a_chief_of_its_process_wakes_a_worker(
     server: ServerProcess, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # private: so that it is the chief that wakes it, and not the end of its pause
     monkeypatch.setattr("asynchooks.tf.graph._handle._FIRST_PAUSE_SECS", 60.0)
     chiefs, model = counting_model(), counting_model()
     chief = monitored(chiefs.graph, None, creator_of(kind, server, chiefs))

@@ -21,7 +21,6 @@ from asynchooks import (
     SessionRunArgs,
 )
 from asynchooks.tf import MonitoredTrainingSession, WorkerSessionCreator
-from asynchooks.tf.graph._session import GraphSession
 
 from ..support.moments import at
 from .models import (
@@ -209,12 +208,11 @@ async def test_the_error_of_a_run_is_tensorflows(
                         await session.run(*args)
                     assert facts(caught.value) == each
     hide_private_way(monkeypatch)
-    raw = GraphSession(v1.Session(graph=mine.graph))
-    for kind, errors in expected.items():
-        with pytest.raises(tf.errors.OpError) as caught:
-            raw.run(mine.fetches[kind])
-        assert facts(caught.value) == errors[0]
-    raw.close()
+    async with monitored(mine.graph, step_runner=runner) as session:
+        for kind, errors in expected.items():
+            with pytest.raises(tf.errors.OpError) as caught:
+                await session.run(mine.fetches[kind])
+            assert facts(caught.value) == errors[0]
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
@@ -244,19 +242,18 @@ async def test_it_is_so_wherever_the_run_is_made(runner: Any) -> None:
         assert facts(caught.value) == expected, (hook, step_fn)
 
 
-def test_an_error_that_is_dropped_is_freed_at_once() -> None:
+async def test_an_error_that_is_dropped_is_freed_at_once() -> None:
     """Frames that held it would make a ring with it, and keep the session for the collector."""
     model = Failing()
-    raw = GraphSession(v1.Session(graph=model.graph))
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(2):
-            try:
-                raw.run(model.fetches["tensor"])
-            except tf.errors.InvalidArgumentError as error:
-                left = weakref.ref(error)
-            assert left() is None
-    finally:
-        gc.enable()
-    raw.close()
+    async with monitored(model.graph, step_runner="inline") as session:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                try:
+                    await session.run(model.fetches["tensor"])
+                except tf.errors.InvalidArgumentError as error:
+                    left = weakref.ref(error)
+                assert left() is None
+        finally:
+            gc.enable()

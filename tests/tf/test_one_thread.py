@@ -9,12 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
-from asynchooks.tf.graph._session import GraphSession
-
-from .models import tf, v1
+from .models import monitored, tf, v1
 
 data_flow_ops = pytest.importorskip("tensorflow.python.ops.data_flow_ops")
 pytestmark = pytest.mark.tensorflow
@@ -67,29 +66,40 @@ STEPS: dict[str, Callable[[], Any]] = {
 }
 
 
-def session_on(build: Callable[[], Any]) -> tuple[GraphSession, Any]:
+def built(build: Callable[[], Any]) -> tuple[Any, Any]:
+    """A graph of its own, and what is to be fetched from it."""
     with tf.Graph().as_default() as graph:
-        fetch = build()
-        session = v1.Session(graph=graph)
-        session.run(v1.global_variables_initializer())
-    return GraphSession(session), fetch
+        v1.train.get_or_create_global_step()
+        return graph, build()
+
+
+def outputs_of(build: Callable[[], Any], num: int) -> list[Any]:
+    """What so many runs of a session give, on an event loop of its own."""
+    (graph, fetch), outputs = built(build), list[Any]()
+
+    async def main() -> None:
+        async with monitored(graph, step_runner="inline") as session:
+            for _ in range(num):
+                outputs.append(await session.run(fetch))
+
+    anyio.run(main)
+    return outputs
 
 
 @pytest.mark.parametrize("kind", STEPS)
 def test_any_step_gives_what_session_run_gives_and_none_hangs(kind: str) -> None:
-    raw, fetch = session_on(STEPS[kind])
-    other, same = session_on(STEPS[kind])
     outputs: list[Any] = []
     thread = threading.Thread(
-        target=lambda: outputs.extend(raw.run(fetch) for _ in range(30)), daemon=True
+        target=lambda: outputs.extend(outputs_of(STEPS[kind], 30)), daemon=True
     )
     thread.start()
     thread.join(60)
     assert not thread.is_alive(), "it hangs"
-    expected = [other.exposed.run(same) for _ in range(30)]
+    graph, same = built(STEPS[kind])
+    with graph.as_default(), v1.train.SingularMonitoredSession() as session:
+        expected = [session.run(same) for _ in range(30)]
     np.testing.assert_array_equal(outputs, expected, strict=True)
 
 
 def test_random_numbers_differ_from_run_to_run() -> None:
-    raw, fetch = session_on(lambda: v1.random.normal([3]))
-    assert len(np.unique([raw.run(fetch) for _ in range(20)])) == 60
+    assert len(np.unique(outputs_of(lambda: v1.random.normal([3]), 20))) == 60

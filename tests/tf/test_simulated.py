@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from asynchooks import StopAtStepHook
 from asynchooks.simulation import Exponential, Simulation
-from asynchooks.simulation._simulation import Backend
 
+from ..simulation.engines import BACKENDS
 from ..support.moments import at
 from .models import counting_model, monitored, shared
 
@@ -40,7 +40,7 @@ def curve(backend: Any) -> list[tuple[float, int, int]]:
 
 
 def test_workers_on_one_graph_do_the_same_on_every_kernel() -> None:
-    first, *others = [curve(each) for each in get_args(Backend)]
+    first, *others = [curve(each) for each in BACKENDS]
     assert others == [first] * 2
     assert sorted(step for _, _, step in first) == [*range(1, 31)]
     assert {number for _, number, _ in first} == {0, 1, 2}

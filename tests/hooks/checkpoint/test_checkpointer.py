@@ -16,6 +16,7 @@ from asynchooks import (
     CheckpointSaverListener,
     FunctionSessionCreator,
     MonitoredSession,
+    SessionRunContext,
     SharedSessionCreator,
     WhenBusy,
 )
@@ -255,6 +256,20 @@ async def test_a_step_whose_write_failed_is_made_good_at_the_end_once_the_error_
         is_called_so = any("in the background" in note for note in caught.value.__notes__)
         assert is_called_so == held.session.should_stop() == background
     assert saved(tmp_path) == {0: "0", 1: "1"}
+
+
+async def test_the_error_of_a_write_is_not_taken_for_the_loss_of_a_session_that_was_replaced(
+    tmp_path: Path,
+) -> None:
+    async def replace(run_context: SessionRunContext) -> None:
+        await held.wait_idle()
+        if held.session.should_stop():
+            run_context.session.retire()  # as another worker does that shares it
+
+    held = Held(tmp_path, errors=[None, KeyError(IN_A_WRITE)], before=[at(before_run=replace)])
+    async with held.session:
+        with pytest.raises(KeyError, match=IN_A_WRITE):
+            await held.run(2)
 
 
 async def test_an_error_in_restore_names_the_checkpoint_and_changes_nothing(tmp_path: Path) -> None:

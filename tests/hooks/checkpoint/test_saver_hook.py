@@ -29,8 +29,8 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks._engine.base import Engine
 from asynchooks.checkpoints import CheckpointDirectory, CheckpointStore
+from asynchooks.simulation import current_simulation
 
 from ...checkpoints.stores import names_in, rewrite, run_python
 from ...support.hook_models import Losses
@@ -38,7 +38,7 @@ from ..lives import CrashError
 from ..preemptions import saving
 from ..savers import Cell, Counter, Held, PlainSaver, is_free, metrics_of, saved, session_on
 from ..training import run_session
-from ..virtual_time import on_trampoline, pause
+from ..virtual_time import now, pause, simulate
 
 pytestmark = pytest.mark.anyio
 
@@ -166,12 +166,12 @@ def test_seconds_of_training_are_the_engines_and_go_on_where_the_checkpoint_stoo
             await pause(0.75)
             return super().step()
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         for num_runs in (7, 1):
             await train_plain(tmp_path, num_runs, cell=Slow(), save_steps=None, save_secs=2.0)
             await pause(100.0)
 
-    on_trampoline(main)
+    simulate(main)
     found = {each.step: each.seconds for each in CheckpointDirectory(tmp_path).checkpoints()}
     assert found == {0: 0.0, 3: 2.25, 6: 4.5, 7: 5.25, 8: 6.0}  # due 2 s after the last save
 
@@ -181,7 +181,7 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
 ) -> None:
     cell = Cell()
 
-    async def main(engine: Engine) -> None:
+    async def main() -> None:
         secs = iter([100.0, 1.0, 1.0])  # of each step, in the order of their beginnings
 
         async def step() -> dict[str, float]:
@@ -197,15 +197,15 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
         hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=PlainSaver(cell))
         times = []
         async with MonitoredSession([hook], shared) as session:
-            task = engine.start(slow)
+            task = current_simulation().start(slow)
             await pause(0.5)
             for _ in range(2):
                 await session.run([])
-                times.append(engine.now())
+                times.append(now())
             await task.wait()
         assert times == [0.5 + 1 + 30, 0.5 + 1 + 30 + 1 + 1]
 
-    on_trampoline(main)
+    simulate(main)
     assert "saved beside them" in caplog.text
     assert sorted(saved(tmp_path)) == [0, 1, 2, 3]
 

@@ -23,7 +23,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine.base import Engine
+from asynchooks.simulation import current_simulation
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ...support.helpers import settle
@@ -39,7 +39,7 @@ from ..preemptions import (
     sigterm,
     train,
 )
-from ..virtual_time import on_trampoline, pause
+from ..virtual_time import pause, simulate
 
 pytestmark = pytest.mark.anyio
 
@@ -161,8 +161,8 @@ def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_of_its_
     def saved() -> list[bool]:
         return [(tmp_path / f"{number}/model.ckpt-{number}").exists() for number in (3, 7)]
 
-    async def main(engine: Engine) -> None:
-        tasks = [engine.start(work, number) for number in (3, 7)]
+    async def main() -> None:
+        tasks = [current_simulation().start(work, number) for number in (3, 7)]
         await pause(1.0)
         (sigterm if is_signal else hook.preempt)()
         await pause(3.9)
@@ -173,7 +173,7 @@ def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_of_its_
             await task.wait()
 
     with handlers_are_kept():
-        on_trampoline(main)
+        simulate(main)
 
 
 @pytest.mark.parametrize("secs", [math.inf, 1e10])

@@ -25,7 +25,6 @@ from asynchooks import (
     StallHook,
     StopTraining,
 )
-from asynchooks._engine.base import Engine
 from asynchooks.testing import RecordingHook, ScriptedSessionCreator
 
 from ...support.helpers import KeepsCoord, StartsTask, counting_creator, raises_at
@@ -33,7 +32,7 @@ from ...support.loops import LOOPS, loop_of
 from ...support.moments import NOW, HeldStep, at, losing
 from ...support.threads import own_threads
 from ..training import run_session
-from ..virtual_time import guard_threads, on_trampoline, pause, quarter_step
+from ..virtual_time import guard_threads, now, pause, quarter_step, simulate
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +43,7 @@ def _no_thread_is_left() -> Iterator[None]:
     assert guard_threads() == []
 
 
-Program = Callable[[Engine], Awaitable[None]]
+Program = Callable[[], Awaitable[None]]
 
 
 @contextmanager
@@ -68,11 +67,11 @@ def dumps_of(main: Program) -> list[float]:
     """Run the program in virtual time; when stalls of any session were reported."""
     times: list[float] = []
 
-    async def noted(engine: Engine) -> None:
-        with reported(lambda: times.append(engine.now())):
-            await main(engine)
+    async def noted() -> None:
+        with reported(lambda: times.append(now())):
+            await main()
 
-    on_trampoline(noted)
+    simulate(noted)
     return times
 
 
@@ -89,9 +88,7 @@ def stalls_at(*times: float) -> Callable[[Program], Callable[[], None]]:
 
 
 @stalls_at(3.5)
-async def test_a_stall_is_reported_and_stops_training_that_long_after_the_last_run(
-    engine: Engine,
-) -> None:
+async def test_a_stall_is_reported_and_stops_training_that_long_after_the_last_run() -> None:
     log = RecordingHook("a")
     session = MonitoredSession([StallHook(3), log], quarter_step)
     with pytest.raises(StallError, match="ended for 3 s, since global step 2; .* more than 3 s"):
@@ -101,15 +98,13 @@ async def test_a_stall_is_reported_and_stops_training_that_long_after_the_last_r
             with pytest.raises(StopTraining):
                 await session.or_stop(pause, 100.0)
             assert session.should_stop()
-    assert engine.now() == 3.5
+    assert now() == 3.5
     assert str(session.stop_reason).startswith("StallHook: no run of its session has ended")
     assert [type(error) for error in log.errors] == [StallError]
 
 
 @stalls_at(10.0, 20.0)
-async def test_before_the_first_run_of_a_session_the_time_starts_with_the_creation(
-    engine: Engine,
-) -> None:
+async def test_before_the_first_run_of_a_session_the_time_starts_with_the_creation() -> None:
     hooks = [StallHook(3), at(begin=lambda: pause(7)), GlobalStepWaiterHook(5)]
     for _ in range(2):
         with pytest.raises(StallError, match="since global step 0"):
@@ -117,7 +112,7 @@ async def test_before_the_first_run_of_a_session_the_time_starts_with_the_creati
 
 
 @stalls_at(1.625, 4.625)
-async def test_each_gap_that_is_too_long_is_reported_once_at_its_moment(engine: Engine) -> None:
+async def test_each_gap_that_is_too_long_is_reported_once_at_its_moment() -> None:
     hooks = [StallHook(1.125, OnStall.LOG)]
     async with MonitoredSession(hooks, counting_creator()) as session:
         for gap in (0.5, 2.0, 1.0, 3.0, 0.0):
@@ -127,7 +122,7 @@ async def test_each_gap_that_is_too_long_is_reported_once_at_its_moment(engine: 
 
 
 @stalls_at(2.5)
-async def test_a_run_that_fails_does_not_count(engine: Engine) -> None:
+async def test_a_run_that_fails_does_not_count() -> None:
     async def step() -> dict[str, int]:
         await pause(1)
         raise ValueError("bad data")
@@ -140,30 +135,28 @@ async def test_a_run_that_fails_does_not_count(engine: Engine) -> None:
 
 
 @stalls_at(15.0)
-async def test_a_pause_before_a_recreation_is_no_stall_and_then_the_time_begins_again(
-    engine: Engine,
-) -> None:
+async def test_a_pause_before_a_recreation_is_no_stall_and_then_the_time_begins_again() -> None:
     times = iter([1, 1, 0, 50])
 
     async def step() -> dict[str, int]:
         await pause(next(times))
-        if engine.now() == 2:
+        if now() == 2:
             raise PreemptionError("lost")
         return {}
 
     with pytest.raises(StallError, match="since global step 1"):
         await run_session([StallHook(3)], step, recovery=Recovery(first_pause_secs=10.0))
-    assert engine.now() == 62  # a step that is under way is not cut short
+    assert now() == 62  # a step that is under way is not cut short
 
 
 @stalls_at()
-async def test_the_watch_ends_at_a_stop_and_at_the_end_of_the_hook(engine: Engine) -> None:
+async def test_the_watch_ends_at_a_stop_and_at_the_end_of_the_hook() -> None:
     hooks = [StallHook(3), at(end=lambda session: pause(50))]
     await run_session(hooks, runs=1)
     async with MonitoredSession(hooks, counting_creator()) as session:
         session.request_stop("enough")
         await pause(50)
-    assert engine.now() == 150
+    assert now() == 150
 
 
 SECS = 0.05

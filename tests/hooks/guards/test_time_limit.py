@@ -14,47 +14,44 @@ from asynchooks import (
     StopTraining,
     TimeLimitHook,
 )
-from asynchooks._engine.base import Engine
 from asynchooks.testing import RecordingHook
 
 from ...support.helpers import KeepsCoord, counting_creator
 from ...support.moments import at
 from ..training import run_session
-from ..virtual_time import in_virtual_time, pause, quarter_step
+from ..virtual_time import in_virtual_time, now, pause, quarter_step
 
 REASON = StopReason("TimeLimitHook", "1 s have passed")
 
 
 @in_virtual_time
-async def test_a_wait_of_the_body_ends_at_the_very_moment_counted_from_begin(
-    engine: Engine,
-) -> None:
+async def test_a_wait_of_the_body_ends_at_the_very_moment_counted_from_begin() -> None:
     log = RecordingHook("a")
     hooks = [TimeLimitHook(1), at(begin=lambda: pause(0.75)), log]
     async with MonitoredSession(hooks, counting_creator()) as session:
         with pytest.raises(StopTraining, match="a stop was requested"):
             await session.or_stop(pause, 100.0)
-        assert engine.now() == 1.0
+        assert now() == 1.0
         with pytest.raises(StopTraining):
             await session.global_step.wait_for(5)
-    assert engine.now() == 1.0
+    assert now() == 1.0
     assert session.stop_reason == REASON
     assert log.log[-1] == ("a", "end")
 
 
 @in_virtual_time
-async def test_it_leaves_nothing_behind_when_training_ends_before(engine: Engine) -> None:
+async def test_it_leaves_nothing_behind_when_training_ends_before() -> None:
     hook = TimeLimitHook(1)
     for end in (0.25, 0.5):
         session = await run_session([hook], quarter_step, runs=1, stop_grace_period_secs=9)
-        assert engine.now() == end
+        assert now() == end
         assert session.stop_reason != REASON
 
 
 @in_virtual_time
-async def test_a_session_that_is_recreated_after_the_time_stops_at_once(engine: Engine) -> None:
+async def test_a_session_that_is_recreated_after_the_time_stops_at_once() -> None:
     async def step() -> dict[str, int]:
-        if len(keeps.coords) < 3 and engine.now():
+        if len(keeps.coords) < 3 and now():
             raise PreemptionError("lost")
         return await quarter_step()
 
@@ -63,20 +60,20 @@ async def test_a_session_that_is_recreated_after_the_time_stops_at_once(engine: 
         await session.run([])
         with pytest.raises(StopTraining, match="by TimeLimitHook: 1 s have passed"):
             await session.run([])  # which is lost, and not made again
-        assert engine.now() == 3.25
+        assert now() == 3.25
         assert keeps.coord.should_stop()
         assert session.stop_reason == REASON
 
 
 @in_virtual_time
-async def test_the_shortest_time_ends_all_workers_of_a_shared_session(engine: Engine) -> None:
+async def test_the_shortest_time_ends_all_workers_of_a_shared_session() -> None:
     creator = SharedSessionCreator(quarter_step)
     async with MonitoredSession([TimeLimitHook(2)], creator) as long:
         async with MonitoredSession([TimeLimitHook(1)], creator) as short:
             await short.or_stop(pause, 100.0)
-        assert (engine.now(), long.should_stop()) == (1.0, True)
+        assert (now(), long.should_stop()) == (1.0, True)
         await long.or_stop(pause, 100.0)
-    assert engine.now() == 1.0
+    assert now() == 1.0
     assert long.stop_reason == short.stop_reason == REASON
 
 
