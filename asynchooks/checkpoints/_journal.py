@@ -61,8 +61,9 @@ class Record(NamedTuple):
         name = self.name.encode()
         size, numbers = len(name) + len(self.value), (self.item, self.place, self.born)
         head = _FRAME.pack(size, 0, *numbers, self.version, len(name), self.kind)
-        checked = b"".join((head[_CHECKED_FROM:], name, self.value))
-        return _SIZE.pack(size, zlib.crc32(checked)) + checked
+        checked = head[_CHECKED_FROM:] + name
+        checksum = zlib.crc32(self.value, zlib.crc32(checked))
+        return b"".join((_SIZE.pack(size, checksum), checked, self.value))
 
 
 class _Entry(NamedTuple):
