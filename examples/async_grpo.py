@@ -6,8 +6,9 @@ answers are all equally good teaches nothing: it is refused, and another one tak
 policy is evaluated on 500 other prompts while it is trained.
 
 Interrupted (Ctrl-C, kill) and started again, it goes on with the prompts that it has not trained
-on. With --crash the environment fails: training stops at once, and its error leaves. Remove the
-directory to start from scratch.
+on, and a journal beside the checkpoints has the groups that were judged already. With --crash the
+environment fails: training stops at once, and its error leaves. Remove both directories to start
+from scratch.
 
 It prints the step at which training begins, how old the groups were, how many were refused and
 dropped, and the accuracy on all held-out prompts.
@@ -95,7 +96,7 @@ async def main(args: argparse.Namespace) -> None:
     source = rollouts(
         answer, repeat(shuffle(TRAINING, len(TRAINING), seed=1)), GROUPS,
         concurrency=2 * GROUPS, max_staleness=2, when_stale=WhenStale[args.when_stale.upper()],
-        accept=lambda group: bool(group.rewards.std() > 0),
+        accept=lambda group: bool(group.rewards.std() > 0), journal=f"{args.directory}-journal",
     )  # fmt: skip
     saver = ah.StateDictSaver(policy=policy, adam=adam)
     hooks = [
@@ -113,7 +114,10 @@ async def main(args: argparse.Namespace) -> None:
             await session.run("reward")
     seen = source.statistics()
     ages = ", ".join(f"{num} of age {age}" for age, num in seen.staleness.items())
-    print(f"groups: {ages}; {seen.num_refused} refused, {seen.num_dropped} dropped")
+    print(
+        f"groups: {ages}; {seen.num_refused} refused, {seen.num_dropped} dropped, "
+        f"{seen.num_recovered} from the journal"
+    )
     accuracy = (await evaluate(session, args.last_step))["accuracy"]
     print(f"held-out accuracy {accuracy:.3f} on {len(HELD_OUT)} prompts")
 
