@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .. import _check as check
 from .._errors import InputStateError
+from ._division import Bounds, bounds_between, data_of
 from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Stage, State, T, epoch_of, saved_count, state_of
 
@@ -48,6 +49,7 @@ class _Entry(NamedTuple):
 
     number: int  # how many came in before it
     item: Any
+    mark: Mark
     before: Mark  # of the item that came in before it
 
 
@@ -131,7 +133,7 @@ class Shuffle(Stage[Any]):
         return pairs
 
     def _come_in(self, item: Any, mark: Mark) -> _Entry:
-        entry = _Entry(self._num_in, item, self._last)
+        entry = _Entry(self._num_in, item, mark, self._last)
         self._num_in, self._last = self._num_in + 1, mark
         if entry.number >= self._num_out:
             self._counted.append(mark)
@@ -174,13 +176,34 @@ class Shuffle(Stage[Any]):
             return super()._state_of(data, below)
         buffer = data.buffer_then()
         oldest = min(buffer, default=None, key=lambda entry: entry.number)
-        return {
+        state = {
             "drawn": data.number,
             "come_in": data.num_in,
             "buffer": [entry.number for entry in buffer],
             "from": data.num_in if oldest is None else oldest.number,
             "source": state_of(data.last if oldest is None else oldest.before),
         }
+        if self._is_divided():
+            state["used"] = self._bounds_between(None, data, below)
+        return state
+
+    def _bounds_between(self, before: Mark, data: Any, below: Mark) -> Bounds:
+        if not isinstance(data, _Drawn):
+            return super()._bounds_between(before, data, below)
+        drawn: Any = None if before is None else data_of(before)
+        if isinstance(drawn, _Drawn) and drawn.buffer is data.buffer:
+            entries = []
+            while drawn is not data:
+                drawn = drawn.later
+                entries.append(drawn.entry)
+            bounds: Bounds = []
+        else:
+            entries, bounds = data.buffer_then(), bounds_between(None, data.last)
+            if before is not None:
+                bounds += bounds_between(None, before)
+        return bounds + [
+            each for entry in entries for each in bounds_between(entry.before, entry.mark)
+        ]
 
     def _epoch_of(self, data: _Drawn, below: Mark) -> int:
         return epoch_of(data.counted if isinstance(data, _Drawn) else below)

@@ -27,11 +27,9 @@ from .._running.hook_state import SharedState
 from ..backends._creator import close_raw
 from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
+from ..data._division import EPOCHS_ENDED
 from ._input_position import saved_position
 from ._metrics import text_of
-
-_ENDED = "epochs_ended"
-"""In the saved state: for how many passes `after_epoch` was called."""
 
 
 @check.names_options
@@ -252,12 +250,12 @@ class FeedHook(SessionRunHook):
         position = saved_position(self._consumers, place)
         if not position or self._after_epoch is None or num_ended is None:
             return position
-        return SharedState({**position, _ENDED: num_ended}, place=place)
+        return SharedState({**position, EPOCHS_ENDED: num_ended}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._after_epoch is not None:
-            self._consumers.num_epochs_ended = state.get(_ENDED)
-        self._consumers.load_state_dict({key: state[key] for key in state if key != _ENDED})
+            self._consumers.num_epochs_ended = state.get(EPOCHS_ENDED)
+        self._consumers.load_state_dict({key: state[key] for key in state if key != EPOCHS_ENDED})
 
     @property
     def _is_by_hand(self) -> bool:
