@@ -50,7 +50,7 @@ def divided_again(states: Sequence[State], own: State, num_shards: int) -> dict[
 
     Args:
         states: the positions of all former shards.
-        own: that of a pipeline with the new shard, before its first item.
+        own: that of a pipeline with the new shard, wherever it is.
         num_shards: how many there are now.
 
     Raises:
@@ -89,8 +89,8 @@ def divided_again(states: Sequence[State], own: State, num_shards: int) -> dict[
     }
     ends = [each["place"] + max(each["beyond"], default=-1) + 1 for each in states]
     return {
-        **{key: states[first][key] for key in states[first] if key == EPOCHS_ENDED},
         **_with_shard(own, shard, begin["at"]),
+        **{each: states[first][each] for each in ("counts", EPOCHS_ENDED) if each in states[first]},
         "place": max(ends),  # no item has a place that another one had
         "beyond": [],
         "used_beyond": [],
@@ -115,6 +115,9 @@ def _with_shard(state: State, shard: State, at: Sequence[int]) -> State:
     """The state of a pipeline, with another one of its shard, in the passes of that."""
     if state["stage"] == "shard":
         return shard
+    below = state["source"]
     if state["stage"] == "repeat":
         state, at = {**state, "epoch": at[0]}, at[1:]
-    return {**state, "source": _with_shard(state["source"], shard, at)}
+    elif state["stage"] == "shuffle":
+        state = {"stage": "shuffle"}  # nothing is drawn
+    return {**state, "source": _with_shard(below, shard, at)}

@@ -30,8 +30,14 @@ def take(source: Source[T], count: int) -> Stage[T]:
 def shard(source: Source[T], num_shards: int, index: int) -> Stage[T]:
     """Every `num_shards`-th item, from the item `index` on: one worker's part.
 
+    Where the ranks of a `DistributedCheckpointSaver` divide a source, another number of them can
+    resume: they begin where the first of the former ranks was, pass over what was used, and divide
+    the rest, so that each item is used once a pass. Below stages that hide which items went into
+    which (`take`, `unbatch` and those of several sources) it keeps its position, and is not divided
+    again.
+
     Args:
-        source: see `asynchooks.data`.
+        source: see `asynchooks.data`; the same for all.
         num_shards: >= 1.
         index: in [0, num_shards).
 
@@ -88,7 +94,8 @@ class Shard(Stage[Any]):
         if found != own:
             raise InputStateError(
                 f"the state is that of shard {found[0]} of {found[1]}, and this is {own[0]} of "
-                f"{own[1]}; other shards would lose items or repeat them"
+                f"{own[1]}; other shards would lose items or repeat them. Give the shard that was "
+                "saved. Workers of one process need none: let them share one stage"
             )
         self._num_to_pass = saved_count(state["to_pass"])
         self._num_in = saved_count(state["at"][-1])

@@ -99,7 +99,12 @@ class Shuffle(Stage[Any]):
         self._buffer: list[_Entry] = []
 
     def _set(self, state: State | None) -> None:
-        state = self._at_first() if state is None else state
+        state = {**self._at_first(), **(state or {})}
+        if state["seed"] != self._seed:
+            raise InputStateError(
+                f"the state is that of seed {state['seed']}, and this is {self._seed}: items in "
+                "another order would be lost or come twice"
+            )
         self._num_out = saved_count(state["drawn"])
         self._num_in = saved_count(state["from"])
         self._num_to_read = saved_count(state["come_in"])  # before anything is drawn
@@ -114,7 +119,7 @@ class Shuffle(Stage[Any]):
         self._uniforms: list[float] = []
 
     def _at_first(self) -> dict[str, Any]:
-        return {"drawn": 0, "come_in": 0, "buffer": [], "from": 0}
+        return {"drawn": 0, "come_in": 0, "buffer": [], "from": 0, "seed": self._seed}
 
     async def _pull(self, limit: int) -> Sequence[Pair]:
         if self._num_in < self._num_to_read:
@@ -181,6 +186,7 @@ class Shuffle(Stage[Any]):
             "come_in": data.num_in,
             "buffer": [entry.number for entry in buffer],
             "from": data.num_in if oldest is None else oldest.number,
+            "seed": self._seed,
             "source": state_of(data.last if oldest is None else oldest.before),
         }
         if self._is_divided():

@@ -40,8 +40,8 @@ class FeedHook(SessionRunHook):
     item counts as used when the step is made, also where the run is cancelled, or fails in another
     hook, behind it. An item of a run whose step failed, or was refused at the limit, is fed again,
     or goes to another worker at the end. A checkpoint holds the position behind the last item that
-    was used, and a resumed session goes on there. Several workers, each with a FeedHook of its own
-    around the same stage, take its items in turn.
+    was used, and a resumed session goes on there; another number of ranks does so behind `shard`.
+    Several workers, each with a FeedHook of its own around the same stage, take its items in turn.
 
     The first session opens the source, unless it is open. It is closed when no session reads it
     any more and it has ended, or no other session of the same `SharedSessionCreator` is open that

@@ -195,14 +195,18 @@ KINDS = {  # ranks take batches of different sizes, so that they are in differen
 }
 
 async def live(kind, reads):
-    ends, source = [], KINDS[kind]()
+    used, ends, source = [], [], KINDS[kind]()
+    losses = [PreemptionError("lost")] if size == 3 else []  # before the ranks have saved
     if kind == "generated":
         items = lambda group: [each.item for each in group]
     else:
         items = lambda group: list(zip(*group))
 
     def step(x):
-        print("USED", kind, reads, *["%d:%d" % each for each in items(x)])
+        if losses and used:
+            used.clear()
+            raise losses.pop()
+        used.extend("%d:%d" % each for each in items(x))
         return {}
 
     def after_epoch(session, epoch):
@@ -213,7 +217,7 @@ async def live(kind, reads):
     else:
         hook = FeedHook(source, "x", after_epoch=after_epoch if kind == "batches" else None)
     saver = DistributedCheckpointSaver(module=torch.nn.Linear(1, 1))
-    saving = CheckpointSaverHook(f"{path}/{kind} {reads}", save_steps=2, saver=saver)
+    saving = CheckpointSaverHook(f"{path}/{kind} {reads}", save_steps=4, saver=saver)
     stop = StopAtStepHook(num_steps=int(num_steps))
     async with MonitoredSession([hook, saving, stop], FunctionSessionCreator(step)) as session:
         if reads == "in a loop":
@@ -222,6 +226,7 @@ async def live(kind, reads):
         else:
             while not session.should_stop():
                 await session.run([])
+    print("USED", kind, reads, *used)
     print("ENDS", kind, reads, *ends)
 
 for kind in KINDS:

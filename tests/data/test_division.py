@@ -12,7 +12,7 @@ from zlib import crc32
 import anyio.lowlevel
 import pytest
 
-from asynchooks import InputStateError, data
+from asynchooks import InputError, InputStateError, data
 from asynchooks.data import (
     Rollout,
     Stage,
@@ -149,7 +149,7 @@ async def check(name: str, nums: list[int], chance: random.Random) -> None:
 @pytest.mark.parametrize("name", PIPELINES)
 async def test_each_item_is_used_once_over_other_numbers_of_shards(name: str) -> None:
     chance = random.Random(name)
-    for _ in range(8):
+    for _ in range(4):
         await check(name, [chance.randint(1, 8) for _ in range(chance.randint(1, 4))], chance)
 
 
@@ -163,6 +163,45 @@ async def test_each_item_is_used_once_over_all_numbers_of_shards(
             for seed in range(10):  # 20 for both
                 chance = random.Random(f"{name} {before} {after} {seed} {anyio_backend_name}")
                 await check(name, [before, after], chance)
+
+
+async def test_how_a_source_was_divided_is_forgotten_where_all_that_was_used_is_passed() -> None:
+    states, sizes = list[Any](), list[int]()
+    for num in (1, 2, 3) * 5:
+        stages = [shard(range(999), num, index) for index in range(num)]
+        for index, stage in enumerate(stages):
+            if states:
+                stage.load_state_dict(divided_again(states, stage.state_dict(), num))
+            for _ in range(9 - index):
+                await anext(stage)
+        states = [stage.state_dict() for stage in stages]
+        sizes.append(max(len(json.dumps(state)) for state in states))
+    assert max(sizes[3:]) < 2 * max(sizes[:3])
+
+
+@pytest.mark.parametrize("num_passes", [None, 9])
+async def test_a_source_that_gives_nothing_any_more_is_no_pass_that_others_have_used(
+    num_passes: int | None,
+) -> None:
+    def make(num: int, index: int) -> Stage[Any]:
+        return repeat(shard(lambda epoch: range(6 if epoch < 3 else 0), num, index), num_passes)
+
+    behind, ahead = make(2, 0), make(2, 1)
+    assert [await anext(ahead) for _ in range(7)] == [1, 3, 5, 1, 3, 5, 1]
+    stage, items = make(1, 0), list[int]()
+    states = [behind.state_dict(), ahead.state_dict()]
+    stage.load_state_dict(divided_again(states, stage.state_dict(), 1))
+    with pytest.raises(InputError, match="gave items, and none in pass 4"):
+        while True:
+            items.append(await anext(stage))
+    assert items == [0, 2, 4, 0, 2, 4, 0, 2, 3, 4, 5]
+
+
+async def test_a_shuffle_below_a_shard_has_the_seed_that_it_had() -> None:
+    states = [shard(shuffle(range(9), 4, seed=1), 2, index).state_dict() for index in range(2)]
+    other = shard(shuffle(range(9), 4, seed=2), 1, 0)
+    with pytest.raises(InputStateError, match="the state is that of seed 1, and this is 2"):
+        other.load_state_dict(divided_again(states, other.state_dict(), 1))
 
 
 REFUSED: dict[str, tuple[Callable[[int, int], Stage[Any]], str]] = {
