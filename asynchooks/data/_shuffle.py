@@ -34,7 +34,8 @@ def shuffle(source: Source[T], buffer_size: int, seed: int) -> Stage[T]:
     Args:
         source: see `asynchooks.data`.
         buffer_size: items, >= 1; at 1 the order stays.
-        seed: any integer; the same seed gives the same order.
+        seed: any integer; the same seed gives the same order. A position that was saved with
+            another one is refused.
 
     Example:
         order = [item async for item in shuffle(range(100), buffer_size=100, seed=7)]
