@@ -168,15 +168,28 @@ def _texts(states: Iterable[_State]) -> dict[str, Any]:
     return texts
 
 
-def moved_positions(hooks: Iterable[Any], saved: bytes) -> list[str]:
-    """The hooks whose saved state is a position in the data, behind its beginning."""
-    return [
-        str(now)
-        for now, its in _matched(hooks, saved)[0]
-        if isinstance(now.state, PositionState)
-        and its.state is not None
-        and _encoded(its.state) != _encoded(now.state)
-    ]
+def moved_positions(
+    hooks: Iterable[Any], saved: Iterable[bytes]
+) -> dict[str, tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Positions in the data that are not as they were saved, by the hook's key.
+
+    Args:
+        hooks: those of the session.
+        saved: what `save_hooks` gave on each rank.
+
+    Returns:
+        The state that the hook has, and those that were saved.
+    """
+    positions: dict[str, tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = {}
+    for each in saved:
+        for now, its in _matched(hooks, each)[0]:
+            if isinstance(now.state, PositionState) and its.state is not None:
+                positions.setdefault(now.key, (now.state, []))[1].append(its.state)
+    return {
+        key: (now, states)
+        for key, (now, states) in positions.items()
+        if any(_encoded(each) != _encoded(now) for each in states)
+    }
 
 
 def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
@@ -184,12 +197,19 @@ def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
     matched_hooks(hooks, saved)()
 
 
-def matched_hooks(hooks: Iterable[Any], saved: bytes, *, go_on: bool = False) -> Callable[[], None]:
+def matched_hooks(
+    hooks: Iterable[Any],
+    saved: bytes,
+    instead: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    go_on: bool = False,
+) -> Callable[[], None]:
     """Find which saved state belongs to which hook; returns what gives them to the hooks.
 
     Args:
         hooks: those of the session.
         saved: what `save_hooks` gave.
+        instead: states to give in place of those that were saved, by the hook's key.
         go_on: whether hooks without a saved state keep what they have, as after a lost session.
 
     Raises:
@@ -203,8 +223,9 @@ def matched_hooks(hooks: Iterable[Any], saved: bytes, *, go_on: bool = False) ->
         for now, its in pairs:
             if its.state is None:
                 continue
+            state = (instead or {}).get(now.key, its.state)
             try:
-                now.hook.load_state_dict(its.state)
+                now.hook.load_state_dict(state)
             except Exception as error:
                 if isinstance(error, InputStateError) and error.__cause__ is None:
                     add_note(error, f"in the saved state of the hook {now.key}")

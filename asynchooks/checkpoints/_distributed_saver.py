@@ -156,7 +156,8 @@ class DistributedCheckpointSaver:
                 f"{path!r} was saved by {num_saved} ranks, and there are {self.ranks.size}: "
                 f"{', '.join(self._loaders)} would go on in another part of the data than it was "
                 f"in. Resume on {num_saved} ranks, or leave it out of the saver: its data then "
-                "begins from its start"
+                "begins from its start. What is to resume on any number of ranks is a source that "
+                "asynchooks.data.shard divides, under a FeedHook"
             )
 
     def _write(self, path: str, state: Any, write_others: Callable[[str], object]) -> None:

@@ -278,6 +278,9 @@ class Unbatch(Stage[Any]):
         found = self._items[begin : self._num_given]
         return [(item, self._behind(given)) for given, item in enumerate(found, begin + 1)]
 
+    def _is_divided(self) -> bool:
+        return False  # a part of an item may be used
+
     def _behind(self, given: int) -> Mark:
         if given == len(self._items):
             return self, self._at_first(), self._mark

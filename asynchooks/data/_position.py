@@ -7,8 +7,10 @@ from one another. So a place means the same item in every checkpoint of a traini
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from ._division import Bounds, bounds_between
 
 
 class Position:
@@ -18,11 +20,18 @@ class Position:
         mark: says how to go on at the frontier; see `_stage`.
         place: where the frontier is.
         finished: places behind it that are finished, too.
+        used: over a shard, which items of its source are used by those in `finished`.
         is_loaded: whether it is a saved one.
     """
 
     def __init__(
-        self, mark: Any, place: int = 0, finished: Iterable[int] = (), *, is_loaded: bool = False
+        self,
+        mark: Any,
+        place: int = 0,
+        finished: Sequence[int] = (),
+        used: Sequence[Bounds] = (),
+        *,
+        is_loaded: bool = False,
     ) -> None:
         self.is_loaded = is_loaded
         self.last_mark = mark  # of the last item that the source has given
@@ -36,6 +45,7 @@ class Position:
         self._frontier = place
         self._marks: deque[Any] = deque()  # behind each item from the frontier on
         self._finished = set(finished)  # places that are not before the frontier
+        self._used = dict(zip(finished, used, strict=False))  # until the source gives them again
 
     @property
     def end(self) -> int:
@@ -89,3 +99,13 @@ class Position:
                 break
             frontier, mark = frontier + 1, behind
         return frontier, mark, sorted(place for place in finished if place >= frontier)
+
+    def used(self, places: Iterable[int]) -> list[Bounds]:
+        """Over a shard: which items of its source are used by each, none before the frontier."""
+        marks = [self._mark, *self._marks]
+        return [
+            bounds_between(*marks[place - self._frontier :][:2])
+            if place < self.end
+            else self._used.get(place, [])
+            for place in places
+        ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _check as check
 from .._errors import InputError, InputStateError
-from ._select import Take
+from ._select import Shard, Take
 from ._several import Zip
 from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Stage, State, T, saved_count
@@ -83,7 +83,11 @@ class Repeat(Stage[Any]):
             self._source._begin(None, (*self._epoch, self._number))
             self._source._open()
             self._opened = [self._source]
-            self._num_given, self._is_pass_over, self._may_be_empty = 0, False, False
+            self._num_given, self._is_pass_over = 0, False
+            # by those who read it when it was divided among others
+            self._may_be_empty = any(
+                isinstance(stage, Shard) and stage._divided for stage in self._source._walk()
+            )
         return ()
 
     def _check_empty(self) -> None:

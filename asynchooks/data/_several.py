@@ -187,6 +187,9 @@ class Several(Stage[Any]):
             return pairs
         return ()
 
+    def _is_divided(self) -> bool:
+        return False  # one shard among several sources
+
     @abstractmethod
     def _chosen(self) -> int:
         """Which source gives the next item; not one of those that have ended."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .. import _check as check
 from .._errors import InputStateError
+from ._division import Bounds, bounds_between, data_of
 from ._sources import Source, stage_of
 from ._stage import Epoch, Mark, Pair, Stage, State, T, epoch_of, saved_count, state_of
 
@@ -33,7 +34,8 @@ def shuffle(source: Source[T], buffer_size: int, seed: int) -> Stage[T]:
     Args:
         source: see `asynchooks.data`.
         buffer_size: items, >= 1; at 1 the order stays.
-        seed: any integer; the same seed gives the same order.
+        seed: any integer; the same seed gives the same order. A position that was saved with
+            another one is refused.
 
     Example:
         order = [item async for item in shuffle(range(100), buffer_size=100, seed=7)]
@@ -48,6 +50,7 @@ class _Entry(NamedTuple):
 
     number: int  # how many came in before it
     item: Any
+    mark: Mark
     before: Mark  # of the item that came in before it
 
 
@@ -97,7 +100,12 @@ class Shuffle(Stage[Any]):
         self._buffer: list[_Entry] = []
 
     def _set(self, state: State | None) -> None:
-        state = self._at_first() if state is None else state
+        state = {**self._at_first(), **(state or {})}
+        if state["seed"] != self._seed:
+            raise InputStateError(
+                f"the state is that of seed {state['seed']}, and this is {self._seed}: items in "
+                "another order would be lost or come twice"
+            )
         self._num_out = saved_count(state["drawn"])
         self._num_in = saved_count(state["from"])
         self._num_to_read = saved_count(state["come_in"])  # before anything is drawn
@@ -112,7 +120,7 @@ class Shuffle(Stage[Any]):
         self._uniforms: list[float] = []
 
     def _at_first(self) -> dict[str, Any]:
-        return {"drawn": 0, "come_in": 0, "buffer": [], "from": 0}
+        return {"drawn": 0, "come_in": 0, "buffer": [], "from": 0, "seed": self._seed}
 
     async def _pull(self, limit: int) -> Sequence[Pair]:
         if self._num_in < self._num_to_read:
@@ -131,7 +139,7 @@ class Shuffle(Stage[Any]):
         return pairs
 
     def _come_in(self, item: Any, mark: Mark) -> _Entry:
-        entry = _Entry(self._num_in, item, self._last)
+        entry = _Entry(self._num_in, item, mark, self._last)
         self._num_in, self._last = self._num_in + 1, mark
         if entry.number >= self._num_out:
             self._counted.append(mark)
@@ -174,13 +182,35 @@ class Shuffle(Stage[Any]):
             return super()._state_of(data, below)
         buffer = data.buffer_then()
         oldest = min(buffer, default=None, key=lambda entry: entry.number)
-        return {
+        state = {
             "drawn": data.number,
             "come_in": data.num_in,
             "buffer": [entry.number for entry in buffer],
             "from": data.num_in if oldest is None else oldest.number,
+            "seed": self._seed,
             "source": state_of(data.last if oldest is None else oldest.before),
         }
+        if self._is_divided():
+            state["used"] = self._bounds_between(None, data, below)
+        return state
+
+    def _bounds_between(self, before: Mark, data: Any, below: Mark) -> Bounds:
+        if not isinstance(data, _Drawn):
+            return super()._bounds_between(before, data, below)
+        drawn: Any = None if before is None else data_of(before)
+        if isinstance(drawn, _Drawn) and drawn.buffer is data.buffer:
+            entries = []
+            while drawn is not data:
+                drawn = drawn.later
+                entries.append(drawn.entry)
+            bounds: Bounds = []
+        else:
+            entries, bounds = data.buffer_then(), bounds_between(None, data.last)
+            if before is not None:
+                bounds += bounds_between(None, before)
+        return bounds + [
+            each for entry in entries for each in bounds_between(entry.before, entry.mark)
+        ]
 
     def _epoch_of(self, data: _Drawn, below: Mark) -> int:
         return epoch_of(data.counted if isinstance(data, _Drawn) else below)

@@ -25,6 +25,7 @@ from .._engine.current import current_engine
 from .._engine.recording import Recorder, current_recorder
 from .._engine.sync import Lock
 from .._errors import InputStateError, add_note, is_stop, is_thrown_away
+from ._division import Bounds, bounds_between, mark_below
 from ._position import Position
 from ._statistics import CLOSED, CONSUMER, SOURCE, Clocks, StageStatistics
 
@@ -136,6 +137,14 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         """Which pass of a `repeat` the item with one of its marks is of."""
         return epoch_of(below)
 
+    def _is_divided(self) -> bool:
+        """Whether a shard is below, and it is known which of its items went into which."""
+        return len(self._sources) == 1 and self._sources[0]._is_divided()
+
+    def _bounds_between(self, before: Mark, data: Any, below: Mark) -> Bounds:
+        """As of `bounds_between`, where `_is_divided`."""
+        return bounds_between(None if before is None else mark_below(before), below)
+
     def _start(self) -> None:
         """Begin to work: the sources are open."""
 
@@ -231,9 +240,13 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                 source that keeps a position of its own.
         """
         self._check_alone()
-        place, mark, beyond = self._used().after(self._places_run())
+        position = self._used()
+        place, mark, beyond = position.after(self._places_run())
         relative = [each - place for each in beyond]
-        return {**self._saved(mark), "place": place, "beyond": relative}
+        state = {**self._saved(mark), "place": place, "beyond": relative}
+        if self._is_divided():
+            state["used_beyond"] = position.used(beyond)
+        return state
 
     def _places_run(self) -> Sequence[int]:
         """Of items whose step is made, and whose run has not ended."""
@@ -274,11 +287,12 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self, state: Mapping[str, Any], left_out: Iterable[int] = ()
     ) -> tuple[Position, dict[str, Any]]:
         """The saved position, and what the state says to the stages."""
-        own = {key: state[key] for key in state if key not in ("place", "beyond")}
+        own = {key: state[key] for key in state if key not in ("place", "beyond", "used_beyond")}
         place = saved_count(state.get("place", 0))
         beyond = [place + saved_count(each) for each in state.get("beyond", ())]
         beyond += [each for each in left_out if each >= place]
-        return Position(self._mark_in(own), place, beyond, is_loaded=True), own
+        used = state["used_beyond"] if self._is_divided() else ()
+        return Position(self._mark_in(own), place, beyond, used, is_loaded=True), own
 
     def _mark_in(self, state: dict[str, Any]) -> Mark:
         """The mark of the last item of the input in what `_saved` returned."""

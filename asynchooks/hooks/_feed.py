@@ -26,11 +26,9 @@ from .._hook import (
 from ..backends._creator import close_raw
 from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
+from ..data._division import EPOCHS_ENDED
 from ._input_position import saved_position
 from ._metrics import text_of
-
-_ENDED = "epochs_ended"
-"""In the saved state: for how many passes `after_epoch` was called."""
 
 
 @check.names_options
@@ -41,8 +39,8 @@ class FeedHook(SessionRunHook):
     item counts as used when the step is made, also where the run is cancelled, or fails in another
     hook, behind it. An item of a run whose step failed, or was refused at the limit, is fed again,
     or goes to another worker at the end. A checkpoint holds the position behind the last item that
-    was used, and a resumed session goes on there. Several workers, each with a FeedHook of its own
-    around the same stage, take its items in turn.
+    was used, and a resumed session goes on there; another number of ranks does so behind `shard`.
+    Several workers, each with a FeedHook of its own around the same stage, take its items in turn.
 
     The first session opens the source, unless it is open. It is closed when no session reads it
     any more and it has ended, or no other session of the same `SharedSessionCreator` is open that
@@ -251,13 +249,13 @@ class FeedHook(SessionRunHook):
         position = saved_position(self._consumers, place)
         if not position or self._after_epoch is None or num_ended is None:
             return position
-        position[_ENDED] = num_ended
+        position[EPOCHS_ENDED] = num_ended
         return position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._after_epoch is not None:
-            self._consumers.num_epochs_ended = state.get(_ENDED)
-        self._consumers.load_state_dict({key: state[key] for key in state if key != _ENDED})
+            self._consumers.num_epochs_ended = state.get(EPOCHS_ENDED)
+        self._consumers.load_state_dict({key: state[key] for key in state if key != EPOCHS_ENDED})
 
     @property
     def _is_by_hand(self) -> bool:

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.journal [--runs 7]
 
 Without and with `journal=`, in turns: calls that do nothing, with results of 1 and of 32 kB, in
-batches of 8; and a learner whose steps take 50 ms, with 32 calls of 100 ms under way. Beside a call,
+batches of 8; and a learner whose steps take 50 ms, with 32 calls of 100 ms under way. Beside it,
 what pickling its result and writing it to a file takes alone, since that is paid in any case.
 """
 

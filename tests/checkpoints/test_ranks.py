@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -161,8 +162,96 @@ def test_ranks_resume_together_and_another_number_of_them_what_reads_no_part_of_
                 [line] = [each for each in said if each.startswith(f"{kind} ")]
                 assert f"was saved by {before} rank" in line
                 assert f"there are {here}: the position of " in line
+                assert "divide it by asynchooks.data.shard(source, num_shards, index)" in line
                 assert f"call restore('{tmp_path}/{kind}/model.ckpt-" in line
             [loader] = [each for each in said if each.startswith("in the saver ")]
             assert (f"there are {here}: loader would go on" in loader) == (life == 1)
             [log] = [each for each in lines if each.startswith("LOG") and "/no pos" in each]
             assert f"was saved by {before} rank" in log
+
+
+DIVIDED = """
+from asynchooks.data import batch, map_concurrent, prefetch, repeat, rollouts, shard, shuffle
+
+path, num_steps, backend = args
+
+def passes(epoch):
+    return [(epoch, number) for number in range(24)]
+
+async def same(item):
+    for _ in range(item[1] * 7 % 5):
+        await anyio.lowlevel.checkpoint()
+    return item
+
+def part(source=passes):
+    return shard(source, size, rank)
+
+KINDS = {  # ranks take batches of different sizes, so that they are in different passes
+    "batches": lambda: prefetch(repeat(batch(shuffle(part(), 5, 1), 1 + rank), 3), 2),
+    "stream": lambda: batch(map_concurrent(same, part(shuffle(repeat(passes, 3), 5, 1)), 3), 2),
+    "generated": lambda: rollouts(
+        same, repeat(part(), 3), 1 + rank, concurrency=5, max_staleness=9
+    ),
+}
+
+async def live(kind, reads):
+    used, ends, source = [], [], KINDS[kind]()
+    losses = [PreemptionError("lost")] if size == 3 else []  # before the ranks have saved
+    if kind == "generated":
+        items = lambda group: [each.item for each in group]
+    else:
+        items = lambda group: list(zip(*group))
+
+    def step(x):
+        if losses and used:
+            used.clear()
+            raise losses.pop()
+        used.extend("%d:%d" % each for each in items(x))
+        return {}
+
+    def after_epoch(session, epoch):
+        ends.append(epoch)
+
+    if reads == "in a loop":
+        hook = InputPositionHook(source)
+    else:
+        hook = FeedHook(source, "x", after_epoch=after_epoch if kind == "batches" else None)
+    saver = DistributedCheckpointSaver(module=torch.nn.Linear(1, 1))
+    saving = CheckpointSaverHook(f"{path}/{kind} {reads}", save_steps=4, saver=saver)
+    stop = StopAtStepHook(num_steps=int(num_steps))
+    async with MonitoredSession([hook, saving, stop], FunctionSessionCreator(step)) as session:
+        if reads == "in a loop":
+            async for x in session.batches(source):
+                await session.run([], {"x": x})
+        else:
+            while not session.should_stop():
+                await session.run([])
+    print("USED", kind, reads, *used)
+    print("ENDS", kind, reads, *ends)
+
+for kind in KINDS:
+    for reads in ("by a hook", "in a loop"):
+        anyio.run(live, kind, reads, backend=backend)
+"""
+
+
+def test_what_a_divided_source_has_left_is_divided_among_another_number_of_ranks(
+    tmp_path: Path,
+) -> None:
+    used, ends = Counter[tuple[str, ...]](), list[str]()
+    for size, num_steps, backend in ((2, 5, "asyncio"), (3, 3, "trio"), (1, 999, "asyncio")):
+        for lines in run_ranks(DIVIDED, size, tmp_path, num_steps, backend):
+            for kind, *words in (each.split(" ") for each in lines):
+                if kind == "USED":
+                    name, how, items = words[0], " ".join(words[1:4]), words[4:]
+                    used.update((name, how, each) for each in items)
+                elif words[:4] == ["batches", "by", "a", "hook"]:
+                    ends = words[4:]
+    assert used == Counter(
+        (name, how, f"{epoch}:{number}")
+        for name in ("batches", "stream", "generated")
+        for how in ("by a hook", "in a loop")
+        for epoch in range(3)
+        for number in range(24)
+    )
+    assert ends == ["0", "1", "2"], "as of the rank that was in the first pass"

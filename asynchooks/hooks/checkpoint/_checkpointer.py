@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from ..._engine.recording import Kind, begun_span, current_recorder, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
-from ..._errors import CheckpointError, add_note, no_input_end
+from ..._errors import CheckpointError, InputStateError, add_note, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
     SharedState,
@@ -37,6 +37,7 @@ from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
 from ...checkpoints import Checkpoint
 from ...checkpoints._place import RankFiles
+from ...data._division import divided_again
 from .._metrics import Metric
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
@@ -169,7 +170,7 @@ class Checkpointer:
 
     async def _restore_newest(self, raw: RawSession, savers: list[Checkpointer]) -> int | None:
         metrics: dict[Checkpointer, float | None] = {}
-        saver = self
+        saver, positions = self, dict[str, Mapping[str, Any]]()
 
         def find() -> Restored | None:
             nonlocal saver
@@ -184,7 +185,7 @@ class Checkpointer:
                 metrics[each] = each.form.metric_of(checkpoint.step)
             saver, its = forms[form], form.found(checkpoint)
             if (ranks := its.ranks) is not None:
-                form.directory.together(lambda: saver._check_ranks(its, ranks))
+                form.directory.together(lambda: positions.update(saver._divide(its, ranks)))
             return its
 
         its = await raw.call_alone(find)
@@ -193,7 +194,8 @@ class Checkpointer:
         step, facts = its.facts.step, its.facts
         give_states: Callable[[], None] = lambda: None  # noqa: E731
         if facts.hooks is not None:  # whose state is whose is known before anything is changed
-            give_states = matched_hooks(saver.hooks, facts.hooks, go_on=raw.replaces_lost)
+            go_on = raw.replaces_lost
+            give_states = matched_hooks(saver.hooks, facts.hooks, positions, go_on=go_on)
         if its.load is not None:
             await raw.call_alone(its.load)
         raw.bad_from = None
@@ -220,18 +222,21 @@ class Checkpointer:
                 "hooks that have a state, to one session"
             )
 
-    def _check_ranks(self, restored: Restored, ranks: RankFiles) -> None:
-        """Refuse positions in the data that other numbers of ranks had, but for the beginning."""
-        moved = {name for each in ranks.contents for name in moved_positions(self.hooks, each)}
+    def _divide(self, restored: Restored, ranks: RankFiles) -> dict[str, Mapping[str, Any]]:
+        """Positions in the data that other ranks have left to this one, by the hook's key."""
+        positions: dict[str, Mapping[str, Any]] = {}
         saved = f"{ranks.num_saved} {'rank' if ranks.num_saved == 1 else 'ranks'}"
-        if moved:
-            raise CheckpointError(
-                f"{restored.path} was saved by {saved}, and there are {ranks.num_here}: the "
-                f"position of {', '.join(sorted(moved))} is one in the part of the data that each "
-                "rank had then, so that items would be lost, or trained twice. Resume on "
-                f"{saved}. Or begin the data from its start: call restore({restored.prefix!r}) of "
-                "the saver before the session, and give CheckpointSaverHook a new directory"
-            )
+        for key, (now, states) in moved_positions(self.hooks, ranks.contents).items():
+            try:
+                positions[key] = divided_again(states, now, ranks.num_here)
+            except InputStateError as error:
+                raise CheckpointError(
+                    f"{restored.path} was saved by {saved}, and there are {ranks.num_here}: the "
+                    f"position of {key} is one in the part of the data that each rank had then, "
+                    f"and what is left cannot be divided again: {error}. Or resume on {saved}. Or "
+                    f"begin the data from its start: call restore({restored.prefix!r}) of the "
+                    "saver before the session, and give CheckpointSaverHook a new directory"
+                ) from error
         if ranks.contents:
             logger.warning(
                 "%s was saved by %s, and there are %d: each rank has the states of its hooks that "
@@ -241,6 +246,7 @@ class Checkpointer:
                 ranks.num_here,
                 extra=_fields(restored.facts.step),
             )
+        return positions
 
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""
