@@ -14,9 +14,7 @@ import os
 import re
 import threading
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -33,9 +31,8 @@ logger = logging.getLogger("asynchooks")
 _MAGIC = b"asynchooks journal 1\n"
 _SIZE = Struct("<QI")
 """How a frame begins: bytes of name and value, and a checksum of all that follows."""
-_FRAME = Struct("<QIIQqqHB")
-"""The same, with numbers of the record."""
-_CHECKED_FROM = _SIZE.size
+_FIELDS = Struct("<IQqqH")
+"""What follows before the name: numbers of the record, and bytes of the name."""
 _SEGMENT = re.compile(r"(\d{10})\.journal")
 _FLUSH_SECS = 0.5
 """How long a record waits for others before it is flushed."""
@@ -46,48 +43,40 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Record(NamedTuple):
     """What a journal keeps, of the item at a place of the input."""
 
+    item: int
+    """A checksum of the item."""
     place: int
     born: int
     """The version of the weights that it was made with, in batches since the first training."""
     version: int
     """The same, in steps."""
-    item: int
-    """A checksum of the item."""
-    kind: int
     name: str
     value: bytes
 
     def frame(self) -> bytes:
         name = self.name.encode()
-        size, numbers = len(name) + len(self.value), (self.item, self.place, self.born)
-        head = _FRAME.pack(size, 0, *numbers, self.version, len(name), self.kind)
-        checked = head[_CHECKED_FROM:] + name
-        checksum = zlib.crc32(self.value, zlib.crc32(checked))
-        return b"".join((_SIZE.pack(size, checksum), checked, self.value))
+        head = _FIELDS.pack(self.item, self.place, self.born, self.version, len(name)) + name
+        checksum = zlib.crc32(self.value, zlib.crc32(head))
+        return b"".join((_SIZE.pack(len(name) + len(self.value), checksum), head, self.value))
 
 
-class _Entry(NamedTuple):
-    """Where a frame is."""
-
-    segment: int
-    offset: int
-    size: int
-
-
-def _frames(content: bytes, offset: int) -> Iterator[tuple[int, int, Record]]:
-    """(Offset, size, record) of each whole frame, up to the first that is torn."""
-    view = memoryview(content)
-    while len(content) - offset >= _FRAME.size:
-        size, checksum, item, place, born, version, num_name, kind = _FRAME.unpack_from(
-            content, offset
-        )
-        begin, end = offset + _FRAME.size, offset + _FRAME.size + size
-        if end > len(content) or zlib.crc32(view[offset + _CHECKED_FROM : end]) != checksum:
-            return
-        name = str(view[begin : begin + num_name], "utf-8")
-        value = bytes(view[begin + num_name : end])
-        yield offset, end - offset, Record(place, born, version, item, kind, name, value)
-        offset = end
+def _frames(content: bytes, head: bytes) -> Iterator[tuple[bytes, Record]]:
+    """Each frame behind the head, up to the first that is torn, with its record."""
+    begin, view = len(head), memoryview(content)
+    fields = _SIZE.size
+    while len(content) - begin >= fields + _FIELDS.size:
+        size, checksum = _SIZE.unpack_from(content, begin)
+        item, place, born, version, num_name = _FIELDS.unpack_from(content, begin + fields)
+        name = begin + fields + _FIELDS.size
+        value, end = name + num_name, name + size
+        if end > len(content) or zlib.crc32(view[begin + fields : end]) != checksum:
+            break
+        text = str(view[name:value], "utf-8")
+        record = Record(item, place, born, version, text, bytes(view[value:end]))
+        yield content[begin:end], record
+        begin = end
+    if begin < len(content):
+        logger.info("The last %d bytes of a journal are torn, and left out", len(content) - begin)
 
 
 class Journal:
@@ -102,18 +91,12 @@ class Journal:
 
     def __init__(self, place: str | os.PathLike[str] | ObjectStore) -> None:
         store = object_store_of(place)
-        self._segments: _Segments = (
-            _Files(os.path.abspath(_check.path("journal", place)))
-            if store is None
-            else _Objects(store)
-        )
-        self._lock = threading.Lock()  # guards the next three, and appending
-        self._index: dict[int, list[_Entry]] = {}  # by place
+        self._segments = _Files(_check.path("journal", place)) if store is None else _Objects(store)
+        self._lock = threading.Lock()  # guards the next two, and appending
         self._is_done: Callable[[int], bool] | None = None  # of a cut that is due
         self._is_dirty = False
         self._thread = BackgroundThread("asynchooks-journal", self._serve)
-        self._is_open = False
-        self._has_warned = False
+        self._is_open = self._has_warned = False
 
     def __str__(self) -> str:
         return self._segments.name
@@ -147,28 +130,12 @@ class Journal:
 
     def _read(self) -> list[Record]:
         records, others, segments = [], [], self._segments
-        self._index.clear()
-        numbers = segments.numbers()
-        segments.last = max(segments.last, *numbers, 0)
-        for number in numbers:
-            content = segments.read(number)
-            end = len(segments.head)
-            if not content.startswith(segments.head):
-                if content.startswith(_MAGIC) or _MAGIC.startswith(content):
-                    others.append(number)
-                continue
-            for offset, size, record in _frames(content, end):
-                records.append(record)
-                entry = _Entry(number, offset, size)
-                self._index.setdefault(record.place, []).append(entry)
-                end = offset + size
-            if end < len(content):
-                logger.info(
-                    "%s: the last %d bytes of segment %d are torn, and left out",
-                    self,
-                    len(content) - end,
-                    number,
-                )
+        for number in segments.numbers():
+            segments.last, content = number, segments.read(number)
+            if content.startswith(segments.head):
+                records += [record for _, record in _frames(content, segments.head)]
+            elif content.startswith(_MAGIC):
+                others.append(number)
         if others:
             logger.warning("%s held the journal of another training, which is removed", self)
         for number in others:
@@ -182,12 +149,11 @@ class Journal:
         frame = record.frame()
         with self._lock:
             try:
-                entry = self._segments.append(frame)
+                self._segments.append(frame)
             except OSError as error:
                 self._segments.leave()
                 self._warn(error)
                 return
-            self._index.setdefault(record.place, []).append(entry)
             was_dirty, self._is_dirty = self._is_dirty, True
         if not was_dirty:
             self._thread.ring()
@@ -236,144 +202,81 @@ class Journal:
 
     def _work(self) -> None:
         """Flush, and cut if that is due: what is left goes to a segment of its own."""
-        segments, live = self._segments, {}
+        segments = self._segments
         with self._lock:
             self._is_dirty = False
             is_done, self._is_done = self._is_done, None
             if is_done is not None:
-                live = {place: each for place, each in self._index.items() if not is_done(place)}
-                self._index = {place: list(each) for place, each in live.items()}
                 segments.leave()
-                number = segments.next_number()
-            flush = segments.unflushed()
+                segments.last += 1
+            number, flush = segments.last, segments.unflushed()
         flush()
         if is_done is None:
             return
-        old = [each for each in segments.numbers() if each < number]
-        entries = sorted((each, place) for place, its in live.items() for each in its)
-        moved, content, source, offset = [], [segments.head], (-1, b""), len(segments.head)
-        for each, place in entries:
-            if each.segment != source[0]:
-                source = each.segment, segments.read(each.segment)
-            content.append(source[1][each.offset : each.offset + each.size])
-            moved.append((place, each, _Entry(number, offset, each.size)))
-            offset += each.size
-        if moved:
-            segments.put(number, b"".join(content))
-        with self._lock:
-            for place, was, now in moved:
-                its = self._index.get(place, [])
-                self._index[place] = [now if each == was else each for each in its]
-        for was_number in old:
-            segments.delete(was_number)
+        left, old = [segments.head], [each for each in segments.numbers() if each < number]
+        for each in old:
+            frames = _frames(segments.read(each), segments.head)
+            left += [frame for frame, record in frames if not is_done(record.place)]
+        if len(left) > 1:
+            segments.put(number, b"".join(left))
+        for each in old:
+            segments.delete(each)
 
 
-class _Segments(ABC):
-    """Where the segments of a journal are."""
+class _Files:
+    """The segments in a directory."""
 
-    name: str
     head = b""
     """What each segment begins with."""
     last = 0
     """The highest number."""
 
-    def next_number(self) -> int:
-        self.last += 1
-        return self.last
-
-    def numbers(self) -> list[int]:
-        """Of all segments there are, in order."""
-        found = [_SEGMENT.fullmatch(each) for each in self._names()]
-        return sorted(int(each[1]) for each in found if each is not None)
-
-    @abstractmethod
-    def open(self) -> None:
-        """Keep it to this run."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let others have it."""
-
-    @abstractmethod
-    def _names(self) -> list[str]: ...
-
-    @abstractmethod
-    def append(self, frame: bytes) -> _Entry:
-        """To the present segment, or a new one."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """The next frame begins a new segment."""
-
-    @abstractmethod
-    def unflushed(self) -> Callable[[], None]:
-        """What has all that was appended until now outlive the machine."""
-
-    @abstractmethod
-    def put(self, number: int, content: bytes) -> None:
-        """Write a whole segment, which outlives the machine."""
-
-    @abstractmethod
-    def read(self, number: int) -> bytes: ...
-
-    @abstractmethod
-    def delete(self, number: int) -> None: ...
-
-
-class _Files(_Segments):
-    """Files of a directory."""
-
     def __init__(self, path: str) -> None:
-        self.name = path
-        self._directory_lock: DirectoryLock | None = None
+        self.name = os.path.abspath(path)
+        self._held: DirectoryLock | None = None
         self._present: int | None = None  # a descriptor
-        self._size = 0
         self._left: list[int] = []  # descriptors that are to be synced and closed
 
     def open(self) -> None:
+        """Keep it to this run."""
         make_directories(self.name)
-        self._directory_lock = DirectoryLock(self.name)
-        self._directory_lock.take()
+        self._held = DirectoryLock(self.name)
+        self._held.take()
 
     def close(self) -> None:
+        """Let others have it."""
         self.leave()
         self.unflushed()()
-        if self._directory_lock is not None:
-            self._directory_lock.release()
+        if self._held is not None:
+            self._held.release()
 
-    def _names(self) -> list[str]:
-        return os.listdir(self.name)
+    def numbers(self) -> list[int]:
+        """Of all segments there are, in order."""
+        return _numbers(os.listdir(self.name))
 
-    def _path(self, number: int) -> str:
-        return os.path.join(self.name, f"{number:010}.journal")
-
-    def append(self, frame: bytes) -> _Entry:
+    def append(self, frame: bytes) -> None:
+        """To the present segment, or a new one."""
         if self._present is None:
+            self.last += 1
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
-            self._present = os.open(self._path(self.next_number()), flags, 0o666)
-            self._size = 0
-            self._write(self.head)
-        entry = _Entry(self.last, self._size, len(frame))
-        self._write(frame)
-        return entry
-
-    def _write(self, content: bytes) -> None:
-        assert self._present is not None
-        if os.write(self._present, content) < len(content):
+            self._present = os.open(self._path(self.last), flags, 0o666)
+            frame = self.head + frame
+        if os.write(self._present, frame) < len(frame):
             raise OSError(errno.ENOSPC, "a part was written")
-        self._size += len(content)
 
     def leave(self) -> None:
+        """The next frame begins a new segment."""
         if self._present is not None:
             self._left.append(self._present)
             self._present = None
 
     def unflushed(self) -> Callable[[], None]:
+        """What has all that was appended until now outlive the machine."""
         present, left, self._left = self._present, self._left, []
 
         def flush() -> None:
             try:
-                for each in (*left, *([] if present is None else [present])):
+                for each in left if present is None else (*left, present):
                     os.fsync(each)
             finally:
                 for each in left:
@@ -382,6 +285,7 @@ class _Files(_Segments):
         return flush
 
     def put(self, number: int, content: bytes) -> None:
+        """Write a whole segment, which outlives the machine."""
         with open(self._path(number), "xb") as file:
             file.write(content)
             file.flush()
@@ -392,58 +296,54 @@ class _Files(_Segments):
             return file.readall()
 
     def delete(self, number: int) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(self._path(number))
+        os.unlink(self._path(number))
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.name, _key(number))
 
 
-class _Objects(_Segments):
-    """Objects of a store: one for all that was appended between two flushes."""
+class _Objects(_Files):
+    """The segments as objects of a store: one for all that was appended between two flushes."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self.name = store.name
-        self._store = store
-        self._number = 0
+        super().__init__("")
+        self.name, self._store = store.name, store
         self._frames: list[bytes] = []
-        self._size = 0
 
     def open(self) -> None:
         """Its checkpoints are kept to one run."""
 
-    def close(self) -> None:
-        pass
+    def numbers(self) -> list[int]:
+        return _numbers(each.key for each in self._store.list())
 
-    def _names(self) -> list[str]:
-        return [each.key for each in self._store.list()]
-
-    @staticmethod
-    def _key(number: int) -> str:
-        return f"{number:010}.journal"
-
-    def append(self, frame: bytes) -> _Entry:
-        if not self._frames:
-            self._number, self._frames = self.next_number(), [self.head]
-            self._size = len(self.head)
+    def append(self, frame: bytes) -> None:
         self._frames.append(frame)
-        self._size += len(frame)
-        return _Entry(self._number, self._size - len(frame), len(frame))
-
-    def leave(self) -> None:
-        """Each flush leaves it."""
 
     def unflushed(self) -> Callable[[], None]:
-        number, frames, self._frames = self._number, self._frames, []
+        frames, self._frames = self._frames, []
+        self.last += bool(frames)
+        number = self.last
 
         def flush() -> None:
             if frames:
-                self.put(number, b"".join(frames))
+                self.put(number, b"".join((self.head, *frames)))
 
         return flush
 
     def put(self, number: int, content: bytes) -> None:
-        self._store.put(self._key(number), content)
+        self._store.put(_key(number), content)
 
     def read(self, number: int) -> bytes:
-        return self._store.get(self._key(number)) or b""
+        return self._store.get(_key(number)) or b""
 
     def delete(self, number: int) -> None:
-        self._store.delete(self._key(number))
+        self._store.delete(_key(number))
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    found = map(_SEGMENT.fullmatch, names)
+    return sorted(int(each[1]) for each in found if each is not None)
+
+
+def _key(number: int) -> str:
+    return f"{number:010}.journal"

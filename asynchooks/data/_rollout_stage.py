@@ -35,7 +35,7 @@ from ._consumers import TrainingEnd
 from ._position import Position
 from ._prefetch import Buffered, Taken, Task
 from ._rollout import Rollout, RolloutStage, RolloutStatistics, WhenStale
-from ._run_once import PART, REFUSED, RESULT, Parts, checksum, pickled
+from ._run_once import Parts, checksum, pickled
 from ._sources import Source, stage_of
 from ._stage import (
     Mark,
@@ -323,7 +323,7 @@ class Rollouts(Buffered, RolloutStage):
         for each in records:  # of two of a name, the last one counts
             if self._counting.is_finished(each.place):
                 continue
-            if each.kind == PART:
+            if each.name:
                 parts.setdefault(each.place, {})[each.name] = each
             else:
                 results[each.place] = each
@@ -331,7 +331,7 @@ class Rollouts(Buffered, RolloutStage):
         for each in sorted(oldest.values(), key=_born):
             self._hold(each, parts.get(each.place, {}))
         logger.info(
-            "%r goes on with %d results and %d calls under way from %s; %d are too old",
+            "%r goes on with %d results, and %d calls under way, of %s; %d are too old",
             self,
             len(results),
             len(oldest) - len(results),
@@ -344,37 +344,37 @@ class Rollouts(Buffered, RolloutStage):
         call, born = Call(None, record.place), record.born - self._clock
         call.version, call.parts = record.version, parts
         if self._ages.has_room(born):
-            if record.kind != REFUSED:
+            if record.value:  # else accept refused it
                 self._ages.begin(call, born)
             self._held[record.place] = record, call
-        elif record.kind != PART and self._when_stale is WhenStale.DROP:
+        elif self._when_stale is WhenStale.DROP and not record.name:
             self._give_up(call, "dropped")
         else:
             self._num_outdated += 1
 
     def _take_up(self, item: Any, place: int, is_wanted: bool) -> Call | None:
-        """Go on with what is held of an item that was read just now; a new call if it is another.
+        """Go on with what is held of an item that was read just now.
 
-        None: nothing is to be called.
+        Returns what is to be called: a new call, if it was another item.
         """
         record, call = self._held.pop(place)
-        call.item = item
-        if is_wanted and record.item == checksum(item):
-            if record.kind == PART:
-                return call
+        call.item, what = item, None
+        if record.item != checksum(item):
+            what = f"is of another item than {shown(item)}"
+        elif is_wanted and record.value and not record.name:
             try:
                 call.result = pickle.loads(record.value)
             except Exception as error:
                 what = f"cannot be read: {error!r}"
-            else:
-                self._num_recovered += 1
-                if record.kind == REFUSED:
-                    self._give_up(call, "refused")
-                elif call.is_held:
-                    self._ages.set_ready(call)
-                return None
-        else:
-            what = f"is of another item than {shown(item)}"
+        if what is None and is_wanted:
+            if record.name:
+                return call
+            self._num_recovered += 1
+            if not record.value:
+                self._give_up(call, "refused")
+            elif call.is_held:
+                self._ages.set_ready(call)
+            return None
         self._let_go(call)
         if not is_wanted:
             return None
@@ -395,12 +395,12 @@ class Rollouts(Buffered, RolloutStage):
         """Whether the model has not gone back: what calls make now is of no known version."""
         return self._counting is self._used()
 
-    def _keep(self, call: Call, kind: int, name: str, value: bytes) -> None:
+    def _keep(self, call: Call, name: str, value: bytes) -> None:
         """Have the journal keep what was made of an item."""
         assert self._journal is not None
         born, item = self._clock + call.born, checksum(call.item)
-        record = Record(call.place, born, call.version, item, kind, name, value)
-        if kind == PART:
+        record = Record(item, call.place, born, call.version, name, value)
+        if name:
             call.parts[name] = record
         if call.is_held:
             self._journal.add(record)
@@ -541,12 +541,11 @@ class Rollouts(Buffered, RolloutStage):
         if self._journal is None or not self._is_current():
             return True
         try:
-            value = pickled(call.result if is_of_use else None, "the result")
+            self._keep(call, "", pickled(call.result, "the result") if is_of_use else b"")
         except TypeError as error:
             self._name(call, error)
             self._fail(error)
             return False
-        self._keep(call, RESULT if is_of_use else REFUSED, "", value)
         return True
 
     async def _attempt(self, call: Call, task: Task) -> bool:
@@ -556,7 +555,7 @@ class Rollouts(Buffered, RolloutStage):
             name, ident = getattr(self._fn, "__name__", self.kind), self._first_ident + call.place
             span = recorder.task_span(engine, Kind.CALL, name, ident)
         if self._journal is not None:
-            Parts(call.parts, partial(self._keep, call, PART), self._is_current).enter()
+            Parts(call.parts, partial(self._keep, call), self._is_current).enter()
         begun = engine.stopwatch()
         try:  # a context manager would cost a plan of many calls a twentieth of its time
             pending = self._fn(call.item)

@@ -16,28 +16,6 @@ from ..checkpoints._journal import Record
 
 T = TypeVar("T")
 
-RESULT, REFUSED, PART = range(3)
-"""What a record of a journal is: a result that is of use, one that is not, a part of a call."""
-
-_DTYPES = frozenset(
-    [
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
-"""Of the tensors that are written as arrays."""
-
-Keep = Callable[[str, bytes], None]
 _parts: ContextVar[Parts | None] = ContextVar("asynchooks_parts", default=None)
 
 
@@ -56,7 +34,7 @@ async def run_once(name: str, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         fn: async; its result is one that pickle takes.
 
     Raises:
-        ValueError: the call has had a part of this name.
+        ValueError: the name is empty, or the call has had a part of this name.
         TypeError: an argument is of another type, or pickle does not take the result.
 
     Example:
@@ -84,7 +62,10 @@ class Parts:
     """
 
     def __init__(
-        self, known: Mapping[str, Record], keep: Keep, may_keep: Callable[[], bool]
+        self,
+        known: Mapping[str, Record],
+        keep: Callable[[str, bytes], None],
+        may_keep: Callable[[], bool],
     ) -> None:
         self._known, self._keep, self._may_keep = known, keep, may_keep
         self._names: set[str] = set()
@@ -94,10 +75,11 @@ class Parts:
         _parts.set(self)
 
     async def run(self, name: str, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
-        if name in self._names:
+        if not name or name in self._names:
+            what = f"has had a part of the name {name!r}" if name else "has a part without a name"
             raise ValueError(
-                f"this call of rollouts has had a part of the name {name!r}; give each a name of "
-                'its own, as in f"turn {number}"'
+                f"this call of rollouts {what}; give each a name of its own, as in "
+                'f"turn {number}"'
             )
         self._names.add(name)
         if name in self._known:
@@ -131,30 +113,18 @@ def checksum(item: object) -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a tensor in the host's memory as its bytes: PyTorch's own way takes 1 kB and 60 us."""
+    """Writes a tensor in the host's memory as an array: PyTorch's own way takes 1 kB and 60 us."""
 
     def reducer_override(self, value: Any) -> Any:
-        if not is_a(value, "torch", "Tensor") or not _is_plain(value):
+        if not is_a(value, "torch", "Tensor") or type(value).__name__ != "Tensor":
             return NotImplemented
-        is_brain = str(value.dtype) == "torch.bfloat16"  # which NumPy does not have
-        return _tensor, ((value.view(_torch().int16) if is_brain else value).numpy(), is_brain)
+        try:
+            return _tensor, (value.numpy(),)
+        except (TypeError, RuntimeError):  # on a device, with a gradient, or of a type of its own
+            return NotImplemented
 
 
-def _is_plain(tensor: Any) -> bool:
-    torch = _torch()
-    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    is_own = not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-    is_common = str(tensor.dtype).removeprefix("torch.") in _DTYPES
-    return type(tensor) is torch.Tensor and is_dense and is_own and is_common
-
-
-def _tensor(array: Any, is_brain: bool) -> Any:
-    torch = _torch()
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if is_brain else tensor
-
-
-def _torch() -> Any:
+def _tensor(array: Any) -> Any:
     import torch
 
-    return torch
+    return torch.from_numpy(array)
