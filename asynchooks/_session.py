@@ -95,6 +95,7 @@ T = TypeVar("T")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_RECOVERY = Recovery()
 _MANY_REFUSED = 10
 """So many runs that end by StopTraining are those of a loop that goes on all the same."""
 
@@ -200,7 +201,7 @@ class MonitoredSession(AsyncOnly):
         creator = _creator.default_creator() if session_creator is None else session_creator
         creator = checked_creator(creator, "session_creator")
         instance("recovery", recovery, (Recovery, NoneType), "a Recovery(max_attempts=...)")
-        self._recovery = recovery or Recovery()
+        self._recovery = recovery or _RECOVERY
         self._grace_secs = checked_grace_secs(stop_grace_period_secs)
         self._runner_name = check_runner(step_runner)
         self._handle = creator.handle()

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from .._check import misfit
@@ -66,14 +66,17 @@ def overrides(hook: Any, moment: str) -> bool:
     """Whether the hook has a method of its own, so that calling it is worth anything."""
     if moment in FURTHER_MOMENTS and not isinstance(hook, SessionRunHook):
         return False
-    own = getattr(hook, moment, None)  # TensorFlow's hooks have no on_error
-    return own is not None and getattr(own, "__func__", own) not in _empty(moment, _hook_types())
+    if vars(hook).get(moment) is not None:  # a function of one object
+        return True
+    kind: Any = type(hook)
+    return _overrides(kind, moment, _hook_types())
 
 
-@cache
-def _empty(moment: str, types: tuple[type, ...]) -> tuple[Any, ...]:
-    """The methods of the types themselves, which do nothing."""
-    return tuple(getattr(base, moment, None) for base in types)
+@lru_cache(4096)
+def _overrides(kind: type, moment: str, types: tuple[type, ...]) -> bool:
+    """Whether a class has such a method of its own: those of the types themselves do nothing."""
+    own = getattr(kind, moment, None)  # TensorFlow's hooks have no on_error
+    return own is not None and all(own is not getattr(base, moment, None) for base in types)
 
 
 def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
