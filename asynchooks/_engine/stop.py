@@ -77,6 +77,8 @@ class Stop:
         self.is_ending = False  # what it belongs to ends: a side task may leave by StopTraining
         self.reason: StopReason | None = None
         self.error: BaseException | None = None
+        self.hold: Callable[[StopReason, BaseException | None], None] | None = None
+        """Gets each stop that has a reason, of this one or of those right below, in its place."""
 
     def join(self, parent: Stop) -> None:
         """Be stopped with the parent from now on; at once, if it is set."""
@@ -100,6 +102,10 @@ class Stop:
         apart_from: Stop | None = None,
     ) -> None:
         """End all waits that were given this stop, or one below it, `apart_from` one of these."""
+        hold = self.hold or (None if self.parent is None else self.parent.hold)
+        if hold is not None and reason is not None:
+            hold(reason, error)
+            return
         with self._lock:
             self.reason = self.reason or reason
             if error is not None and self.error not in (None, error):
