@@ -161,7 +161,8 @@ class RankStopHook(SessionRunHook):
         left = self._due_at - self._engine.now()
         if left > 0:
             return left
-        self._fail(f"the ranks have not agreed for {self._timeout_secs:g} s", is_own=False)
+        secs = f"{self._timeout_secs:g} s, as one hangs, or timeout_secs is too short"
+        self._fail(f"the ranks have not agreed for {secs}", is_own=False)
         return None
 
     def _fail(self, what: str, *, is_own: bool) -> None:
@@ -177,11 +178,12 @@ class RankStopHook(SessionRunHook):
         gone = [each for each in range(ranks.size) if each != ranks.rank and self._is_gone(each)]
         text = f"rank {ranks.rank}: {what}"
         if gone:
-            text = f"the process of rank {', '.join(map(str, gone))} is gone"
+            text = f"rank {', '.join(map(str, gone))} is gone"
 
         def say() -> None:
             store, key = dist.distributed_c10d._get_default_store(), ranks.group.group_name
-            said.append(store.compare_set(f"asynchooks/{key}", "", text).decode())
+            with suppress(Exception):  # it was in a process that is gone
+                said.append(store.compare_set(f"asynchooks/{key}", "", text).decode())
 
         asking = Thread(target=say, daemon=True)
         asking.start()
@@ -190,18 +192,17 @@ class RankStopHook(SessionRunHook):
         if not is_own or first != text or gone:
             error = RankError(
                 f"training has ended on all ranks, here at step {step}: {first}. See the log of "
-                "that rank, and start all ranks again, which go on from the newest checkpoint; if "
-                f"a step may take longer, give RankStopHook more than {self._timeout_secs:g} s"
+                "that rank, and start all ranks again: they go on from the newest checkpoint"
             )
-            self._stop.request(error, StopReason("RankStopHook", first, error))
+            self._stop.reason = reason = StopReason("RankStopHook", first, error)
+            self._stop.request(error, reason)
         for group in list(dist.distributed_c10d._world.pg_map):
-            members = [each for each in dist.get_process_group_ranks(group) if each != ranks.rank]
-            with suppress(Exception):
-                group.abort()  # what NCCL understands
-            with suppress(Exception):
-                # gloo closes the connections of a group whose call is out of time
-                call = dist.irecv(torch.zeros(1), members[0], group, tag=1)
-                call.wait(timedelta(milliseconds=1))
+            for each in dist.get_process_group_ranks(group):
+                # gloo closes all connections of a group when one call, on one that is open, has
+                # taken too long: so the calls that wait on others end, too
+                with suppress(Exception):
+                    call = dist.irecv(torch.zeros(1), each, group, tag=1)
+                    call.wait(timedelta(milliseconds=1))
 
     def _is_gone(self, rank: int) -> bool:
         """Whether the connection to it is closed; what is sent to others is never received."""
