@@ -56,7 +56,12 @@ class SessionStop(Stop):
     ) -> None:
         was_set, worker = self.is_set, self.worker
         super().set(reason, error, for_good=for_good, apart_from=apart_from)
-        if self.is_set > was_set and worker is not None and worker.engine is not None and not self.is_ending:
+        if (
+            self.is_set > was_set
+            and worker is not None
+            and worker.engine is not None
+            and not self.is_ending
+        ):
             worker.engine.start_soon(self._watch_body)
 
     async def _watch_body(self) -> None:
@@ -105,8 +110,8 @@ class SessionStop(Stop):
 
         The coordinator is stopped later, after `end` of all hooks.
         """
-        if self.hold is not None:
-            self.hold(reason, None)
+        if self.held is not None:
+            self.held.append((reason, reason.error))
             return
         if all_workers:
             reason = self._stop_all(reason, apart_from=self)

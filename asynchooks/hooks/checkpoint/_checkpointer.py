@@ -370,10 +370,10 @@ class Checkpointer:
                 is_copying = False
 
         step = await self._read_step(raw)
-        ranks = getattr(self.form.saver, "ranks", None)
-        if ranks is not None:  # one may have seen NaN, and they save together or not at all
-            said = await self._run_blocking(lambda: ranks.gathered(raw.bad_from), "asynchooks-save")
-            raw.bad_from = min((each for each in said if each is not None), default=None)
+        if ranks := getattr(self.form.saver, "ranks", None):  # one alone may have seen NaN
+            gather = partial(ranks.gathered, raw.bad_from)
+            bad = filter(None, await self._run_blocking(gather, "asynchooks-save"))
+            raw.bad_from = min(bad, default=None)
         if raw.unfit is not None and not self.is_immediate:  # TensorFlow saves what there is
             extra = _fields(step, raw.unfit)
             logger.warning("Step %d is not saved: %s", step, raw.unfit, extra=extra)

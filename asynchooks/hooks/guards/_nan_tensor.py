@@ -22,7 +22,6 @@ from ..._hook import (
 from ..._log import fields
 from ..._running.hook_state import HookState
 from ..._stopping.coordinator import Coordinator
-from ..._stopping.session_stop import SessionStop
 from ...backends._raw_session import RawSession, raw_session_of
 from ...metrics._live import described
 from .._feed import FeedHook
@@ -76,7 +75,6 @@ class NanTensorHook(SessionRunHook):
         self._fails = fail_on_nan_loss
         self._max_rollbacks = _check.integer("max_rollbacks", max_rollbacks, least=0)
         self._saver: CheckpointSaverHook | None = None
-        self._stop: SessionStop | None = None  # of its session; None by hand
         self._raw: RawSession | None = None
         self._good_step: int | None = None  # after the last run whose loss was a number
         self._first_step = 0  # where the raw session began
@@ -86,7 +84,6 @@ class NanTensorHook(SessionRunHook):
     async def begin(self) -> None:
         self._num_rollbacks, self._saver = 0, None
         shared = SessionHooks.of(self)
-        self._stop = shared.stop
         shared.checks.append(lambda: self._find_saver(shared.begun))
 
     def _find_saver(self, hooks: Sequence[Any]) -> None:
@@ -127,10 +124,11 @@ class NanTensorHook(SessionRunHook):
         extra = fields(self, step=step, worker=worker_of(run_context), reason=loss_is_nan)
         logger.log(level, "Model diverged with loss = NaN.", extra=extra)
         left_out = [] if self._raw is None else self._leave_out(self._raw, step)
-        held_stop = self._stop if self._stop is not None and self._stop.hold is not None else None
-        # other ranks, without which none moves checkpoints, move them with this one at the end
-        is_later = held_stop is not None and not self._max_rollbacks
-        good = None if self._raw is None else await self._reject(self._raw, is_later=is_later)
+        hooks = run_context.called_by
+        is_held = hooks is not None and hooks.stop.held is not None  # until all ranks stop
+        # other ranks reject checkpoints with this one, as they end
+        saver = None if is_held and not self._max_rollbacks else self._saver
+        good = None if self._raw is None else await self._reject(self._raw, saver)
         if good is not None and self._num_rollbacks < self._max_rollbacks:
             self._num_rollbacks += 1
             if left_out:
@@ -152,9 +150,9 @@ class NanTensorHook(SessionRunHook):
         if good is not None:
             message += f" The last good checkpoint is {good}: the next session goes on from there"
         error = NanLossDuringTrainingError(message, good)
-        if held_stop is None:
+        if not is_held:
             raise error
-        held_stop.request(error, StopReason("NanTensorHook", loss_is_nan, error))
+        run_context.request_stop(StopReason("NanTensorHook", loss_is_nan, error))
 
     def _leave_out(self, raw: RawSession, step: int) -> list[FeedHook | FeedFnHook]:
         """If a checkpoint is restored, go on without what this run was fed; returns who fed it.
@@ -166,7 +164,7 @@ class NanTensorHook(SessionRunHook):
         raw.nan_step = step
         return [each for each in self._feeders if each.leave_out()]
 
-    async def _reject(self, raw: RawSession, *, is_later: bool) -> str | None:
+    async def _reject(self, raw: RawSession, saver: CheckpointSaverHook | None) -> str | None:
         """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
 
         Where another worker's hook saves the model, that hook moves its checkpoints aside.
@@ -175,9 +173,7 @@ class NanTensorHook(SessionRunHook):
         first_bad = self._first_step if self._good_step is None else self._good_step
         bad_from = first_bad or 1  # a new model has no better checkpoint
         raw.bad_from = bad_from if raw.bad_from is None else min(bad_from, raw.bad_from)
-        newest = None
-        if self._saver is not None and not is_later:
-            newest = await self._saver.checkpointer.reject()
+        newest = None if saver is None else await saver.checkpointer.reject()
         return newest if first_bad else None
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,11 +5,10 @@ It starts no process and restarts none: the launcher does.
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Thread
+from itertools import count
 from typing import Any
 
 from ... import _check
@@ -20,8 +19,6 @@ from ..._engine.threads import run_blocking
 from ..._errors import RankError, StopTraining
 from ..._hook import SessionHooks, SessionRunContext, SessionRunHook
 from ..._stopping.coordinator import Coordinator
-from ..._stopping.session_stop import SessionStop
-from ...backends._raw_session import RawSession, raw_session_of
 from ...checkpoints._ranks import Ranks
 from ._thread import GuardThread
 
@@ -71,163 +68,135 @@ class RankStopHook(SessionRunHook):
 
     acts_outside = True
     uses_default_graph = False
-    _shown = (("every_n_steps", "_every"), ("timeout_secs", "_timeout_secs"))
-    _stop: SessionStop  # from begin on, where there are other ranks
-    _raw: RawSession
+    _shown = (("every_n_steps", "every_n_steps"), ("timeout_secs", "_timeout_secs"))
 
     def __init__(self, every_n_steps: int = 1, *, timeout_secs: float = 600.0) -> None:
-        self._every = _check.integer("every_n_steps", every_n_steps, least=1)
+        self.every_n_steps = _check.integer("every_n_steps", every_n_steps, least=1)
         self._timeout_secs = _check.seconds("timeout_secs", timeout_secs)
         self._ranks = Ranks()
         self._watch: GuardThread | None = None  # while a session with other ranks is open
 
     async def begin(self) -> None:
-        shared = SessionHooks.of(self)
-        if self._ranks.size == 1:
-            return
-        if shared.stop is None:
-            raise RuntimeError(
-                "RankStopHook has no session that it could stop: give it to a MonitoredSession, "
-                "rather than call its begin()"
-            )
-        self._stop, self._held = shared.stop, None
-        self._agreed_at = -math.inf  # the step of the last agreement
-        shared.watch_runs(_BeforeStep(self))
+        self._shared = SessionHooks.of(self)
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        if self._ranks.size == 1:
+        if self._ranks.size == 1 or self._watch:
             return
-        worker = self._stop.worker
-        if worker is None or not session.global_step.gate.is_alone(worker):
+        self._step, stop = session.global_step, self._shared.stop
+        if stop is None or not self._step.gate.is_alone(stop.worker):
             raise RuntimeError(
-                "RankStopHook got a model that several workers of this process share, which make "
-                "steps of their own; expected one session in each rank. Train with one, or without "
-                "the hook"
+                "RankStopHook got no session, or one of several that share a model in this "
+                "process; expected one MonitoredSession in each rank. Train with one worker, or "
+                "leave the hook out"
             )
-        self._raw, self._engine = raw_session_of(session), current_engine()
+        self._stop, self._engine = stop, current_engine()
         self._due_at = self._engine.now() + self._timeout_secs
-        self._stop.hold = self._hold
-        if self._watch is None:
-            self._watch = GuardThread(self._look, self._timeout_secs, "asynchooks-ranks")
-
-    def _hold(self, reason: StopReason, error: BaseException | None) -> None:
-        """For the session's stop: keep it until the ranks agree; in any thread."""
-        self._held = self._held or (reason, error)
-
-    async def before_step(self, step: int) -> None:
-        """Stop here if any rank wants to; StopTraining says so."""
-        if step - self._agreed_at >= self._every and await self._agree(step, self._held):
-            raise StopTraining(f"no run begins after a stop, by {self._stop.reason}")
+        self._watch = GuardThread(self._look, self._timeout_secs, "asynchooks-ranks")
+        self._shared.watch_runs(_BeforeStep(self))
+        stop.held = []
 
     async def before_end(self, session: Any) -> None:
-        if self._watch is not None and self._stop.hold is not None:
+        if self._watch and self._stop.held is not None:
             reason = self._stop.reason or StopReason("the block", "it has ended")
-            await self._agree(self._raw.global_step.value, self._held or (reason, None))
+            self._stop.held.append((reason, None))
+            await self.agree()
 
-    async def _agree(self, step: int, own: tuple[StopReason, BaseException | None] | None) -> bool:
-        """Whether some rank wants to stop before the step after this one: then this one stops."""
+    async def agree(self) -> bool:
+        """Whether some rank wants to stop at this step: then this one stops, too."""
         import torch
         import torch.distributed as dist
 
+        ranks, step, held = self._ranks, self._step.value, self._stop.held
+        if held is None:  # the watch has ended all, and the call below fails
+            held = []
         slot = Slot(self._engine, "the agreement of the ranks")
-        said = torch.tensor([own is not None, step, -step])
-        group, largest = self._ranks.group, dist.ReduceOp.MAX
-        work = dist.all_reduce(said, largest, group, async_op=True)
+        num_stops = torch.tensor(len(held))
+        work = dist.all_reduce(num_stops, group=ranks.group, async_op=True)
         work.get_future().add_done_callback(slot.wake)
         (await self._engine.park(slot)).value()  # raises where it has failed
-        self._agreed_at, self._due_at = step, self._engine.now() + self._timeout_secs
-        does_stop, last, first = said.tolist()
-        if not does_stop and last == -first:
+        self._due_at = self._engine.now() + self._timeout_secs
+        if not num_stops:
             return False
-        mine = None if own is None else (str(own[0]), own[1] is not None)
-        gather = partial(self._ranks.gathered, (step, mine))
-        said_by = await run_blocking(self._engine, gather, 0.0, "asynchooks-ranks")
-        others = [(f"rank {rank}", *its) for rank, (_, its) in enumerate(said_by) if its]
-        if last != -first:
+        why, has_error = str(held[0][0]) if held else "", any(error for _, error in held)
+        gather = partial(ranks.gathered, (step, why, has_error))
+        said = await run_blocking(self._engine, gather, 0.0, "asynchooks-ranks")
+        if any(each[0] != step for each in said):
             raise RankError(
-                f"the ranks agree at different steps, {[each for each, _ in said_by]}, and end "
-                f"there, by {others}; give all ranks as many batches, or every_n_steps=1"
+                f"the ranks stop at different steps: {said}, each with its reason, where it has "
+                "one; give all ranks as many batches, or RankStopHook(every_n_steps=1)"
             )
-        if own is None:
-            who, why, has_error = others[0]
-            error = RankError(f"{who} has stopped all ranks at step {step}: {why}")
-            own = StopReason(who, why), error if has_error else None
-        self._stop.hold = None
-        self._stop.request(own[1], own[0])
+        if not held:
+            rank = next(rank for rank, each in enumerate(said) if each[1])
+            _, why, has_error = said[rank]
+            reason, error = StopReason(f"rank {rank}", why), None
+            if has_error:
+                error = RankError(f"all ranks have stopped at step {step}, by {reason}")
+            held.append((reason, error))
+        self._release()
         return True
+
+    def _release(self) -> None:
+        """Hold no stop back any longer."""
+        held, self._stop.held = self._stop.held or [], None
+        for reason, error in held:
+            self._stop.request(error, reason)
 
     def _look(self) -> float | None:
         """In the thread of the watch: end all if the time is over; else how long that is."""
         left = self._due_at - self._engine.now()
         if left > 0:
             return left
-        secs = f"{self._timeout_secs:g} s, as one hangs, or timeout_secs is too short"
-        self._fail(f"the ranks have not agreed for {secs}", is_own=False)
+        secs = self._timeout_secs
+        self._end(f"no agreement for {secs:g} s: a rank hangs, or timeout_secs is too short")
         return None
 
-    def _fail(self, what: str, *, is_own: bool) -> None:
-        """End all ranks, also those that wait in a collective; blocks, in any thread.
+    def _end(self, why: str) -> None:
+        """End all ranks, and this one with a RankError; from any thread."""
+        error = RankError(
+            f"training has ended on all ranks, here at step {self._step.last_known}: {why}. See "
+            "their logs, and start all ranks again: they go on from the newest checkpoint"
+        )
+        self._release()
+        self._stop.reason = reason = StopReason("RankStopHook", why, error)
+        self._stop.request(error, reason)
+        self._close_connections()
 
-        This one with a RankError, unless the failure is its own.
-        """
+    def _close_connections(self) -> None:
+        """Have each collective of any rank that this one takes part in fail, now and later."""
         import torch
         import torch.distributed as dist
 
-        self._stop.hold = None
-        ranks, step, said = self._ranks, self._raw.global_step.last_known, []
-        gone = [each for each in range(ranks.size) if each != ranks.rank and self._is_gone(each)]
-        text = f"rank {ranks.rank}: {what}"
-        if gone:
-            text = f"rank {', '.join(map(str, gone))} is gone"
-
-        def say() -> None:
-            store, key = dist.distributed_c10d._get_default_store(), ranks.group.group_name
-            with suppress(Exception):  # it was in a process that is gone
-                said.append(store.compare_set(f"asynchooks/{key}", "", text).decode())
-
-        asking = Thread(target=say, daemon=True)
-        asking.start()
-        asking.join(_STORE_SECS)
-        first = next(iter(said), text)
-        if not is_own or first != text or gone:
-            error = RankError(
-                f"training has ended on all ranks, here at step {step}: {first}. See the log of "
-                "that rank, and start all ranks again: they go on from the newest checkpoint"
-            )
-            self._stop.reason = reason = StopReason("RankStopHook", first, error)
-            self._stop.request(error, reason)
-        for group in list(dist.distributed_c10d._world.pg_map):
-            for each in dist.get_process_group_ranks(group):
+        for group in dist.distributed_c10d._world.pg_map:
+            for rank in dist.get_process_group_ranks(group):
                 # gloo closes all connections of a group when one call, on one that is open, has
                 # taken too long: so the calls that wait on others end, too
                 with suppress(Exception):
-                    call = dist.irecv(torch.zeros(1), each, group, tag=1)
+                    call = dist.irecv(torch.zeros(1), rank, group)
                     call.wait(timedelta(milliseconds=1))
 
-    def _is_gone(self, rank: int) -> bool:
-        """Whether the connection to it is closed; what is sent to others is never received."""
-        import torch
-        import torch.distributed as dist
-
-        try:
-            dist.isend(torch.zeros(1), rank, self._ranks.group, tag=2)
-        except RuntimeError:
-            return True
-        return False
-
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        if self._watch is not None and exception is not self._stop.error:
-            fail = partial(self._fail, repr(exception), is_own=True)
-            await run_blocking(self._engine, fail, _STORE_SECS, "asynchooks-ranks")
+        if not self._watch or self._stop.error:
+            return
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        self._release()
+        first = text = f"rank {self._ranks.rank}: {exception!r}"
+        if "gloo/transport" in text:
+            first = "a rank is gone"
+        with suppress(Exception):  # it was in a process that is gone
+            say = partial(_get_default_store().compare_set, "asynchooks", "", first)
+            until = self._engine.now() + _STORE_SECS
+            said = await run_blocking(self._engine, say, 0.0, "asynchooks-ranks", until=until)
+            first = said.decode()
+        if first == text:
+            self._close_connections()
+        else:
+            self._end(first)
 
     async def after_close(self, exception: BaseException | None) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-
-    def on_drop(self) -> None:
-        if self._watch is not None:
+        if self._watch:
             self._watch.let_go()
+            self._watch = None
 
 
 class _BeforeStep(SessionRunHook):
@@ -237,7 +206,8 @@ class _BeforeStep(SessionRunHook):
     uses_default_graph = False
 
     def __init__(self, hook: RankStopHook) -> None:
-        self._hook = hook
+        self._hook, self._runs = hook, count()  # all ranks make the same
 
     async def before_run(self, run_context: SessionRunContext) -> None:
-        await self._hook.before_step(run_context.global_step.value)
+        if next(self._runs) % self._hook.every_n_steps == 0 and await self._hook.agree():
+            raise StopTraining("no run begins after a stop that the ranks have agreed on")
