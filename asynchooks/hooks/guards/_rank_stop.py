@@ -57,7 +57,6 @@ class RankStopHook(SessionRunHook):
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type, or out of its range.
-        ImportError: when it is made: PyTorch is not installed.
         RuntimeError: when opening: no session calls the hook, or several workers share the model.
         RankError: out of the block: another rank has failed, is gone or hangs, or the ranks have
             come to different steps.
