@@ -152,7 +152,8 @@ def test_all_ranks_stop_at_one_step_and_save_it_whichever_of_them_stops(
     check_stops(2, 16, tmp_path, 1, backend, every)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_fifty_random_stops_of_four_ranks_each_end_all_at_one_step(
