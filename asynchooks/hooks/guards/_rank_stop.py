@@ -31,7 +31,7 @@ class RankStopHook(SessionRunHook):
     """Ends training on all ranks of a PyTorch process group at one step, whichever rank stops.
 
     Give it to the session of each rank, in any place of its list, and make it on all ranks at the
-    same point of the program: it makes a gloo process group of its own. Before a step, when every
+    same point of the program: it makes a Gloo process group of its own. Before a step, when every
     hook's `before_run` has returned, the ranks agree by one small all-reduce whether they go on;
     the event loop goes on meanwhile. With one rank, or without a process group, it does nothing.
 
@@ -44,10 +44,14 @@ class RankStopHook(SessionRunHook):
     whose data ends, or whose block is left, is a stop of all as well.
 
     An error that leaves a session ends the others at once with a RankError that names rank and
-    error, also where they wait in a collective: that rank closes the connections of all gloo groups
+    error, also where they wait in a collective: that rank closes the connections of all Gloo groups
     of its process. The end of a process does the same. Where a rank hangs, the others end by
     `timeout_secs`. The process groups are of no use after that: end the processes, and start them
-    again. A `PreemptionHook` keeps its deadline meanwhile, and its exit code.
+    again. NCCL's collectives end as NCCL has them end.
+
+    A cancellation ends the wait for other ranks at once. The ranks are out of turn then, so let it
+    end the session: if another run follows, all end by `timeout_secs`. A `PreemptionHook` keeps its
+    exit code, and its deadline: a stop that is held back for half of it is its concern.
 
     Args:
         every_n_steps: steps between two agreements, >= 1. With more than one, a rank whose data
@@ -124,11 +128,12 @@ class RankStopHook(SessionRunHook):
                 f"the ranks stop at different steps: {said}, each with its reason, where it has "
                 "one; give all ranks as many batches, or RankStopHook(every_n_steps=1)"
             )
-        if not held:
-            rank = next(rank for rank, each in enumerate(said) if each[1])
-            _, why, has_error = said[rank]
+        # an error of one is one on all: on_error of hooks is called on each, and may save together
+        rank = max(range(ranks.size), key=lambda each: (said[each][2], said[each][1] != ""))
+        _, why, its_error = said[rank]
+        if not held or (its_error and not has_error):
             reason, error = StopReason(f"rank {rank}", why), None
-            if has_error:
+            if its_error:
                 error = RankError(f"all ranks have stopped at step {step}, by {reason}")
             held.append((reason, error))
         self._release()
