@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,8 @@ def given(step, loss):
 
 async def train():
     acts = BETWEEN.get(kind, {}) if rank == size - 1 else {}
-    hooks = [RankStopHook(timeout_secs=4 if "stopped" in kind else 90), FeedHook(range(60), "x")]
-    session = trainer(path, [*hooks, At(3, **acts)], given)
+    stopping = RankStopHook(timeout_secs=4 + rank if "stopped" in kind else 90)
+    session = trainer(path, [stopping, FeedHook(range(60), "x"), At(3, **acts)], given)
     error = await end_of(session)
     print(json.dumps({"step": session.global_step.value, "error": repr(error),
                       "reason": str(session.stop_reason)}), flush=True)
@@ -193,13 +194,16 @@ async def train():
 anyio.run(train, backend=backend)
 if "stopped" in kind:
     os._exit(0)
+if rank == size - 1:
+    stop(None)  # it keeps what it has open until the others have ended
 """
 FAULTS = {
-    "step": "rank 2: ValueError('on this rank')",
-    "hook": "rank 2: ValueError('on this rank')",
+    "step": r"rank 2: ValueError\('on this rank'\)",
+    "hook": r"rank 2: ValueError\('on this rank'\)",
     "killed in the step": "a rank is gone",
-    "stopped": "no agreement for 4 s: a rank hangs",
-    "stopped in the step": "no agreement for 4 s: a rank hangs",
+    # the first one that has waited too long closes its connections to the others
+    "stopped": "(no agreement for [456] s: a rank hangs|a rank is gone)",
+    "stopped in the step": "(no agreement for [456] s: a rank hangs|a rank is gone)",
 }
 """How the third rank fails at its fourth step, and what the others say of it."""
 
@@ -220,8 +224,8 @@ def test_ranks_end_with_an_error_that_names_the_rank_which_failed_or_is_gone_or_
             end = json.loads(output)
             assert end["step"] == 3
             assert end["error"].startswith("RankError(")
-            assert f"here at step 3: {FAULTS[kind]}" in end["error"]
-            assert end["reason"].startswith(f"RankStopHook: {FAULTS[kind]}")
+            assert re.search(f"here at step 3: {FAULTS[kind]}", end["error"])
+            assert re.match(f"RankStopHook: {FAULTS[kind]}", end["reason"])
         os.kill(processes[2].pid, signal.SIGCONT)
         output, errors = processes[2].communicate(timeout=80)
         if "killed" in kind:
