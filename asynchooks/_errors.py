@@ -91,6 +91,13 @@ class NanLossDuringTrainingError(RuntimeError):
         self.checkpoint = checkpoint
 
 
+class RankError(RuntimeError):
+    """Another rank's fault: it has failed, is gone or hangs, so that this one ends as well.
+
+    Raised by `RankStopHook`; what failed here for it, such as a collective, is its context.
+    """
+
+
 class StallError(RuntimeError):
     """An unknown fault: no run ended within a time. Raised by `StallHook`.
 

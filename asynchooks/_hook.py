@@ -41,6 +41,8 @@ class SessionHooks:
 
     record: Callable[[Recorder, str], SessionRecord]
     """Have the session recorded from now on, under this name; not by hand."""
+    watch_runs: Callable[[SessionRunHook], None]
+    """Call this hook in runs, too, from the next one on, after all others; not by hand."""
 
     def __init__(self, hooks: Sequence[Any], stop: SessionStop | None = None) -> None:
         self.hooks, self.stop = hooks, stop

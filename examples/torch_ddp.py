@@ -5,7 +5,8 @@ Start it by PyTorch's launcher, on CPUs or on GPUs, one rank for each:
     torchrun --nproc_per_node=2 examples/torch_ddp.py
 
 Each rank trains on its part of the digits, all validate together each epoch, and they save one
-checkpoint together. Started again, the ranks go on from it.
+checkpoint together. SIGTERM to one of them ends all at one step, which is saved. Started again, the
+ranks go on from it.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ async def train(device: torch.device, args: argparse.Namespace) -> None:
     saver = DistributedCheckpointSaver(module=training.module, optimizer=training.optimizer)
     validation = ah.EvaluationHook(training.validate, every_n_steps=len(loader))
     hooks: list[Any] = [
+        ah.PreemptionHook(),
+        ah.RankStopHook(),
         ah.FeedHook(prefetch(repeat(one_pass, args.epochs), 2), ["x", "y"]),
         validation,
         ah.CheckpointSaverHook(args.directory, save_steps=len(loader), saver=saver),

@@ -77,6 +77,9 @@ class Stop:
         self.is_ending = False  # what it belongs to ends: a side task may leave by StopTraining
         self.reason: StopReason | None = None
         self.error: BaseException | None = None
+        # Where there is a list, each reason to set this stop, or one right below it, is put there
+        # with its error, and sets nothing. The end of a session has no reason, and sets it.
+        self.held: list[tuple[StopReason, BaseException | None]] | None = None
 
     def join(self, parent: Stop) -> None:
         """Be stopped with the parent from now on; at once, if it is set."""
@@ -100,6 +103,12 @@ class Stop:
         apart_from: Stop | None = None,
     ) -> None:
         """End all waits that were given this stop, or one below it, `apart_from` one of these."""
+        held = self.held
+        if held is None and self.parent is not None:
+            held = self.parent.held
+        if held is not None and reason is not None:
+            held.append((reason, error))
+            return
         with self._lock:
             self.reason = self.reason or reason
             if error is not None and self.error not in (None, error):

@@ -54,9 +54,14 @@ class SessionStop(Stop):
         for_good: bool = True,
         apart_from: Stop | None = None,
     ) -> None:
-        is_first, worker = not self.is_set, self.worker
+        was_set, worker = self.is_set, self.worker
         super().set(reason, error, for_good=for_good, apart_from=apart_from)
-        if is_first and worker is not None and worker.engine is not None and not self.is_ending:
+        if (
+            self.is_set > was_set
+            and worker is not None
+            and worker.engine is not None
+            and not self.is_ending
+        ):
             worker.engine.start_soon(self._watch_body)
 
     async def _watch_body(self) -> None:
@@ -105,6 +110,9 @@ class SessionStop(Stop):
 
         The coordinator is stopped later, after `end` of all hooks.
         """
+        if self.held is not None:
+            self.held.append((reason, reason.error))
+            return
         if all_workers:
             reason = self._stop_all(reason, apart_from=self)
         self.hook_reason = reason

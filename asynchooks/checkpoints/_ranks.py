@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex
 
@@ -26,10 +27,9 @@ class Ranks:
     """The ranks of this process's group, and their own channel; one rank without a group."""
 
     def __init__(self) -> None:
-        import torch.distributed as dist
-
         self.rank, self.size, self.group = 0, 1, None
-        if dist.is_available() and dist.is_initialized():
+        dist = sys.modules.get("torch.distributed")  # there is no group where it is not loaded
+        if dist is not None and dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if self.size > 1:
                 self.group = dist.new_group(backend="gloo")

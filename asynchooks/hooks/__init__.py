@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .guards._loop_lag import LoopLagHook as LoopLagHook
     from .guards._nan_tensor import NanTensorHook as NanTensorHook
     from .guards._preemption import PreemptionHook as PreemptionHook
+    from .guards._rank_stop import RankStopHook as RankStopHook
     from .guards._stall import OnStall as OnStall
     from .guards._stall import StallHook as StallHook
     from .guards._time_limit import TimeLimitHook as TimeLimitHook
@@ -57,6 +58,7 @@ _PLACES = {
     "OnStall": "guards._stall",
     "PreemptionHook": "guards._preemption",
     "ProgressHook": "progress._hook",
+    "RankStopHook": "guards._rank_stop",
     "StallHook": "guards._stall",
     "StepCounterHook": "_step_counter",
     "StopAtStepHook": "_stop_at_step",

@@ -29,13 +29,13 @@ if size > 1:
 """
 
 
-def run_ranks(program: str, size: int, *args: object) -> list[list[str]]:
-    """Run it on so many ranks; returns the lines that each prints. It has the names above."""
+def start_ranks(program: str, size: int, *args: object) -> list[subprocess.Popen[str]]:
+    """Start it on so many ranks. It has the names above."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
     code = PRELUDE + textwrap.dedent(program) + EPILOGUE
-    processes = [
+    return [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", code, *map(str, (rank, size, port, *args))],
             stdout=subprocess.PIPE,
@@ -46,6 +46,11 @@ def run_ranks(program: str, size: int, *args: object) -> list[list[str]]:
         )
         for rank in range(size)
     ]
+
+
+def run_ranks(program: str, size: int, *args: object) -> list[list[str]]:
+    """Run it on so many ranks; returns the lines that each prints."""
+    processes = start_ranks(program, size, *args)
     outputs = [each.communicate(timeout=100) for each in processes]
     assert [each.returncode for each in processes] == [0] * size, outputs
     return [output.splitlines() for output, _ in outputs]

@@ -379,6 +379,10 @@ class Checkpointer:
                 is_copying = False
 
         step = await self._read_step(raw)
+        if ranks := getattr(self.form.saver, "ranks", None):  # one alone may have seen NaN
+            gather = partial(ranks.gathered, raw.bad_from)
+            bad = filter(None, await self._run_blocking(gather, "asynchooks-save"))
+            raw.bad_from = min(bad, default=None)
         if raw.unfit is not None and not self.is_immediate:  # TensorFlow saves what there is
             extra = _fields(step, raw.unfit)
             logger.warning("Step %d is not saved: %s", step, raw.unfit, extra=extra)

@@ -1,1 +1,1 @@
-"""Hooks that watch a training and end it: signals, time, stalls, NaN."""
+"""Hooks that watch a training and end it: signals, time, stalls, NaN, other ranks."""

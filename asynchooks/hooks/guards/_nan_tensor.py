@@ -9,6 +9,7 @@ from numbers import Number
 from typing import Any
 
 from ... import _check
+from ..._engine.stop import StopReason
 from ..._errors import NanLossDuringTrainingError, PreemptionError
 from ..._hook import (
     SessionHooks,
@@ -123,7 +124,11 @@ class NanTensorHook(SessionRunHook):
         extra = fields(self, step=step, worker=worker_of(run_context), reason=loss_is_nan)
         logger.log(level, "Model diverged with loss = NaN.", extra=extra)
         left_out = [] if self._raw is None else self._leave_out(self._raw, step)
-        good = None if self._raw is None else await self._reject(self._raw)
+        hooks = run_context.called_by
+        is_held = hooks is not None and hooks.stop.held is not None  # until all ranks stop
+        # other ranks reject checkpoints with this one, as they end
+        saver = None if is_held and not self._max_rollbacks else self._saver
+        good = None if self._raw is None else await self._reject(self._raw, saver)
         if good is not None and self._num_rollbacks < self._max_rollbacks:
             self._num_rollbacks += 1
             if left_out:
@@ -144,7 +149,10 @@ class NanTensorHook(SessionRunHook):
         message = f"NaN loss during training: {loss_is_nan}."
         if good is not None:
             message += f" The last good checkpoint is {good}: the next session goes on from there"
-        raise NanLossDuringTrainingError(message, good)
+        error = NanLossDuringTrainingError(message, good)
+        if not is_held:
+            raise error
+        run_context.request_stop(StopReason("NanTensorHook", loss_is_nan, error))
 
     def _leave_out(self, raw: RawSession, step: int) -> list[FeedHook | FeedFnHook]:
         """If a checkpoint is restored, go on without what this run was fed; returns who fed it.
@@ -156,7 +164,7 @@ class NanTensorHook(SessionRunHook):
         raw.nan_step = step
         return [each for each in self._feeders if each.leave_out()]
 
-    async def _reject(self, raw: RawSession) -> str | None:
+    async def _reject(self, raw: RawSession, saver: CheckpointSaverHook | None) -> str | None:
         """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
 
         Where another worker's hook saves the model, that hook moves its checkpoints aside.
@@ -165,7 +173,7 @@ class NanTensorHook(SessionRunHook):
         first_bad = self._first_step if self._good_step is None else self._good_step
         bad_from = first_bad or 1  # a new model has no better checkpoint
         raw.bad_from = bad_from if raw.bad_from is None else min(bad_from, raw.bad_from)
-        newest = None if self._saver is None else await self._saver.checkpointer.reject()
+        newest = None if saver is None else await saver.checkpointer.reject()
         return newest if first_bad else None
 
     def state_dict(self) -> dict[str, Any]:
