@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from enum import Enum, auto
-from functools import wraps
+from functools import partial, wraps
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat, TypeVar, cast
 
@@ -788,10 +788,16 @@ class MonitoredSession(AsyncOnly):
             self._enter(State.CLOSING)
             self._stop.set()
             until = self._engine.now() + self._grace_secs
-            run = self._others.wait_until(
-                lambda: not self._worker.is_running, "another task's run", until
+            run_ends = partial(
+                self._others.wait_until,
+                lambda: not self._worker.is_running,
+                "another task's run",
+                until,
             )
-            error = error or await raised_by(run)
+            error = error or await raised_by(run_ends())
+            if error is not None:  # perhaps a cancellation, just now
+                with self._engine.shielded(self._grace_secs):
+                    await raised_by(run_ends())
         leaving = await self._close(error)
         if leaving is not None and leaving is not exc:
             raise leaving
