@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from asynchooks import (
+    CheckpointError,
     CheckpointSaverHook,
     FeedHook,
     MonitoredSession,
+    SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks.data import WhenStale, map_concurrent, prefetch, repeat, rollouts
+from asynchooks.data import WhenStale, map_concurrent, prefetch, repeat, rollouts, shielded
 from asynchooks.simulation import Simulation
 
 from .training import (
     NUM_WORKERS,
+    Boom,
     Model,
     Program,
     Waiting,
@@ -61,10 +65,12 @@ async def each_item_once(simulation: Simulation) -> None:
         return {}
 
     async def worker(source: Any, creator: Any, last_step: int, i: int) -> None:
-        hooks = [FeedHook(source, "row"), StopAtStepHook(last_step=last_step)]
+        hooks: list[SessionRunHook] = [StopAtStepHook(last_step=last_step)]
         if i == 0:
-            hooks.append(CheckpointSaverHook(place, save_steps=10, saver=saver))
-        await train(creator, hooks)
+            hooks.append(CheckpointSaverHook(place, save_steps=1, saver=saver))
+        else:
+            hooks.append(Waiting(simulation))  # another worker may save meanwhile
+        await train(creator, [*hooks, FeedHook(source, "row")])
 
     for last_step, name in ((2, "worker"), (4, "worker"), (10, "last")):
         counts[:] = 0.0
@@ -77,7 +83,10 @@ async def each_item_once(simulation: Simulation) -> None:
 
 
 async def input_ends_for_all_workers(simulation: Simulation) -> None:
-    """Each row is used once; whoever is cancelled leaves its row to the others."""
+    """Each row is used once; whoever is cancelled leaves its row to the others.
+
+    One that opens after the end reads nothing once more.
+    """
     used: list[int] = []
     numbers = Numbers(simulation, 4)
     source = prefetch(numbers, 1)
@@ -87,16 +96,64 @@ async def input_ends_for_all_workers(simulation: Simulation) -> None:
         used.append(row)
         return {}
 
-    creator = SharedSessionCreator(step, num_workers=NUM_WORKERS)
+    creator = SharedSessionCreator(step, num_workers=4)
 
     async def worker(i: int) -> None:
+        if i == 3:
+            await simulation.sleep(5.25)
         await train(creator, [FeedHook(source, "row"), Waiting(simulation)])
 
-    whole = await workers(simulation, worker)
+    whole = await workers(simulation, worker, 4)
     assert len(used) == len(set(used)), used
     # at the end, none may be left that could take what a cancelled worker gives back
-    assert len(used) >= 4 - (len(whole) < NUM_WORKERS) or not whole, used
+    assert len(used) >= 4 - (len(whole) < 4) or not whole, used
     assert numbers.num_closed == 1 or not whole, numbers.num_closed
+
+
+async def items_wait_for_a_late_restore(simulation: Simulation) -> None:
+    """A worker restores late, while another one would draw its first item."""
+    drawn: list[float] = []
+    is_restored = is_refused = False
+
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(3):
+            drawn.append(simulation.now)
+            assert is_restored or is_refused or not is_restoring
+            yield number
+
+    async def step(row: int) -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        return {}
+
+    is_restoring = False
+
+    class Restores(SessionRunHook):
+        async def restore_model(self, session: Any) -> int:
+            nonlocal is_restoring, is_restored
+            assert not drawn, "a model is restored while others draw items"
+            is_restoring = True
+            await simulation.sleep(0.5)
+            is_restoring, is_restored = False, True
+            return 0
+
+    creator = SharedSessionCreator(step)
+    source = prefetch(numbers(), 1)
+
+    async def worker(i: int) -> None:
+        nonlocal is_refused
+        hooks = [FeedHook(source, "row")] if i == 0 else [Restores()]
+        await simulation.sleep(0.25 * i)
+        try:
+            async with MonitoredSession(hooks, creator) as session:
+                if i == 0:
+                    await simulation.sleep(0.5)
+                    while not session.should_stop():
+                        await session.run([])
+        except CheckpointError:
+            is_refused = True
+
+    whole = await workers(simulation, worker, 2)
+    assert drawn[:1] == [0.75] or len(whole) < 2, drawn
 
 
 async def loops_share_their_batches(simulation: Simulation) -> None:
@@ -144,6 +201,38 @@ async def passes_end_once(simulation: Simulation) -> None:
     assert ended == [0, 1][: len(ended)], ended
     assert len(ended) == 2 or len(whole) < 2, ended
     assert model.steps == 6 or len(whole) < 2, model.steps
+
+
+async def resources_are_made_and_deleted_whole(simulation: Simulation) -> None:
+    """`shielded`: whatever is cancelled, each one that is made is deleted, and nothing is cut."""
+    moments: dict[int, str] = {}
+
+    @asynccontextmanager
+    async def resource(i: int) -> AsyncIterator[None]:
+        moments[i] = "begins to make"
+        await simulation.sleep(0.25)
+        moments[i] = "made"
+        try:
+            yield
+        finally:
+            moments[i] = "begins to delete"
+            await simulation.sleep(0.25)
+            moments[i] = "deleted"
+
+    async def worker(i: int) -> None:
+        try:
+            async with shielded(resource(i)):
+                assert moments[i] == "made"
+                await simulation.sleep(0.25)
+        except TimeoutError:
+            assert is_over  # main was cancelled, and with it the simulation
+
+    is_over = False
+    try:
+        await workers(simulation, worker, 2)
+    finally:
+        is_over = True
+    assert set(moments.values()) <= {"deleted"}, moments
 
 
 async def takers_wait_for_one_stage(simulation: Simulation) -> None:
@@ -204,6 +293,46 @@ async def maps_keep_items_and_their_order(simulation: Simulation) -> None:
             is_closed = True
     assert all(each == sorted(each) for each in taken.values()), taken
     assert not whole or sorted(taken[0] + taken[1]) == list(range(0, 12, 2)), taken
+
+
+async def a_map_fails_behind_its_results(simulation: Simulation) -> None:
+    """The error of item 3 comes when the results before it were taken, and no call is left."""
+    taken: list[int] = []
+    num_errors = num_calls = 0
+
+    async def double(item: int) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        try:
+            await simulation.sleep(1.0 if item == 0 else 0.5)
+        finally:
+            num_calls -= 1
+        if item == 3:
+            raise Boom
+        return 2 * item
+
+    async def consumer(i: int) -> None:
+        nonlocal num_errors
+        try:
+            async for item in source:
+                taken.append(item)
+        except Boom:
+            num_errors += 1
+        except RuntimeError:
+            assert is_closed  # main was cancelled
+
+    source = map_concurrent(double, range(9), concurrency=3)
+    is_closed = False
+    try:
+        async with source:
+            try:
+                whole = await workers(simulation, consumer, 2)
+            finally:
+                is_closed = True
+    finally:
+        assert not num_calls, "a call goes on behind the block"
+    assert taken == [0, 2, 4][: len(taken)], taken
+    assert len(whole) < 2 or (num_errors == 2 and len(taken) == 3), (taken, num_errors)
 
 
 def rollouts_stay_within_their_bound(num_learners: int, when_stale: WhenStale) -> Program:

@@ -19,6 +19,7 @@ from asynchooks import (
     GlobalStepWaiterHook,
     HistoryHook,
     MonitoredSession,
+    NanTensorHook,
     OnFailure,
     Restart,
     Retention,
@@ -388,8 +389,12 @@ class Asking(SessionRunHook):
         self.wait = wait
 
     async def after_create_session(self, session: Any, coord: Any) -> None:
-        coord.start_soon(self.wait, coord.wait_stopped)
+        coord.start_soon(self.wait, self.wait_and_start, coord)
         coord.start_soon(self.wait, coord.or_stop, session.global_step.wait_for, 99)
+
+    async def wait_and_start(self, coord: Any) -> None:
+        await coord.wait_stopped()
+        coord.start_soon(self.wait, coord.wait_stopped)
 
 
 def a_stop_ends_every_wait(*kinds: str) -> Program:
@@ -729,26 +734,34 @@ def late_restores_are_refused(secs: float) -> Program:
 
 
 async def the_last_one_closes(simulation: Simulation) -> None:
-    """Workers come and go; the raw session is made with the first and closed with the last."""
-    machines, num_open = Machines(simulation), 0
+    """Workers come and go; the raw session is made with the first and closed with the last.
+
+    Then the same creator serves another training, which knows no limit and no stop of the first.
+    """
+    machines = Machines(simulation)
     creator = SharedSessionCreator(MachineCreator(machines))
 
     async def worker(i: int) -> None:
-        nonlocal num_open
         await simulation.sleep(0.5 * i)
-        async with MonitoredSession([StopAtStepHook(last_step=9)], creator) as session:
-            num_open += 1
-            try:
-                for _ in range(2):
-                    await session.run([])
-                    assert not machines.made[-1].is_closed
-            finally:
-                num_open -= 1
+        async with MonitoredSession([StopAtStepHook(last_step=6)], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+                assert not machines.made[-1].is_closed
+                if i == 2 and machines.steps >= 5:
+                    session.request_stop(all_workers=True)
+
+    async def again(i: int) -> None:
+        await train(creator, [StopAtStepHook(last_step=9)])
 
     whole = await workers(simulation, worker)
     assert len(machines.made) == 1 or len(whole) < NUM_WORKERS, machines
     assert all(each.is_closed for each in machines.made)
-    assert machines.steps == 2 * NUM_WORKERS or len(whole) < NUM_WORKERS, machines.steps
+    assert machines.steps >= 5 or not whole, machines.steps
+    num_made = len(machines.made)
+    whole = await workers(simulation, again, 2)
+    assert machines.steps == 9 or not whole, machines.steps
+    assert len(machines.made) == num_made + 1 or len(whole) < 2, machines
+    assert all(each.is_closed for each in machines.made)
 
 
 class TasksOfRaw(SessionRunHook):
@@ -805,8 +818,56 @@ def lost_sessions_are_replaced_once(losses: tuple[float, ...]) -> Program:
     return main
 
 
+def stops_stand_though_a_session_is_lost(who: str) -> Program:
+    """A stop of the block, of a hook for all workers, or by a side task's error."""
+
+    async def main(simulation: Simulation) -> None:
+        machines, left = Machines(simulation), []
+        creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+
+        async def fail() -> None:
+            await simulation.sleep(2.0)
+            raise Boom
+
+        async def lose() -> None:
+            await simulation.sleep(2.5)
+            machines.lose()
+
+        async def stop(session: Any) -> None:
+            await simulation.sleep(2.0)
+            session.request_stop("it is enough", all_workers=True)
+
+        async def worker(i: int) -> None:
+            hooks = [StopAtStepHook(last_step=20)]
+
+            def body(session: Any) -> None:
+                if who == "side task" and i == 0:
+                    session.start_soon(fail)
+                elif who == "block" and i == 0:
+                    session.start_soon(stop, session)
+
+            if who == "hook" and i == 0:
+                hooks.append(StopsAll())
+            try:
+                await train(creator, hooks, body)
+            except Boom:
+                left.append(i)
+
+        losing = simulation.start(lose)
+        whole = await workers(simulation, worker, 2)
+        await losing.wait()
+        if len(whole) == 2:
+            assert left == [0] * (who == "side task"), left
+            assert machines.steps <= 6, machines.steps
+
+    return main
+
+
 def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Program:
-    """Each step changes two halves of the model, at two times; its loss is minus its number."""
+    """Each step changes two halves of the model, at two times; its loss is minus its number.
+
+    What is saved in a run is what was evaluated in it.
+    """
 
     async def main(simulation: Simulation) -> None:
         weights = np.zeros(2)
@@ -823,6 +884,16 @@ def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Prog
             return {"loss": -weights[1]}
 
         place, creator = directory_of(simulation), SharedSessionCreator(step, num_workers=2)
+        evaluated: list[float] = []
+
+        class Evaluates(SessionRunHook):
+            async def after_run(self, run_context: Any, run_values: Any) -> None:
+                run_context.finish_with(self.evaluate, exclusive=True)
+
+            async def evaluate(self) -> None:
+                evaluated.append(weights[0])
+                await simulation.sleep(0.0)
+
         saving = CheckpointSaverHook(
             place,
             save_steps=1,
@@ -833,7 +904,7 @@ def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Prog
         )
 
         async def worker(i: int) -> None:
-            hooks = [saving] if i == 0 else []
+            hooks = [Evaluates(), saving] if i == 0 else []
             await train(creator, [*hooks, StopAtStepHook(last_step=NUM_STEPS)])
 
         whole = await workers(simulation, worker, 2)
@@ -844,8 +915,32 @@ def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Prog
             StateDictSaver(model={"weights": weights}).restore(each.prefix)
             assert weights[0] == weights[1] == each.step, (weights, each)
             assert each.metric in (None, -each.step), each
+            assert each.step in (*evaluated, 0, NUM_STEPS), (each, evaluated)
 
     return main
+
+
+async def no_bad_model_is_saved(simulation: Simulation) -> None:
+    """The loss is NaN from step 3 on; whichever worker sees it, what is saved is of before."""
+    weights = np.zeros(1)
+
+    async def step() -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        weights[:] += 1.0
+        return {"loss": math.nan if weights[0] >= 3.0 else 0.0}
+
+    place, creator = directory_of(simulation), SharedSessionCreator(step, num_workers=2)
+    saver = StateDictSaver(model={"weights": weights})
+
+    async def worker(i: int) -> None:
+        hooks: list[SessionRunHook] = [NanTensorHook("loss", fail_on_nan_loss=False)]
+        if i == 0:
+            hooks.append(CheckpointSaverHook(place, save_steps=1, saver=saver))
+        await train(creator, [*hooks, StopAtStepHook(last_step=20)])
+
+    whole = await workers(simulation, worker, 2)
+    assert all(each.step < 3 for each in CheckpointDirectory(place).checkpoints())
+    assert weights[0] <= 5.0 or len(whole) < 2, weights
 
 
 async def the_best_model_is_brought_back(simulation: Simulation) -> None:
