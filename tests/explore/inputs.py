@@ -23,7 +23,6 @@ from asynchooks.data import WhenStale, map_concurrent, prefetch, repeat, rollout
 from asynchooks.simulation import Simulation
 
 from .training import (
-    NUM_WORKERS,
     Boom,
     Model,
     Program,

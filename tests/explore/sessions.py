@@ -838,7 +838,7 @@ def stops_stand_though_a_session_is_lost(who: str) -> Program:
             session.request_stop("it is enough", all_workers=True)
 
         async def worker(i: int) -> None:
-            hooks = [StopAtStepHook(last_step=20)]
+            hooks: list[SessionRunHook] = [StopAtStepHook(last_step=20)]
 
             def body(session: Any) -> None:
                 if who == "side task" and i == 0:
