@@ -201,26 +201,36 @@ async def waits_in_vain_end(simulation: Simulation) -> None:
     assert ends == dict.fromkeys(whole - {0}, model.made_at.get(2, max(ends.values(), default=0)))
 
 
-async def no_step_runs_beside_the_exclusive_side(simulation: Simulation) -> None:
-    """Two tasks hold it, each twice, for half a step; two workers train."""
-    model = Model(simulation)
-    creator = SharedSessionCreator(model.step, num_workers=2)
+def no_step_runs_beside_the_exclusive_side(has_limit: bool) -> Program:
+    """Two tasks hold it, each twice, for half a step, in turn with the runs of two workers."""
 
-    async def hold(session: Any) -> None:
-        for _ in range(2):
-            async with session.global_step.exclusive():
-                with model.held():
-                    await simulation.sleep(0.5)
-            await session.or_stop(simulation.sleep, 0.5)
+    async def main(simulation: Simulation) -> None:
+        model = Model(simulation)
+        creator = SharedSessionCreator(model.step, num_workers=2)
 
-    async def worker(i: int) -> None:
-        def body(session: Any) -> None:
-            session.start_soon(hold, session)
+        async def hold(session: Any) -> None:
+            for _ in range(2):
+                asked = simulation.now
+                async with session.global_step.exclusive():
+                    assert simulation.now - asked <= 2.5, "a run overtakes a task that waits"
+                    with model.held():
+                        await simulation.sleep(0.5)
+                await session.or_stop(simulation.sleep, 0.5)
 
-        await train(creator, [StopAtStepHook(last_step=NUM_STEPS)], body)
+        async def worker(i: int) -> None:
+            await simulation.sleep(0.5 * i)
+            hooks = [StopAtStepHook(last_step=6)] if has_limit else []
+            async with MonitoredSession(hooks, creator) as session:
+                session.start_soon(hold, session)
+                num_runs = 0
+                while not session.should_stop() and (has_limit or num_runs < 3):
+                    num_runs += 1
+                    await session.run([])
 
-    whole = await workers(simulation, worker, 2)
-    assert model.steps == NUM_STEPS or not whole, model.steps
+        whole = await workers(simulation, worker, 2)
+        assert model.steps == 6 or len(whole) < 2, model.steps
+
+    return main
 
 
 class Evaluating(SessionRunHook):
