@@ -77,6 +77,7 @@ async def each_item_once(simulation: Simulation) -> None:
         life = partial(worker, source, creator, last_step)
         whole = await workers(simulation, life, 2, name)
         assert counts.max() <= 1.0, counts
+        assert simulation.now <= 12.0, simulation.now
         assert counts.sum() == min(last_step, 5) or len(whole) < 2, counts
     assert counts.min() == 1.0, counts
 

@@ -184,6 +184,27 @@ async def waits_that_are_left_leave_nothing(simulation: Simulation) -> None:
     await workers(simulation, worker)
 
 
+async def a_relay_goes_on(simulation: Simulation) -> None:
+    """Each worker waits for the step of the one before it, makes the next one, and leaves."""
+    model = Model(simulation)
+    creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
+    is_cancelled = False
+
+    async def worker(i: int) -> None:
+        nonlocal is_cancelled
+        try:
+            async with MonitoredSession([GlobalStepWaiterHook(i)], creator) as session:
+                await session.run([])
+        except StepUnreachableError:
+            assert is_cancelled, "whoever was to make the step is there"
+        except BaseException:
+            is_cancelled = True
+            raise
+
+    whole = await workers(simulation, worker)
+    assert model.steps == NUM_WORKERS or len(whole) < NUM_WORKERS, model.steps
+
+
 async def waits_in_vain_end(simulation: Simulation) -> None:
     """One that trains leaves at step 2; then nobody trains to the step that the others wait for."""
     model, ends = Model(simulation), {}
@@ -349,18 +370,16 @@ def a_stop_of_all_reaches_late_sessions(by_hook: bool) -> Program:
 
         async def asks() -> None:
             hooks = [*([StopsAll()] if by_hook else []), EndsLate(simulation)]
-            async with MonitoredSession(hooks, creator) as session:
-                try:
+            try:
+                async with MonitoredSession(hooks, creator) as session:
                     for _ in range(2):
                         await session.run([])
                     if not by_hook:
                         session.request_stop("it is enough", all_workers=True)
                     phases[0] = "stopped"
                     assert session.should_stop()
-                except BaseException:
-                    phases[0] = "cancelled"
-                    raise
-            phases[0] = "closed"
+            finally:
+                phases[0] = "closed"
 
         async def wait(session: Any) -> None:
             try:
@@ -828,6 +847,29 @@ def lost_sessions_are_replaced_once(losses: tuple[float, ...]) -> Program:
     return main
 
 
+async def steps_on_a_lost_machine_do_not_count(simulation: Simulation) -> None:
+    """One worker finds that the machine is lost; the step of the other goes on beside the next."""
+    machines, ends = Machines(simulation, fails_all=False), {}
+    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+
+    async def worker(i: int) -> None:
+        async with MonitoredSession([StopAtStepHook(last_step=4)], creator) as session:
+            while not session.should_stop():
+                await session.run([], {"secs": 1.0 + i})
+        ends[i] = session.global_step.value
+
+    async def lose() -> None:
+        for _ in range(2):
+            await simulation.sleep(1.5)
+            machines.lose()
+
+    losing = simulation.start(lose)
+    whole = await workers(simulation, worker, 2)
+    await losing.wait()
+    assert machines.steps == 4 or not whole, machines
+    assert ends == dict.fromkeys(whole, 4), ends
+
+
 def stops_stand_though_a_session_is_lost(who: str) -> Program:
     """A stop of the block, of a hook for all workers, or by a side task's error."""
 
@@ -926,6 +968,7 @@ def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Prog
             assert weights[0] == weights[1] == each.step, (weights, each)
             assert each.metric in (None, -each.step), each
             assert each.step in (*evaluated, 0, NUM_STEPS), (each, evaluated)
+        assert simulation.now <= NUM_STEPS + 2, simulation.now
 
     return main
 

@@ -84,6 +84,8 @@ class Machines:
     """What the steps were fed."""
     made: list[Machine] = field(default_factory=list)
     num_lost: int = 0
+    fails_all: bool = True
+    """Whether all steps on a lost machine fail; else one, and what others make is of no use."""
 
     def lose(self) -> None:
         """The present machine breaks down: steps under way on it fail, and all later ones."""
@@ -99,29 +101,32 @@ class Machine(RawSession):
         super().__init__()
         self.machines = machines
         self.is_lost = self.is_known = self.is_closed = False
-        self.num_under_way = 0
+        self.num_under_way, self.steps = 0, machines.steps
 
     async def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
+        machines, feeds = self.machines, feed_dict or {}
         assert not self.is_known, "a step begins on a machine that is known to be lost"
         assert not self.is_closed, "a step begins on a session that is closed"
         self.num_under_way += 1
         try:
-            await self.machines.simulation.sleep(1.0)
-            if self.is_lost:
+            await machines.simulation.sleep(feeds.get("secs", 1.0))
+            if self.is_lost and (machines.fails_all or not self.is_known):
                 raise PreemptionError
         except PreemptionError:
             self.is_known = True
             raise
         finally:
             self.num_under_way -= 1
-        self.machines.steps += 1
-        self.machines.rows.extend((feed_dict or {}).values())
+        self.steps += 1
+        if not self.is_lost:
+            machines.steps = self.steps
+            machines.rows += [value for name, value in feeds.items() if name == "row"]
         return {}
 
     def read_step(self) -> int:
-        return self.machines.steps
+        return self.steps
 
     async def close(self) -> None:
         assert not self.is_closed, "a session is closed twice"
