@@ -834,6 +834,9 @@ class MonitoredSession(AsyncOnly):
                 if held is not None and held is not error:
                     held.__context__ = error or held.__context__
                     error = held
+                if error is not None:
+                    # each time, as a side task may fail behind a cancellation, which stops no other
+                    self._stop_others(error)
                 if error is not None and not is_reported:
                     is_reported = True
                     error = await self._report(error)
@@ -859,17 +862,17 @@ class MonitoredSession(AsyncOnly):
             shorten_traceback(error)
         return error
 
-    async def _report(self, error: BaseException) -> BaseException:
-        """Note what leaves, stop the workers that share the creator, and call on_error of hooks.
-
-        Returns what leaves then: another error, if one interrupted that.
-        """
-        stop, hooks, reason = self._stop, self._hooks, StopReason("the block", repr(error), error)
+    def _stop_others(self, error: BaseException) -> None:
+        """Note what leaves, and stop the workers that share the creator if it is a failure."""
+        stop, reason = self._stop, StopReason("the block", repr(error), error)
         stop.note(reason)
         if not isinstance(error, GeneratorExit) and self._engine.failure_in(error) is not None:
             noted = stop.reason
             self._handle.fail(noted if noted is not None and noted.error is error else reason)
-        calls = hooks.on_error(self.raw_session(), error, self._grace_secs)
+
+    async def _report(self, error: BaseException) -> BaseException:
+        """Call on_error of hooks; returns what leaves: another error, if one interrupted that."""
+        calls = self._hooks.on_error(self.raw_session(), error, self._grace_secs)
         return await raised_by(self._handle.in_session_context(calls)) or error
 
     async def _end_hooks(self, error: BaseException | None) -> BaseException | None:

@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -208,16 +209,34 @@ async def workers(
     num: int = NUM_WORKERS,
     name: str = "worker",
 ) -> set[int]:
-    """Run the workers together; returns those that were not cancelled."""
+    """Run the workers together; returns those that were not cancelled.
+
+    The last one that reads an input closes it. So if that is cancelled before another one opens,
+    the other one finds it closed, and counts as cancelled, too. So does one that finds it cut as
+    the simulation ends.
+    """
     whole = set()
+    is_cancelled = False
+    cut: list[Exception] = []
 
     async def run(i: int) -> None:
-        await worker(i)
-        whole.add(i)
+        nonlocal is_cancelled
+        try:
+            await worker(i)
+        except RuntimeError as error:
+            if not re.search("is closed; make a new one|cancelled from outside", str(error)):
+                raise
+            cut.append(error)
+        except BaseException:
+            is_cancelled = True
+            raise
+        else:
+            whole.add(i)
 
     tasks = [simulation.start(run, i, name=f"{name} {i}") for i in range(num)]
     for each in tasks:
         await each.wait()
+    assert is_cancelled or not cut, cut
     return whole
 
 
