@@ -55,7 +55,7 @@ class Numbers:
 
 async def each_item_once(simulation: Simulation) -> None:
     """Three lives of two workers; each goes on at the last checkpoint, the last one to the end."""
-    counts = np.zeros(5)
+    counts = np.zeros(4)
     saver, place = StateDictSaver(model={"counts": counts}), directory_of(simulation)
 
     async def step(row: int) -> dict[str, Any]:
@@ -71,14 +71,14 @@ async def each_item_once(simulation: Simulation) -> None:
             hooks.append(Waiting(simulation))  # another worker may save meanwhile
         await train(creator, [*hooks, FeedHook(source, "row")])
 
-    for last_step, name in ((2, "worker"), (4, "worker"), (10, "last")):
+    for last_step, name in ((2, "worker"), (3, "worker"), (10, "last")):
         counts[:] = 0.0
-        source, creator = prefetch(range(5), 1), SharedSessionCreator(step, num_workers=2)
+        source, creator = prefetch(range(4), 1), SharedSessionCreator(step, num_workers=2)
         life = partial(worker, source, creator, last_step)
         whole = await workers(simulation, life, 2, name)
         assert counts.max() <= 1.0, counts
-        assert simulation.now <= 12.0, simulation.now
-        assert counts.sum() == min(last_step, 5) or len(whole) < 2, counts
+        assert simulation.now <= 10.0, simulation.now
+        assert counts.sum() == min(last_step, 4) or len(whole) < 2, counts
     assert counts.min() == 1.0, counts
 
 
