@@ -599,14 +599,14 @@ async def hooks_see_their_moments_in_order(simulation: Simulation) -> None:
     """Each `begin` has its `end` or `on_error`, each session that opens its `after_close`."""
     model = Model(simulation)
     creator = SharedSessionCreator(model.step, num_workers=2)
-    hooks = [[Waiting(simulation), Waiting(simulation)] for _ in range(2)]
+    hooks = [[Waiting(simulation), Waiting(simulation)], [Waiting(simulation)]]
 
     async def worker(i: int) -> None:
         await train(creator, [*hooks[i], StopAtStepHook(last_step=2)])
 
     whole = await workers(simulation, worker, 2)
-    for i, pair in enumerate(hooks):
-        for each in pair:
+    for i, its in enumerate(hooks):
+        for each in its:
             assert re.fullmatch(MOMENTS, each.moments), each.moments
             assert i not in whole or each.moments.endswith("edz"), each.moments
     assert model.steps == 2 or not whole, model.steps
@@ -803,7 +803,6 @@ class TasksOfRaw(SessionRunHook):
     async def after_create_session(self, session: Any, coord: Any) -> None:
         assert not self.running, "a side task outlives its raw session"
         coord.start_soon(self.task, coord)
-        coord.start_soon(coord.or_stop, self.task, coord)
 
     async def task(self, coord: Any) -> None:
         self.running.append(coord)
@@ -817,34 +816,52 @@ class TasksOfRaw(SessionRunHook):
         await self.simulation.sleep(0.0)  # another worker may find meanwhile that it is lost
 
 
-def lost_sessions_are_replaced_once(losses: tuple[float, ...]) -> Program:
-    """For all workers; the stop is exact, each row is used once, and no step runs on a lost one."""
+async def lost_sessions_are_replaced_once(simulation: Simulation) -> None:
+    """For all workers; each row is used once, and no step runs on a lost one."""
+    machines, ends = Machines(simulation), {}
+    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+    source = prefetch(range(3), 1)
 
-    async def main(simulation: Simulation) -> None:
-        machines, num_rows = Machines(simulation), 5
-        creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
-        source, ends = prefetch(range(num_rows), 1), {}
+    async def worker(i: int) -> None:
+        ends[i] = await train(creator, [FeedHook(source, "row")])
 
-        async def worker(i: int) -> None:
-            hooks = [FeedHook(source, "row"), TasksOfRaw(simulation)]
-            ends[i] = await train(creator, hooks)
+    async def lose() -> None:
+        await simulation.sleep(0.5)
+        machines.lose()
 
-        async def lose(secs: float) -> None:
-            await simulation.sleep(secs)
-            machines.lose()
+    losing = simulation.start(lose)
+    whole = await workers(simulation, worker, 2)
+    await losing.wait()
+    assert all(each.is_closed for each in machines.made), machines
+    assert len(machines.made) <= 1 + machines.num_lost, machines
+    assert len(machines.rows) == len(set(machines.rows)), machines.rows
+    if len(whole) == 2:
+        assert sorted(machines.rows) == [0, 1, 2], machines.rows
+        assert machines.steps == 3 == max(ends.values()), (machines, ends)
 
-        losing = [simulation.start(lose, secs) for secs in losses]
-        whole = await workers(simulation, worker, 2)
-        for each in losing:
-            await each.wait()
-        assert all(each.is_closed for each in machines.made), machines
-        assert len(machines.made) <= 1 + machines.num_lost, machines
-        assert len(machines.rows) == len(set(machines.rows)), machines.rows
-        if len(whole) == 2:
-            assert sorted(machines.rows) == list(range(num_rows)), machines.rows
-            assert machines.steps == num_rows == max(ends.values()), (machines, ends)
 
-    return main
+async def stops_are_exact_though_sessions_are_lost(simulation: Simulation) -> None:
+    """Twice, and side tasks of a raw session end with it."""
+    machines, ends = Machines(simulation), {}
+    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+
+    async def worker(i: int) -> None:
+        hooks = [TasksOfRaw(simulation), StopAtStepHook(last_step=3)]
+        ends[i] = await train(creator, hooks if i == 0 else hooks[1:])
+
+    async def lose() -> None:
+        await simulation.sleep(1.0)
+        machines.lose()
+        await simulation.sleep(1.5)
+        machines.lose()
+
+    losing = simulation.start(lose)
+    whole = await workers(simulation, worker, 2)
+    await losing.wait()
+    assert all(each.is_closed for each in machines.made), machines
+    assert len(machines.made) <= 1 + machines.num_lost, machines
+    assert ends == dict.fromkeys(whole, 3), ends
+    assert machines.steps == 3 or not whole, machines.steps
 
 
 async def steps_on_a_lost_machine_do_not_count(simulation: Simulation) -> None:
