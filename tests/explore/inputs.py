@@ -119,6 +119,25 @@ async def input_ends_for_all_workers(simulation: Simulation) -> None:
     assert numbers.num_closed == 1 or not whole, numbers.num_closed
 
 
+async def the_limit_ends_waits_for_items(simulation: Simulation) -> None:
+    """Also one that another worker brings along later, and reaches."""
+    model = Model(simulation)
+
+    async def never() -> AsyncIterator[dict[str, Any]]:
+        await simulation.sleep(9.0)
+        yield {}
+
+    creator = SharedSessionCreator(model.step, num_workers=2)
+
+    async def worker(i: int) -> None:
+        await simulation.sleep(0.5 * i)
+        hooks = [StopAtStepHook(last_step=1)] if i else [FeedHook(never())]
+        await train(creator, hooks)
+
+    whole = await workers(simulation, worker, 2)
+    assert simulation.now <= 1.5 or len(whole) < 2, simulation.now
+
+
 async def items_wait_for_a_late_restore(simulation: Simulation) -> None:
     """A worker restores late, while another one would draw its first item."""
     drawn: list[float] = []

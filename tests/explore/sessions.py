@@ -21,6 +21,7 @@ from asynchooks import (
     MonitoredSession,
     NanTensorHook,
     OnFailure,
+    PreemptionError,
     Restart,
     Retention,
     SessionRunArgs,
@@ -254,6 +255,38 @@ def no_step_runs_beside_the_exclusive_side(has_limit: bool) -> Program:
     return main
 
 
+class Slow(SessionRunHook):
+    """Waits 2 s behind each step."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.sleep = simulation.sleep
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        await self.sleep(2.0)
+
+
+async def a_turn_comes_as_the_step_ends(simulation: Simulation) -> None:
+    """Not when its run does, which goes on in hooks."""
+    model, entered = Model(simulation), []
+
+    async def hold(session: Any) -> None:
+        await simulation.sleep(0.5)
+        async with session.global_step.exclusive():
+            entered.append(simulation.now)
+            with model.held():
+                await simulation.sleep(0.5)
+
+    async def worker(i: int) -> None:
+        def body(session: Any) -> None:
+            session.start_soon(hold, session)
+
+        hooks = [Slow(simulation), StopAtStepHook(last_step=1)]
+        await train(FunctionSessionCreator(model.step), hooks, body)
+
+    whole = await workers(simulation, worker, 1)
+    assert entered == [1.0] or not whole, entered
+
+
 class Evaluating(SessionRunHook):
     """Looks at the model after each run, alone with it, for half a step."""
 
@@ -350,14 +383,21 @@ class EndsLate(SessionRunHook):
 
 
 class StopsAll(SessionRunHook):
-    """Stops all workers in its second run."""
+    """Stops all workers in a run; its own side tasks go on until `end` of all hooks."""
 
-    def __init__(self) -> None:
-        self.num_runs = 0
+    def __init__(self, run: int = 2) -> None:
+        self.run, self.num_runs = run, 0
+        self.coords: list[Any] = []
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        self.coords.append(coord)
+
+    async def end(self, session: Any) -> None:
+        assert len(self.coords) > 1 or not self.coords[0].should_stop()
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
         self.num_runs += 1
-        if self.num_runs == 2:
+        if self.num_runs == self.run:
             run_context.request_stop("it is enough", all_workers=True)
 
 
@@ -653,6 +693,42 @@ async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
     assert simulation.now <= NUM_STEPS, simulation.now
 
 
+class Chain(SessionRunHook):
+    """Has a side task that starts another one at the stop, which starts another one."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.sleep, self.num_running, self.num_ended = simulation.sleep, 0, 0
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        coord.start_soon(self.link, coord, 3)
+
+    async def link(self, coord: Any, num_left: int) -> None:
+        self.num_running += 1
+        try:
+            await coord.wait_stopped()
+            await self.sleep(0.5)
+            if num_left > 1:
+                coord.start_soon(self.link, coord, num_left - 1)
+        finally:
+            self.num_running -= 1
+        self.num_ended += 1
+
+
+async def side_tasks_start_others_at_the_end(simulation: Simulation) -> None:
+    """They are waited for as well."""
+    model, hook = Model(simulation), Chain(simulation)
+
+    async def worker(i: int) -> None:
+        try:
+            hooks = [hook, StopAtStepHook(last_step=1)]
+            await train(FunctionSessionCreator(model.step), hooks)
+        finally:
+            assert not hook.num_running, "a side task outlives its session"
+
+    whole = await workers(simulation, worker, 1)
+    assert hook.num_ended == 3 or not whole, hook.num_ended
+
+
 async def errors_of_side_tasks_end_training(simulation: Simulation) -> None:
     """But not those that are only logged, or after which the task is started again."""
     model, left, attempts = Model(simulation), [], []
@@ -772,7 +848,7 @@ async def the_last_one_closes(simulation: Simulation) -> None:
 
     async def worker(i: int) -> None:
         await simulation.sleep(0.5 * i)
-        async with MonitoredSession([StopAtStepHook(last_step=6)], creator) as session:
+        async with MonitoredSession([StopAtStepHook(last_step=20)], creator) as session:
             while not session.should_stop():
                 await session.run([])
                 assert not machines.made[-1].is_closed
@@ -780,15 +856,15 @@ async def the_last_one_closes(simulation: Simulation) -> None:
                     session.request_stop(all_workers=True)
 
     async def again(i: int) -> None:
-        await train(creator, [StopAtStepHook(last_step=9)])
+        await train(creator, [StopAtStepHook(last_step=num_steps + 3)])
 
     whole = await workers(simulation, worker)
     assert len(machines.made) == 1 or len(whole) < NUM_WORKERS, machines
     assert all(each.is_closed for each in machines.made)
     assert machines.steps >= 5 or not whole, machines.steps
-    num_made = len(machines.made)
+    num_made, num_steps = len(machines.made), machines.steps
     whole = await workers(simulation, again, 2)
-    assert machines.steps == 9 or not whole, machines.steps
+    assert machines.steps == num_steps + 3 or not whole, machines.steps
     assert len(machines.made) == num_made + 1 or len(whole) < 2, machines
     assert all(each.is_closed for each in machines.made)
 
@@ -932,6 +1008,29 @@ def stops_stand_though_a_session_is_lost(who: str) -> Program:
     return main
 
 
+async def a_stop_of_all_stands_where_the_session_was_replaced(simulation: Simulation) -> None:
+    """The worker whose hook asked for it pauses; meanwhile another one replaces what is lost."""
+    machines = Machines(simulation)
+    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+
+    async def worker(i: int) -> None:
+        await simulation.sleep(0.5 * i)
+        hooks = [StopsAll(1)] if i == 0 else []
+        async with MonitoredSession(hooks, creator) as session:
+            for _ in range(4):
+                await session.run([])
+                await simulation.sleep(1.5 * (i == 0))
+
+    async def lose() -> None:
+        await simulation.sleep(1.25)
+        machines.lose()
+
+    losing = simulation.start(lose)
+    whole = await workers(simulation, worker, 2)
+    await losing.wait()
+    assert machines.steps <= 2 or len(whole) < 2, machines.steps
+
+
 def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Program:
     """Each step changes two halves of the model, at two times; its loss is minus its number.
 
@@ -988,6 +1087,34 @@ def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Prog
         assert simulation.now <= NUM_STEPS + 2, simulation.now
 
     return main
+
+
+async def no_half_made_step_is_saved(simulation: Simulation) -> None:
+    """One step is lost in its middle; the model is brought back before it is saved again."""
+    weights, is_lost = np.zeros(2), False
+
+    async def step() -> dict[str, Any]:
+        nonlocal is_lost
+        await simulation.sleep(1.0)
+        weights[0] += 1.0
+        if weights[0] == 2.0 and not is_lost:
+            is_lost = True
+            raise PreemptionError
+        weights[1] += 1.0
+        return {}
+
+    place, creator = directory_of(simulation), SharedSessionCreator(step, num_workers=2)
+    saver = StateDictSaver(model={"weights": weights})
+    saving = CheckpointSaverHook(place, save_steps=1, saver=saver)
+
+    async def worker(i: int) -> None:
+        hooks = [saving] if i == 0 else []
+        await train(creator, [*hooks, StopAtStepHook(last_step=NUM_STEPS)])
+
+    await workers(simulation, worker, 2)
+    for each in CheckpointDirectory(place).checkpoints():
+        saver.restore(each.prefix)
+        assert weights[0] == weights[1] == each.step, (weights, each)
 
 
 async def no_bad_model_is_saved(simulation: Simulation) -> None:
