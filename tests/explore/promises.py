@@ -44,6 +44,7 @@ PROMISES: Mapping[str, Program] = {
     "lost sessions": sessions.lost_sessions_are_replaced_once,
     "sessions lost twice": sessions.stops_are_exact_though_sessions_are_lost,
     "stop of all, then replaced": sessions.a_stop_of_all_stands_where_the_session_was_replaced,
+    "hooks of a replaced session": sessions.hooks_survive_that_their_session_is_replaced,
     "steps on a lost machine": sessions.steps_on_a_lost_machine_do_not_count,
     "stop of a block, then lost": sessions.stops_stand_though_a_session_is_lost("block"),
     "stop of a hook, then lost": sessions.stops_stand_though_a_session_is_lost("hook"),

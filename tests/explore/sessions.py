@@ -700,7 +700,7 @@ class Chain(SessionRunHook):
         self.sleep, self.num_running, self.num_ended = simulation.sleep, 0, 0
 
     async def after_create_session(self, session: Any, coord: Any) -> None:
-        coord.start_soon(self.link, coord, 3)
+        coord.start_soon(self.link, coord, 5)
 
     async def link(self, coord: Any, num_left: int) -> None:
         self.num_running += 1
@@ -726,7 +726,7 @@ async def side_tasks_start_others_at_the_end(simulation: Simulation) -> None:
             assert not hook.num_running, "a side task outlives its session"
 
     whole = await workers(simulation, worker, 1)
-    assert hook.num_ended == 3 or not whole, hook.num_ended
+    assert hook.num_ended == 5 or not whole, hook.num_ended
 
 
 async def errors_of_side_tasks_end_training(simulation: Simulation) -> None:
@@ -938,6 +938,37 @@ async def stops_are_exact_though_sessions_are_lost(simulation: Simulation) -> No
     assert len(machines.made) <= 1 + machines.num_lost, machines
     assert ends == dict.fromkeys(whole, 3), ends
     assert machines.steps == 3 or not whole, machines.steps
+
+
+class Uses(SessionRunHook):
+    """Needs the session of its run for 1.5 s before the step."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.sleep = simulation.sleep
+
+    async def before_run(self, run_context: Any) -> None:
+        await self.sleep(1.5)
+        if run_context.session.is_closed:
+            raise Boom("the session is closed")
+
+
+async def hooks_survive_that_their_session_is_replaced(simulation: Simulation) -> None:
+    """By another worker, under a hook, whose error belongs to the loss, whatever it is."""
+    machines = Machines(simulation)
+    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+
+    async def worker(i: int) -> None:
+        hooks = [Uses(simulation)] if i == 0 else []
+        await train(creator, [*hooks, StopAtStepHook(last_step=4)])
+
+    async def lose() -> None:
+        await simulation.sleep(0.5)
+        machines.lose()
+
+    losing = simulation.start(lose)
+    whole = await workers(simulation, worker, 2)
+    await losing.wait()
+    assert machines.steps == 4 or not whole, machines
 
 
 async def steps_on_a_lost_machine_do_not_count(simulation: Simulation) -> None:
