@@ -63,7 +63,7 @@ class WaitsBehindStep(SessionRunHook):
 
 async def each_item_once(simulation: Simulation) -> None:
     """Two lives of two workers; the second goes on at the last checkpoint, to the end."""
-    counts = np.zeros(4)
+    counts = np.zeros(3)
     saver, place = StateDictSaver(model={"counts": counts}), directory_of(simulation)
 
     async def step(row: int) -> dict[str, Any]:
@@ -79,14 +79,14 @@ async def each_item_once(simulation: Simulation) -> None:
             hooks.append(WaitsBehindStep(simulation))  # another worker may save meanwhile
         await train(creator, [*hooks, FeedHook(source, "row")])
 
-    for last_step, name in ((2, "worker"), (10, "last")):
+    for last_step, name in ((2, "worker"), (9, "last")):
         counts[:] = 0.0
-        source, creator = prefetch(range(4), 1), SharedSessionCreator(step, num_workers=2)
+        source, creator = prefetch(range(3), 1), SharedSessionCreator(step, num_workers=2)
         life = partial(worker, source, creator, last_step)
         whole = await workers(simulation, life, 2, name)
         assert counts.max() <= 1.0, counts
-        assert simulation.now <= 10.0, simulation.now
-        assert counts.sum() == min(last_step, 4) or len(whole) < 2, counts
+        assert simulation.now <= 6.0, simulation.now
+        assert counts.sum() == min(last_step, 3) or len(whole) < 2, counts
     assert counts.min() == 1.0, counts
 
 

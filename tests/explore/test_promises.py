@@ -56,6 +56,7 @@ def test_a_promise_holds_with_one_deviation_and_a_cancellation(promise: str) -> 
     assert explore(PROMISES[promise], max_delays=0, cancel="main", num_processes=1).is_complete
 
 
+@pytest.mark.faults  # it starts processes
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
