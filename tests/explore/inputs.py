@@ -138,50 +138,74 @@ async def the_limit_ends_waits_for_items(simulation: Simulation) -> None:
     assert simulation.now <= 1.5 or len(whole) < 2, simulation.now
 
 
-async def items_wait_for_a_late_restore(simulation: Simulation) -> None:
-    """A worker restores late, while another one would draw its first item."""
-    drawn: list[float] = []
-    is_restored = is_refused = False
+class WaitsBeforeStep(SessionRunHook):
+    def __init__(self, simulation: Simulation) -> None:
+        self.sleep = simulation.sleep
 
-    async def numbers() -> AsyncIterator[int]:
-        for number in range(3):
-            drawn.append(simulation.now)
-            assert is_restored or is_refused or not is_restoring
-            yield number
+    async def before_run(self, run_context: Any) -> None:
+        await self.sleep(1.0)
 
-    async def step(row: int) -> dict[str, Any]:
-        await simulation.sleep(1.0)
-        return {}
 
-    is_restoring = False
+def items_wait_for_a_late_restore(secs: float) -> Program:
+    """Another worker draws its first item at 0.5 s: a restore ends before that, or is refused."""
 
-    class Restores(SessionRunHook):
-        async def restore_model(self, session: Any) -> int:
-            nonlocal is_restoring, is_restored
-            assert not drawn, "a model is restored while others draw items"
-            is_restoring = True
-            await simulation.sleep(0.5)
-            is_restoring, is_restored = False, True
-            return 0
+    async def main(simulation: Simulation) -> None:
+        drawn: list[float] = []
+        refused: list[CheckpointError] = []
+        is_restoring = is_gone = False
 
-    creator = SharedSessionCreator(step)
-    source = prefetch(numbers(), 1)
+        async def numbers() -> AsyncIterator[int]:
+            for number in range(2):
+                assert not is_restoring, "an item is drawn while the model is restored"
+                drawn.append(simulation.now)
+                yield number
 
-    async def worker(i: int) -> None:
-        nonlocal is_refused
-        hooks = [FeedHook(source, "row")] if i == 0 else [Restores()]
-        await simulation.sleep(0.25 * i)
-        try:
-            async with MonitoredSession(hooks, creator) as session:
-                if i == 0:
+        async def step(row: int) -> dict[str, Any]:
+            await simulation.sleep(1.0)
+            return {}
+
+        class Restores(SessionRunHook):
+            async def restore_model(self, session: Any) -> int:
+                nonlocal is_restoring
+                assert is_gone or not drawn, "a model is restored while others draw items"
+                is_restoring = True
+                try:
+                    await simulation.sleep(0.5)
+                finally:
+                    is_restoring = False
+                return 0
+
+        creator = SharedSessionCreator(step)
+        source = prefetch(numbers(), 1)
+
+        async def reads() -> None:
+            nonlocal is_gone
+            hooks = [FeedHook(source, "row"), WaitsBeforeStep(simulation)]
+            try:
+                async with MonitoredSession(hooks, creator) as session:
                     await simulation.sleep(0.5)
                     while not session.should_stop():
                         await session.run([])
-        except CheckpointError:
-            is_refused = True
+            finally:
+                is_gone = True
 
-    whole = await workers(simulation, worker, 2)
-    assert drawn[:1] == [0.75] or len(whole) < 2, drawn
+        async def restores() -> None:
+            await simulation.sleep(secs)
+            try:
+                async with MonitoredSession([Restores()], creator):
+                    pass
+            except CheckpointError as error:
+                refused.append(error)
+
+        async def worker(i: int) -> None:
+            await (restores() if i else reads())
+
+        whole = await workers(simulation, worker, 2)
+        if len(whole) == 2:
+            assert drawn[0] == (0.5 if refused else secs + 0.5), drawn
+            assert secs < 0.5 or refused
+
+    return main
 
 
 async def loops_share_their_batches(simulation: Simulation) -> None:

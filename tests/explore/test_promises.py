@@ -16,6 +16,7 @@ WORKERS = "worker*"
 COUNTING = (
     "a turn comes",
     "first error leaves",
+    "items came before a restore",
     "items wait for a restore",
     "late restore, at a step",
     "late restore, at once",
