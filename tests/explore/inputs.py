@@ -18,6 +18,7 @@ from asynchooks import (
     SharedSessionCreator,
     StateDictSaver,
     StopAtStepHook,
+    StopTraining,
 )
 from asynchooks.data import WhenStale, map_concurrent, prefetch, repeat, rollouts, shielded
 from asynchooks.simulation import Simulation
@@ -117,6 +118,32 @@ async def input_ends_for_all_workers(simulation: Simulation) -> None:
     # at the end, none may be left that could take what a cancelled worker gives back
     assert len(used) >= 3 - (len(whole) < 3) or not whole, used
     assert numbers.num_closed == 1 or not whole, numbers.num_closed
+
+
+class Leaves(SessionRunHook):
+    """Ends its session with the first row in hand."""
+
+    async def before_run(self, run_context: Any) -> None:
+        raise StopTraining
+
+
+async def rows_are_given_back(simulation: Simulation) -> None:
+    """By a worker that leaves without a step, to another one that trains on."""
+    used: list[int] = []
+    source = prefetch(range(3), 1)
+
+    async def step(row: int) -> dict[str, Any]:
+        await simulation.sleep(1.0)
+        used.append(row)
+        return {}
+
+    creator = SharedSessionCreator(step, num_workers=2)
+
+    async def worker(i: int) -> None:
+        await train(creator, [FeedHook(source, "row"), *([Leaves()] if i == 0 else [])])
+
+    whole = await workers(simulation, worker, 2)
+    assert sorted(used) == [0, 1, 2] or len(whole) < 2, used
 
 
 async def the_limit_ends_waits_for_items(simulation: Simulation) -> None:
@@ -371,14 +398,20 @@ def rollouts_stay_within_their_bound(num_learners: int, when_stale: WhenStale) -
     async def main(simulation: Simulation) -> None:
         ages: list[int] = []
         seen: list[int] = []
+        num_trained, born = 0, {}
 
         async def rollout(prompt: int) -> int:
+            born[prompt] = num_trained
             await simulation.sleep(1.0 + prompt % 2)
             return prompt
 
         async def step(results: Any) -> dict[str, Any]:
+            nonlocal num_trained
             ages.extend(each.staleness for each in results)
+            if num_learners == 1:
+                assert all(num_trained - born[each.result] <= 1 for each in results)
             await simulation.sleep(1.0)
+            num_trained += 1
             seen.extend(each.result for each in results)
             return {}
 

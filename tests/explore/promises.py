@@ -57,6 +57,7 @@ PROMISES: Mapping[str, Program] = {
     "protocol": sessions.workers_stay_within_the_bound_of_their_protocol,
     "each item once": inputs.each_item_once,
     "input ends": inputs.input_ends_for_all_workers,
+    "rows are given back": inputs.rows_are_given_back,
     "the limit ends waits for items": inputs.the_limit_ends_waits_for_items,
     "items wait for a restore": inputs.items_wait_for_a_late_restore(0.25),
     "items came before a restore": inputs.items_wait_for_a_late_restore(0.75),
