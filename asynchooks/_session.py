@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from enum import Enum, auto
-from functools import wraps
+from functools import partial, wraps
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat, TypeVar, cast
 
@@ -786,10 +786,16 @@ class MonitoredSession(AsyncOnly):
             self._enter(State.CLOSING)
             self._stop.set()
             until = self._engine.now() + self._grace_secs
-            run = self._others.wait_until(
-                lambda: not self._worker.is_running, "another task's run", until
+            run_ends = partial(
+                self._others.wait_until,
+                lambda: not self._worker.is_running,
+                "another task's run",
+                until,
             )
-            error = error or await raised_by(run)
+            error = error or await raised_by(run_ends())
+            if error is not None:  # perhaps a cancellation, just now
+                with self._engine.shielded(self._grace_secs):
+                    await raised_by(run_ends())
         leaving = await self._close(error)
         if leaving is not None and leaving is not exc:
             raise leaving
@@ -826,6 +832,9 @@ class MonitoredSession(AsyncOnly):
                 if held is not None and held is not error:
                     held.__context__ = error or held.__context__
                     error = held
+                if error is not None:
+                    # each time, as a side task may fail behind a cancellation, which stops no other
+                    self._stop_others(error)
                 if error is not None and not is_reported:
                     is_reported = True
                     error = await self._report(error)
@@ -851,17 +860,17 @@ class MonitoredSession(AsyncOnly):
             shorten_traceback(error)
         return error
 
-    async def _report(self, error: BaseException) -> BaseException:
-        """Note what leaves, stop the workers that share the creator, and call on_error of hooks.
-
-        Returns what leaves then: another error, if one interrupted that.
-        """
-        stop, hooks, reason = self._stop, self._hooks, StopReason("the block", repr(error), error)
+    def _stop_others(self, error: BaseException) -> None:
+        """Note what leaves, and stop the workers that share the creator if it is a failure."""
+        stop, reason = self._stop, StopReason("the block", repr(error), error)
         stop.note(reason)
         if not isinstance(error, GeneratorExit) and self._engine.failure_in(error) is not None:
             noted = stop.reason
             self._handle.fail(noted if noted is not None and noted.error is error else reason)
-        calls = hooks.on_error(self.raw_session(), error, self._grace_secs)
+
+    async def _report(self, error: BaseException) -> BaseException:
+        """Call on_error of hooks; returns what leaves: another error, if one interrupted that."""
+        calls = self._hooks.on_error(self.raw_session(), error, self._grace_secs)
         return await raised_by(self._handle.in_session_context(calls)) or error
 
     async def _end_hooks(self, error: BaseException | None) -> BaseException | None:

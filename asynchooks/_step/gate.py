@@ -320,7 +320,10 @@ class Gate:
                 with self.changing():
                     if asker.answer is None:
                         self.askers.remove(asker)
-        except BaseException:  # a cancellation, perhaps after the answer: that is passed on
+            if slot.value is STOPPED and not isinstance(asker.answer, Exception):
+                what = "runs were under way" if is_exclusive else "waiting to run a step"
+                raise StopTraining(f"a stop was requested while {what}: {self!r}")
+        except BaseException:  # with an answer, perhaps, that came too late: it is passed on
             if isinstance(asker.answer, Ticket):
                 self.give_back(asker.answer)
             elif is_exclusive:
@@ -328,9 +331,6 @@ class Gate:
             raise
         if isinstance(asker.answer, Exception):
             raise asker.answer
-        if asker.answer is None and slot.value is STOPPED:
-            what = "runs were under way" if is_exclusive else "waiting to run a step"
-            raise StopTraining(f"a stop was requested while {what}: {self!r}")
         if asker.answer is None:
             raise TimeoutError(
                 f"the runs that are under way have not ended within {timeout} s: {self!r}"

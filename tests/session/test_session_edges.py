@@ -48,6 +48,59 @@ async def test_leaving_waits_for_what_another_task_does(what: str) -> None:
         assert log == [what]
 
 
+async def test_leaving_by_an_error_waits_for_another_task_s_run() -> None:
+    may_go_on, log = anyio.Event(), list[str]()
+
+    async def step() -> dict[str, int]:
+        await may_go_on.wait()
+        log.append("run")
+        return {}
+
+    async def go_on() -> None:
+        await settle()
+        may_go_on.set()
+
+    async with anyio.create_task_group() as group:
+        with pytest.raises(ValueError, match="of the block"):
+            async with MonitoredSession([], step) as session:
+                group.start_soon(session.run, [])
+                await settle()
+                group.start_soon(go_on)
+                raise ValueError("of the block")
+        assert log == ["run"]
+
+
+async def test_a_run_that_waits_for_its_turn_makes_no_step_after_a_stop() -> None:
+    async def run() -> None:
+        with pytest.raises(StopTraining, match="waiting to run a step"):
+            await session.run([])
+
+    async with anyio.create_task_group() as group, counting() as session:
+        async with session.global_step.exclusive():
+            group.start_soon(run)
+            await settle()
+            session.request_stop()  # and its turn comes before it goes on
+    assert session.global_step == 0
+
+
+async def test_a_side_task_that_fails_behind_a_cancellation_stops_the_other_workers() -> None:
+    async def fail() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("in the clean-up")
+
+    creator = SharedSessionCreator(dict)
+    async with MonitoredSession([], creator) as other:
+        with pytest.raises(ValueError, match="in the clean-up"), anyio.CancelScope() as scope:
+            async with MonitoredSession([], creator) as session:
+                session.start_soon(fail)
+                await settle()
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert other.should_stop()
+
+
 async def test_leaving_ends_the_wait_in_another_task_s_run() -> None:
     async def run() -> None:
         with pytest.raises(StopTraining):
