@@ -24,7 +24,7 @@ from .. import _check
 from .._engine.background import BackgroundThread
 from .._engine.base import Engine
 from .._errors import CheckpointError
-from ._files import failure, make_directories, open_file
+from ._files import failure, make_directories, open_file, sync_directory
 from ._lock import DirectoryLock
 from ._store import ObjectStore, object_store_of
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("asynchooks")
 _MAGIC = b"asynchooks journal 1\n"
 _SIZE = Struct("<QI")
 """How a frame begins: bytes of name and value, and a checksum of all that follows."""
-_FRAME = Struct("<QIIQqqHB")
+_FRAME = Struct("<QIIQqqIB")
 """The same, with numbers of the record."""
 _CHECKED_FROM = _SIZE.size
 _SEGMENT = re.compile(r"(\d{10})\.journal")
@@ -153,7 +153,9 @@ class Journal:
             content = segments.read(number)
             end = len(segments.head)
             if not content.startswith(segments.head):
-                if content.startswith(_MAGIC) or _MAGIC.startswith(content):
+                if segments.head.startswith(content):  # torn before its first record
+                    segments.delete(number)
+                elif content.startswith(_MAGIC):
                     others.append(number)
                 continue
             for offset, size, record in _frames(content, end):
@@ -183,7 +185,6 @@ class Journal:
             try:
                 entry = self._segments.append(frame)
             except OSError as error:
-                self._segments.leave()
                 self._warn(error)
                 return
             self._index.setdefault(record.place, []).append(entry)
@@ -210,7 +211,10 @@ class Journal:
             if not has_ended:
                 logger.error("%s is not flushed within %g s: it is left alone", self, _CLOSE_SECS)
                 return
-        self._segments.close()
+        try:
+            self._segments.close()
+        except OSError as error:
+            self._warn(error)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -254,7 +258,10 @@ class Journal:
         for each, place in entries:
             if each.segment != source[0]:
                 source = each.segment, segments.read(each.segment)
-            content.append(source[1][each.offset : each.offset + each.size])
+            frame = source[1][each.offset : each.offset + each.size]
+            if len(frame) < each.size:
+                continue  # it could not be written
+            content.append(frame)
             moved.append((place, each, _Entry(number, offset, each.size)))
             offset += each.size
         if moved:
@@ -298,7 +305,7 @@ class _Segments(ABC):
 
     @abstractmethod
     def append(self, frame: bytes) -> _Entry:
-        """To the present segment, or a new one."""
+        """To the present segment, or a new one; behind the last whole frame."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -335,13 +342,15 @@ class _Files(_Segments):
         self._directory_lock.take()
 
     def close(self) -> None:
-        self.leave()
-        self.unflushed()()
-        if self._directory_lock is not None:
-            self._directory_lock.release()
+        try:
+            self.leave()
+            self.unflushed()()
+        finally:
+            if self._directory_lock is not None:
+                self._directory_lock.release()
 
     def _names(self) -> list[str]:
-        return os.listdir(self.name)
+        return os.listdir(self.name) if os.path.isdir(self.name) else []  # a full disk has none
 
     def _path(self, number: int) -> str:
         return os.path.join(self.name, f"{number:010}.journal")
@@ -351,16 +360,13 @@ class _Files(_Segments):
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
             self._present = os.open(self._path(self.next_number()), flags, 0o666)
             self._size = 0
-            self._write(self.head)
-        entry = _Entry(self.last, self._size, len(frame))
-        self._write(frame)
+        content = memoryview(frame if self._size else self.head + frame)
+        entry = _Entry(self.last, self._size + len(content) - len(frame), len(frame))
+        os.lseek(self._present, self._size, os.SEEK_SET)  # over one that was written in part
+        while content:
+            content = content[os.write(self._present, content) :]
+        self._size = entry.offset + entry.size
         return entry
-
-    def _write(self, content: bytes) -> None:
-        assert self._present is not None
-        if os.write(self._present, content) < len(content):
-            raise OSError(errno.ENOSPC, "a part was written")
-        self._size += len(content)
 
     def leave(self) -> None:
         if self._present is not None:
@@ -374,6 +380,7 @@ class _Files(_Segments):
             try:
                 for each in (*left, *([] if present is None else [present])):
                     os.fsync(each)
+                sync_directory(self.name)
             finally:
                 for each in left:
                     os.close(each)
@@ -385,6 +392,7 @@ class _Files(_Segments):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        sync_directory(self.name)
 
     def read(self, number: int) -> bytes:
         with open_file(self._path(number)) as file:

@@ -321,12 +321,15 @@ class Rollouts(Buffered, RolloutStage):
         results: dict[int, Record] = {}
         parts: dict[int, dict[str, Record]] = {}
         for each in records:  # of two of a name, the last one counts
-            if self._counting.is_finished(each.place):
+            place = each.place
+            if self._counting.is_finished(place):
                 continue
-            if each.kind == PART:
-                parts.setdefault(each.place, {})[each.name] = each
-            else:
-                results[each.place] = each
+            if each.kind != PART:
+                results[place] = each
+                continue
+            results.pop(place, None)  # it was too old, and so are parts of an older version
+            its = parts.get(place, {}).values()
+            parts[place] = {was.name: was for was in (*its, each) if was.born >= each.born}
         oldest = {place: min(its.values(), key=_born) for place, its in parts.items()} | results
         for each in sorted(oldest.values(), key=_born):
             self._hold(each, parts.get(each.place, {}))
@@ -358,8 +361,8 @@ class Rollouts(Buffered, RolloutStage):
         None: nothing is to be called.
         """
         record, call = self._held.pop(place)
-        call.item = item
-        if is_wanted and record.item == checksum(item):
+        call.item, call.checksum = item, checksum(item)
+        if is_wanted and record.item == call.checksum:
             if record.kind == PART:
                 return call
             try:
@@ -384,7 +387,7 @@ class Rollouts(Buffered, RolloutStage):
     def _new_call(self, item: Any, place: int) -> Call:
         call = Call(item, place)
         if self._journal is not None:
-            call.parts = {}
+            call.parts, call.checksum = {}, checksum(item)  # before it can be changed
         return call
 
     def _let_go(self, call: Call) -> None:
@@ -395,11 +398,17 @@ class Rollouts(Buffered, RolloutStage):
         """Whether the model has not gone back: what calls make now is of no known version."""
         return self._counting is self._used()
 
-    def _keep(self, call: Call, kind: int, name: str, value: bytes) -> None:
-        """Have the journal keep what was made of an item."""
+    def _keep(self, call: Call, kind: int, name: str, made: object) -> None:
+        """Have the journal keep what was made of an item; what it cannot keep ends training."""
         assert self._journal is not None
-        born, item = self._clock + call.born, checksum(call.item)
-        record = Record(call.place, born, call.version, item, kind, name, value)
+        try:
+            value = pickled(made, f"the part {name!r}" if kind == PART else "the result")
+        except TypeError as error:
+            self._name(call, error)
+            self._fail(error)
+            raise
+        born = self._clock + call.born
+        record = Record(call.place, born, call.version, call.checksum, kind, name, value)
         if kind == PART:
             call.parts[name] = record
         if call.is_held:
@@ -527,8 +536,9 @@ class Rollouts(Buffered, RolloutStage):
             self._ages.withdraw(call)  # what comes now is younger
             self._stamp(call)
         self._num_failures = 0  # they count in a row
-        if not self._keep_result(call, is_of_use):
-            return
+        if self._journal is not None and self._is_current():
+            kind, made = (RESULT, call.result) if is_of_use else (REFUSED, None)
+            self._keep(call, kind, "", made)
         if is_of_use:
             self._ages.set_ready(call)
             self._num_refused_in_a_row = 0
@@ -536,18 +546,6 @@ class Rollouts(Buffered, RolloutStage):
             self._ages.withdraw(call)
             self._give_up(call, "refused")
             self._count_refused()
-
-    def _keep_result(self, call: Call, is_of_use: bool) -> bool:
-        if self._journal is None or not self._is_current():
-            return True
-        try:
-            value = pickled(call.result if is_of_use else None, "the result")
-        except TypeError as error:
-            self._name(call, error)
-            self._fail(error)
-            return False
-        self._keep(call, RESULT if is_of_use else REFUSED, "", value)
-        return True
 
     async def _attempt(self, call: Call, task: Task) -> bool:
         """Call the function; returns whether the result is of use."""
@@ -770,7 +768,7 @@ class Rollouts(Buffered, RolloutStage):
     # The end
 
     async def _release(self) -> None:
-        if self._journal is not None and self._has_recovered:
+        if self._journal is not None:
             await wait_to_end(self._engine, partial(self._journal.close, self._engine))
 
     async def _wait_for_tasks(self) -> None:
