@@ -58,7 +58,7 @@ class Record(NamedTuple):
     value: bytes
 
     def frame(self) -> bytes:
-        name = self.name.encode()
+        name = self.name.encode("utf-8", "surrogatepass")
         size, numbers = len(name) + len(self.value), (self.item, self.place, self.born)
         head = _FRAME.pack(size, 0, *numbers, self.version, len(name), self.kind)
         checked = b"".join((head[_CHECKED_FROM:], name, self.value))
@@ -83,7 +83,7 @@ def _frames(content: bytes, offset: int) -> Iterator[tuple[int, int, Record]]:
         begin, end = offset + _FRAME.size, offset + _FRAME.size + size
         if end > len(content) or zlib.crc32(view[offset + _CHECKED_FROM : end]) != checksum:
             return
-        name = str(view[begin : begin + num_name], "utf-8")
+        name = str(view[begin : begin + num_name], "utf-8", "surrogatepass")
         value = bytes(view[begin + num_name : end])
         yield offset, end - offset, Record(place, born, version, item, kind, name, value)
         offset = end
@@ -317,7 +317,7 @@ class _Segments(ABC):
 
     @abstractmethod
     def put(self, number: int, content: bytes) -> None:
-        """Write a whole segment, which outlives the machine."""
+        """Write a segment, whole or not at all, which outlives the machine."""
 
     @abstractmethod
     def read(self, number: int) -> bytes: ...
@@ -388,10 +388,12 @@ class _Files(_Segments):
         return flush
 
     def put(self, number: int, content: bytes) -> None:
-        with open(self._path(number), "xb") as file:
+        unfinished = os.path.join(self.name, "unfinished")  # of a crash, or on a full disk
+        with open(unfinished, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(unfinished, self._path(number))
         sync_directory(self.name)
 
     def read(self, number: int) -> bytes:
