@@ -94,7 +94,7 @@ class Found:
 
     def __init__(self, place: Path) -> None:
         self.made: dict[tuple[int, int], list[Made]] = defaultdict(list)
-        self.kept: set[tuple[int, int]] = set()
+        self.kept: dict[tuple[int, int], int] = {}
         trained: list[list[Any]] = []
         begins: list[int] = []
         for line in (place / "events").read_text().splitlines():
@@ -102,7 +102,7 @@ class Found:
                 case ["begins", step]:
                     begins.append(step)
                 case ["kept", prompt, turn]:
-                    self.kept.add((prompt, turn))
+                    self.kept.setdefault((prompt, turn), len(begins))
                 case ["made", prompt, turn, *rest]:
                     self.made[prompt, turn].append(Made(len(begins), *rest))
                 case ["trained", *rest]:
@@ -119,8 +119,8 @@ class Found:
 
     @property
     def made_twice(self) -> list[tuple[int, int]]:
-        """Parts that the journal had before the call went on."""
-        return [key for key in self.kept if len(self.made[key]) > 1]
+        """Parts that were made in a later life than the one whose call went on with them."""
+        return [key for key, life in self.kept.items() if self.made[key][-1].life > life]
 
     @property
     def secs_lost(self) -> float:

@@ -131,13 +131,13 @@ def test_results_are_used_while_calls_for_items_before_them_go_on(
     live: Any, tmp_path: Path
 ) -> None:
     async def begin_slowly(life: Life, item: int) -> Any:
-        await life.sleep(99.0 if item < 2 else 0.0)
+        await life.sleep(99.0 if item < 4 else 0.0)
         return await answer(life, item)
 
     first = live(tmp_path, begin_slowly, concurrency=8).train(2)
-    again = live(tmp_path, begin_slowly, concurrency=2, position=first.begin).train(3)
-    assert list(again.trained) == list(range(2, 8))
-    assert again.learner.now == 3.0
+    again = live(tmp_path, begin_slowly, concurrency=2, position=first.begin).train(2)
+    assert list(again.trained) == [4, 5, 6, 7]
+    assert again.learner.now == 2.0
 
 
 @pytest.mark.parametrize("when_stale", WhenStale)
@@ -175,11 +175,14 @@ def test_parts_are_not_made_again_after_a_failure(live: Any, tmp_path: Path) -> 
         if item in failed:
             return await answer(life, item)
         failed.add(item)
+        await life.sleep(3.0 if item == 3 else 0.0)
         return await fail_late(life, item)
 
     life = live(tmp_path, fail_once, restart=Restart(max_attempts=1)).train()
     assert life.results == {at: [life.made[at, 0], life.made[at, 1]] for at in range(9)}
     assert life.known.num_retried == 9
+    its = life.trained[3]  # it is as old as its parts
+    assert (its.version, its.staleness) == (0, list(life.trained).index(3) // 2)
 
 
 def test_a_part_that_has_failed_may_be_tried_again_and_one_in_a_group_is_kept(
