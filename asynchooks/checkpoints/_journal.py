@@ -25,6 +25,7 @@ from .._engine.background import BackgroundThread
 from .._engine.base import Engine
 from .._errors import CheckpointError
 from ._files import failure, make_directories, open_file, sync_directory
+from ._lease import Lease
 from ._lock import DirectoryLock
 from ._store import ObjectStore, object_store_of
 
@@ -202,19 +203,15 @@ class Journal:
     async def close(self, engine: Engine) -> None:
         """Flush it, and let others use it."""
         thread, was_open, self._is_open = self._thread, self._is_open, False
-        if was_open:
-            thread.end()
-            if engine.is_virtual:  # whose time does not wait for a thread
-                has_ended = thread.join(_CLOSE_SECS)
-            else:
-                has_ended = await thread.wait_for_end(engine, engine.now() + _CLOSE_SECS)
-            if not has_ended:
-                logger.error("%s is not flushed within %g s: it is left alone", self, _CLOSE_SECS)
-                return
-        try:
-            self._segments.close()
-        except OSError as error:
-            self._warn(error)
+        if not was_open:
+            return
+        thread.end()
+        if engine.is_virtual:  # whose time does not wait for a thread
+            has_ended = thread.join(_CLOSE_SECS)
+        else:
+            has_ended = await thread.wait_for_end(engine, engine.now() + _CLOSE_SECS)
+        if not has_ended:
+            logger.error("%s is not flushed within %g s: it is left alone", self, _CLOSE_SECS)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -232,10 +229,14 @@ class Journal:
         thread, is_ending = self._thread, False
         while not is_ending:
             is_ending = thread.pause() or (self._is_done is None and thread.pause(_FLUSH_SECS))
-            try:
-                self._work()
-            except (OSError, CheckpointError) as error:
-                self._warn(error)
+            self._try(self._work)
+        self._try(self._segments.close)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, CheckpointError) as error:
+            self._warn(error)
 
     def _work(self) -> None:
         """Flush, and cut if that is due: what is left goes to a segment of its own."""
@@ -411,15 +412,16 @@ class _Objects(_Segments):
     def __init__(self, store: ObjectStore) -> None:
         self.name = store.name
         self._store = store
+        self._lease = Lease(store)
         self._number = 0
         self._frames: list[bytes] = []
         self._size = 0
 
     def open(self) -> None:
-        """Its checkpoints are kept to one run."""
+        self._lease.take()
 
     def close(self) -> None:
-        pass
+        self._lease.release()
 
     def _names(self) -> list[str]:
         return [each.key for each in self._store.list()]
@@ -449,7 +451,8 @@ class _Objects(_Segments):
         return flush
 
     def put(self, number: int, content: bytes) -> None:
-        self._store.put(self._key(number), content)
+        if not self._store.create(self._key(number), content):
+            raise CheckpointError(f"{self.name}: another run has begun to write this journal")
 
     def read(self, number: int) -> bytes:
         return self._store.get(self._key(number)) or b""

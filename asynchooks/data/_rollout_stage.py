@@ -114,13 +114,15 @@ def rollouts(
         max_failures: how many items in a row may fail for good, >= 0; unlike in `map`, where all
             count, a call that succeeds begins the count again. Of each a warning names the item
             and the error; the next error ends training.
-        journal: a directory of its own, or an object store, as for checkpoints. Results are kept
-            there as they come, with their versions, until a checkpoint counts the steps that used
-            them; so are the parts of calls: see `run_once`. After a crash those that no counted
-            step has used come first, and are not made again. Those that are too old by then are
-            made again under WAIT, given up under DROP, used under ACCEPT. A result of a step that
-            was lost counts as new, until the learner has made so many steps once more. A disk that
-            is full stops nothing: a warning says so. Results are pickled.
+        journal: a directory, or a prefix of an object store, given as for checkpoints, and not
+            theirs. Results are kept there as they come, with their versions, until a checkpoint
+            counts the steps that used them; so are the parts of calls: see `run_once`. After a
+            crash those that no counted step has used come first, and are not made again. Those that
+            are too old by then are made again under WAIT, given up under DROP, used under ACCEPT. A
+            result of a step that was lost counts as new, until the learner has made so many steps
+            once more. A disk that is full stops nothing: a warning says so. Results are pickled.
+            Before the first checkpoint is written, nothing says whose the journal is: what a crash
+            leaves then is removed, with a warning, as that of another training.
 
     Raises:
         TypeError, ValueError: an argument is not what it should be.

@@ -342,15 +342,15 @@ def test_the_journal_of_another_training_is_removed_with_a_warning(
     assert len(log_of(caplog)) == 1
 
 
-def test_two_runs_cannot_use_one_journal(live: Any, tmp_path: Path) -> None:
-    other = live(tmp_path)
+def test_two_runs_cannot_use_one_journal(live: Any, place: Any) -> None:
+    other = live(place)
 
     async def open_other(_: Life, item: int) -> None:
         with pytest.raises(CheckpointInUseError, match="this process uses it already"):
             await other.learner.train(other.stage)
 
-    assert len(live(tmp_path, open_other, concurrency=2).train(1).trained) == 2
-    assert len(live(tmp_path).train(1).trained) == 2
+    assert len(live(place, open_other, concurrency=2).train(1).trained) == 2
+    assert len(live(place).train(1).trained) == 2
 
 
 @pytest.mark.anyio
