@@ -22,7 +22,8 @@ from .. import _check
 from .._engine.background import BackgroundThread
 from .._engine.base import Engine
 from .._errors import CheckpointError
-from ._files import failure, make_directories, open_file
+from ._files import failure, make_directories, open_file, sync_directory
+from ._lease import Lease
 from ._lock import DirectoryLock
 from ._store import ObjectStore, object_store_of
 
@@ -31,7 +32,7 @@ logger = logging.getLogger("asynchooks")
 _MAGIC = b"asynchooks journal 1\n"
 _SIZE = Struct("<QI")
 """How a frame begins: bytes of name and value, and a checksum of all that follows."""
-_FIELDS = Struct("<IQqqH")
+_FIELDS = Struct("<IQqqI")
 """What follows before the name: numbers of the record, and bytes of the name."""
 _SEGMENT = re.compile(r"(\d{10})\.journal")
 _FLUSH_SECS = 0.5
@@ -54,7 +55,7 @@ class Record(NamedTuple):
     value: bytes
 
     def frame(self) -> bytes:
-        name = self.name.encode()
+        name = self.name.encode("utf-8", "surrogatepass")
         head = _FIELDS.pack(self.item, self.place, self.born, self.version, len(name)) + name
         checksum = zlib.crc32(self.value, zlib.crc32(head))
         return b"".join((_SIZE.pack(len(name) + len(self.value), checksum), head, self.value))
@@ -71,7 +72,7 @@ def _frames(content: bytes, head: bytes) -> Iterator[tuple[bytes, Record]]:
         value, end = name + num_name, name + size
         if end > len(content) or zlib.crc32(view[begin + fields : end]) != checksum:
             break
-        text = str(view[name:value], "utf-8")
+        text = str(view[name:value], "utf-8", "surrogatepass")
         record = Record(item, place, born, version, text, bytes(view[value:end]))
         yield content[begin:end], record
         begin = end
@@ -96,7 +97,7 @@ class Journal:
         self._is_done: Callable[[int], bool] | None = None  # of a cut that is due
         self._is_dirty = False
         self._thread = BackgroundThread("asynchooks-journal", self._serve)
-        self._is_open = self._has_warned = False
+        self.is_open = self._has_warned = False
 
     def __str__(self) -> str:
         return self._segments.name
@@ -125,7 +126,7 @@ class Journal:
             raise
         self._thread = BackgroundThread("asynchooks-journal", self._serve)
         self._thread.start()
-        self._is_open = True
+        self.is_open = True
         return records
 
     def _read(self) -> list[Record]:
@@ -134,6 +135,8 @@ class Journal:
             segments.last, content = number, segments.read(number)
             if content.startswith(segments.head):
                 records += [record for _, record in _frames(content, segments.head)]
+            elif segments.head.startswith(content):  # torn before its first record
+                segments.delete(number)
             elif content.startswith(_MAGIC):
                 others.append(number)
         if others:
@@ -144,14 +147,13 @@ class Journal:
 
     def add(self, record: Record) -> None:
         """Append a record; a failure is logged, once."""
-        if not self._is_open:
+        if not self.is_open:
             return  # training has ended
         frame = record.frame()
         with self._lock:
             try:
                 self._segments.append(frame)
             except OSError as error:
-                self._segments.leave()
                 self._warn(error)
                 return
             was_dirty, self._is_dirty = self._is_dirty, True
@@ -160,24 +162,21 @@ class Journal:
 
     def cut(self, is_done: Callable[[int], bool]) -> None:
         """Forget the records of places of which this says so; soon, in a thread."""
-        if self._is_open:
+        if self.is_open:
             with self._lock:
                 self._is_done = is_done
             self._thread.ring()
 
     async def close(self, engine: Engine) -> None:
         """Flush it, and let others use it."""
-        thread, was_open, self._is_open = self._thread, self._is_open, False
-        if was_open:
-            thread.end()
-            if engine.is_virtual:  # whose time does not wait for a thread
-                has_ended = thread.join(_CLOSE_SECS)
-            else:
-                has_ended = await thread.wait_for_end(engine, engine.now() + _CLOSE_SECS)
-            if not has_ended:
-                logger.error("%s is not flushed within %g s: it is left alone", self, _CLOSE_SECS)
-                return
-        self._segments.close()
+        thread, self.is_open = self._thread, False
+        thread.end()
+        if engine.is_virtual:  # whose time does not wait for a thread
+            has_ended = thread.join(_CLOSE_SECS)
+        else:
+            has_ended = await thread.wait_for_end(engine, engine.now() + _CLOSE_SECS)
+        if not has_ended:
+            logger.error("%s is not flushed within %g s: it is left alone", self, _CLOSE_SECS)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -195,10 +194,14 @@ class Journal:
         thread, is_ending = self._thread, False
         while not is_ending:
             is_ending = thread.pause() or (self._is_done is None and thread.pause(_FLUSH_SECS))
-            try:
-                self._work()
-            except (OSError, CheckpointError) as error:
-                self._warn(error)
+            self._try(self._work)
+        self._try(self._segments.close)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, CheckpointError) as error:
+            self._warn(error)
 
     def _work(self) -> None:
         """Flush, and cut if that is due: what is left goes to a segment of its own."""
@@ -208,8 +211,10 @@ class Journal:
             is_done, self._is_done = self._is_done, None
             if is_done is not None:
                 segments.leave()
+            flush = segments.unflushed()
+            if is_done is not None:
                 segments.last += 1
-            number, flush = segments.last, segments.unflushed()
+            number = segments.last
         flush()
         if is_done is None:
             return
@@ -235,6 +240,7 @@ class _Files:
         self.name = os.path.abspath(path)
         self._held: DirectoryLock | None = None
         self._present: int | None = None  # a descriptor
+        self._size = 0  # of its whole frames
         self._left: list[int] = []  # descriptors that are to be synced and closed
 
     def open(self) -> None:
@@ -245,24 +251,31 @@ class _Files:
 
     def close(self) -> None:
         """Let others have it."""
-        self.leave()
-        self.unflushed()()
-        if self._held is not None:
-            self._held.release()
+        try:
+            self.leave()
+            self.unflushed()()
+        finally:
+            if self._held is not None:
+                self._held.release()
 
     def numbers(self) -> list[int]:
         """Of all segments there are, in order."""
-        return _numbers(os.listdir(self.name))
+        has_place = os.path.isdir(self.name)  # else the disk was full
+        return _numbers(os.listdir(self.name) if has_place else ())
 
     def append(self, frame: bytes) -> None:
-        """To the present segment, or a new one."""
+        """To the present segment, or a new one; behind the last whole frame."""
         if self._present is None:
             self.last += 1
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
             self._present = os.open(self._path(self.last), flags, 0o666)
-            frame = self.head + frame
-        if os.write(self._present, frame) < len(frame):
-            raise OSError(errno.ENOSPC, "a part was written")
+            self._size = 0
+        content = memoryview(frame if self._size else self.head + frame)
+        end = self._size + len(content)
+        os.lseek(self._present, self._size, os.SEEK_SET)  # over one that was written in part
+        while content:
+            content = content[os.write(self._present, content) :]
+        self._size = end
 
     def leave(self) -> None:
         """The next frame begins a new segment."""
@@ -278,6 +291,7 @@ class _Files:
             try:
                 for each in left if present is None else (*left, present):
                     os.fsync(each)
+                sync_directory(self.name)
             finally:
                 for each in left:
                     os.close(each)
@@ -285,11 +299,14 @@ class _Files:
         return flush
 
     def put(self, number: int, content: bytes) -> None:
-        """Write a whole segment, which outlives the machine."""
-        with open(self._path(number), "xb") as file:
+        """Write a segment, whole or not at all, which outlives the machine."""
+        unfinished = os.path.join(self.name, "unfinished")  # of a crash, or on a full disk
+        with open(unfinished, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(unfinished, self._path(number))
+        sync_directory(self.name)
 
     def read(self, number: int) -> bytes:
         with open_file(self._path(number)) as file:
@@ -307,11 +324,14 @@ class _Objects(_Files):
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__("")
-        self.name, self._store = store.name, store
+        self.name, self._store, self._lease = store.name, store, Lease(store)
         self._frames: list[bytes] = []
 
     def open(self) -> None:
-        """Its checkpoints are kept to one run."""
+        self._lease.take()
+
+    def close(self) -> None:
+        self._lease.release()
 
     def numbers(self) -> list[int]:
         return _numbers(each.key for each in self._store.list())
@@ -331,7 +351,8 @@ class _Objects(_Files):
         return flush
 
     def put(self, number: int, content: bytes) -> None:
-        self._store.put(_key(number), content)
+        if not self._store.create(_key(number), content):
+            raise CheckpointError(f"{self.name}: another run has begun to write this journal")
 
     def read(self, number: int) -> bytes:
         return self._store.get(_key(number)) or b""

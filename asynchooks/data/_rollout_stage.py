@@ -114,13 +114,15 @@ def rollouts(
         max_failures: how many items in a row may fail for good, >= 0; unlike in `map`, where all
             count, a call that succeeds begins the count again. Of each a warning names the item
             and the error; the next error ends training.
-        journal: a directory of its own, or an object store, as for checkpoints. Results are kept
-            there as they come, with their versions, until a checkpoint counts the steps that used
-            them; so are the parts of calls: see `run_once`. After a crash those that no counted
-            step has used come first, and are not made again. Those that are too old by then are
-            made again under WAIT, given up under DROP, used under ACCEPT. A result of a step that
-            was lost counts as new, until the learner has made so many steps once more. A disk that
-            is full stops nothing: a warning says so. Results are pickled.
+        journal: a directory, or a prefix of an object store, given as for checkpoints, and not
+            theirs. Results are kept there as they come, with their versions, until a checkpoint
+            counts the steps that used them; so are the parts of calls: see `run_once`. After a
+            crash those that no counted step has used come first, and are not made again. Those that
+            are too old by then are made again under WAIT, given up under DROP, used under ACCEPT. A
+            result of a step that was lost counts as new, until the learner has made so many steps
+            once more. A disk that is full stops nothing: a warning says so. Results are pickled.
+            Before the first checkpoint is written, nothing says whose the journal is: what a crash
+            leaves then is removed, with a warning, as that of another training.
 
     Raises:
         TypeError, ValueError: an argument is not what it should be.
@@ -321,12 +323,15 @@ class Rollouts(Buffered, RolloutStage):
         results: dict[int, Record] = {}
         parts: dict[int, dict[str, Record]] = {}
         for each in records:  # of two of a name, the last one counts
-            if self._counting.is_finished(each.place):
+            place = each.place
+            if self._counting.is_finished(place):
                 continue
-            if each.name:
-                parts.setdefault(each.place, {})[each.name] = each
-            else:
-                results[each.place] = each
+            if not each.name:
+                results[place] = each
+                continue
+            results.pop(place, None)  # it was too old, and so are parts of an older version
+            its = parts.get(place, {}).values()
+            parts[place] = {was.name: was for was in (*its, each) if was.born >= each.born}
         oldest = {place: min(its.values(), key=_born) for place, its in parts.items()} | results
         for each in sorted(oldest.values(), key=_born):
             self._hold(each, parts.get(each.place, {}))
@@ -358,8 +363,8 @@ class Rollouts(Buffered, RolloutStage):
         Returns what is to be called: a new call, if it was another item.
         """
         record, call = self._held.pop(place)
-        call.item, what = item, None
-        if record.item != checksum(item):
+        call.item, call.checksum, what = item, checksum(item), None
+        if record.item != call.checksum:
             what = f"is of another item than {shown(item)}"
         elif is_wanted and record.value and not record.name:
             try:
@@ -384,7 +389,7 @@ class Rollouts(Buffered, RolloutStage):
     def _new_call(self, item: Any, place: int) -> Call:
         call = Call(item, place)
         if self._journal is not None:
-            call.parts = {}
+            call.parts, call.checksum = {}, checksum(item)  # before it can be changed
         return call
 
     def _let_go(self, call: Call) -> None:
@@ -395,11 +400,18 @@ class Rollouts(Buffered, RolloutStage):
         """Whether the model has not gone back: what calls make now is of no known version."""
         return self._counting is self._used()
 
-    def _keep(self, call: Call, name: str, value: bytes) -> None:
-        """Have the journal keep what was made of an item."""
+    def _keep(self, call: Call, name: str, made: object, *, is_of_use: bool = True) -> None:
+        """Have the journal keep what was made of an item; what it cannot keep ends training."""
         assert self._journal is not None
-        born, item = self._clock + call.born, checksum(call.item)
-        record = Record(item, call.place, born, call.version, name, value)
+        try:
+            what = f"the part {name!r}" if name else "the result"
+            value = pickled(made, what) if is_of_use else b""
+        except TypeError as error:
+            self._name(call, error)
+            self._fail(error)
+            raise
+        born = self._clock + call.born
+        record = Record(call.checksum, call.place, born, call.version, name, value)
         if name:
             call.parts[name] = record
         if call.is_held:
@@ -527,8 +539,8 @@ class Rollouts(Buffered, RolloutStage):
             self._ages.withdraw(call)  # what comes now is younger
             self._stamp(call)
         self._num_failures = 0  # they count in a row
-        if not self._keep_result(call, is_of_use):
-            return
+        if self._journal is not None and self._is_current():
+            self._keep(call, "", call.result, is_of_use=is_of_use)
         if is_of_use:
             self._ages.set_ready(call)
             self._num_refused_in_a_row = 0
@@ -536,17 +548,6 @@ class Rollouts(Buffered, RolloutStage):
             self._ages.withdraw(call)
             self._give_up(call, "refused")
             self._count_refused()
-
-    def _keep_result(self, call: Call, is_of_use: bool) -> bool:
-        if self._journal is None or not self._is_current():
-            return True
-        try:
-            self._keep(call, "", pickled(call.result, "the result") if is_of_use else b"")
-        except TypeError as error:
-            self._name(call, error)
-            self._fail(error)
-            return False
-        return True
 
     async def _attempt(self, call: Call, task: Task) -> bool:
         """Call the function; returns whether the result is of use."""
@@ -769,7 +770,7 @@ class Rollouts(Buffered, RolloutStage):
     # The end
 
     async def _release(self) -> None:
-        if self._journal is not None and self._has_recovered:
+        if self._journal is not None and self._journal.is_open:
             await wait_to_end(self._engine, partial(self._journal.close, self._engine))
 
     async def _wait_for_tasks(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import pickle
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,6 +14,8 @@ from .. import _check as check
 from .._errors import shown
 from .._later import is_a
 from ..checkpoints._journal import Record
+
+logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ async def run_once(name: str, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         fn: async; its result is one that pickle takes.
 
     Raises:
-        ValueError: the name is empty, or the call has had a part of this name.
+        ValueError: the name is empty, or the call has a part of this name, which has not failed.
         TypeError: an argument is of another type, or pickle does not take the result.
 
     Example:
@@ -64,7 +67,7 @@ class Parts:
     def __init__(
         self,
         known: Mapping[str, Record],
-        keep: Callable[[str, bytes], None],
+        keep: Callable[[str, Any], None],
         may_keep: Callable[[], bool],
     ) -> None:
         self._known, self._keep, self._may_keep = known, keep, may_keep
@@ -83,11 +86,18 @@ class Parts:
             )
         self._names.add(name)
         if name in self._known:
-            return pickle.loads(self._known[name].value)
+            try:
+                return pickle.loads(self._known[name].value)
+            except Exception as error:
+                logger.warning("The part %r is made again, as it cannot be read: %r", name, error)
         is_kept = self._may_keep()
-        result = await fn(*args)
+        try:
+            result = await fn(*args)
+        except BaseException:
+            self._names.remove(name)
+            raise
         if is_kept:
-            self._keep(name, pickled(result, f"the part {name!r}"))
+            self._keep(name, result)
         return result
 
 

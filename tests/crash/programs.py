@@ -130,7 +130,9 @@ def on_backend(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         async def run() -> None:
             await main(*args, **options)
 
-        anyio.run(run, backend=backend)
+        options_of_loop = {"use_uvloop": True} if backend == "uvloop" else {}
+        name = "asyncio" if options_of_loop else backend
+        anyio.run(run, backend=name, backend_options=options_of_loop)
 
     return program
 

@@ -318,9 +318,9 @@ class _Training:
     def save(self) -> None:
         self.saved = Saved(self.step.value, self._position(), list(self.trained))
         if self.journal is not None and not self.is_killed:
-            when_saved = self.feeds[0].state_dict().when_saved
+            state: Any = self.feeds[0].state_dict()
             if drawn(self.key, "cut", self.num_steps).random() < 0.7:
-                when_saved()
+                state.when_saved()
 
     def restore(self) -> int | None:
         """For each raw session: the first one has what was saved already."""
