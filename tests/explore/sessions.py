@@ -953,7 +953,7 @@ class Uses(SessionRunHook):
 
 
 async def hooks_survive_that_their_session_is_replaced(simulation: Simulation) -> None:
-    """By another worker, under a hook, whose error belongs to the loss, whatever it is."""
+    """By another worker, under a hook, whose error tells that the session is closed."""
     machines = Machines(simulation)
     creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
 

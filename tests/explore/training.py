@@ -129,6 +129,9 @@ class Machine(RawSession):
     def read_step(self) -> int:
         return self.steps
 
+    def tells_of_close(self, error: BaseException) -> bool:
+        return isinstance(error, Boom)
+
     async def close(self) -> None:
         assert not self.is_closed, "a session is closed twice"
         assert not self.num_under_way, "a session is closed below a step"

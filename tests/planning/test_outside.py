@@ -195,6 +195,7 @@ def acting_hooks(directory: Path) -> list[SessionRunHook]:
         hooks.MetricsHook(CsvSink(f"{path}/metrics.csv"), "loss", every_n_steps=1),
         hooks.PreemptionHook(),
         hooks.ProgressHook(),
+        hooks.RankStopHook(),
         hooks.StallHook(10.0),
         hooks.StepCounterHook(every_n_steps=1, output_dir=path),
         hooks.SummarySaverHook(save_steps=1, output_dir=path, summary_op="loss"),
