@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import sys
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -105,6 +106,8 @@ def pickled(value: object, what: str) -> bytes:
     """The value as a journal keeps it; TypeError if that is not possible."""
     file = io.BytesIO()
     try:
+        if "torch" not in sys.modules:
+            return pickle.dumps(value, 5)
         _Pickler(file, 5).dump(value)
     except Exception as error:
         raise TypeError(

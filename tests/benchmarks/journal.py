@@ -3,7 +3,7 @@
     python -m tests.benchmarks.journal [--runs 7]
 
 Without and with `journal=`, in turns: calls that do nothing, with results of 1 and of 32 kB, in
-batches of 8; and a learner whose steps take 50 ms, with 32 calls of 100 ms under way. Beside it,
+batches of 8; and a learner whose steps take 100 ms, with 32 calls of 100 ms under way. Beside it,
 what pickling its result and writing it to a file takes alone, since that is paid in any case.
 """
 
@@ -26,7 +26,7 @@ from asynchooks.data import rollouts
 
 from ._report import LOOPS, print_table, run_on
 
-BATCH_SIZE, NUM_CALLS, NUM_STEPS, STEP_SECS = 8, 2_000, 40, 0.05
+BATCH_SIZE, NUM_CALLS, NUM_STEPS, STEP_SECS = 8, 2_000, 20, 0.1
 
 
 async def secs_of_calls(num_bytes: int, journal: str | None) -> float:
@@ -116,7 +116,7 @@ def main() -> None:
             with TemporaryDirectory() as place:
                 without = run_on(loop, secs_of_steps, None)
                 ratios.append(run_on(loop, secs_of_steps, place) / without)
-        rows.setdefault("a step of 50 ms, by that without", []).append(
+        rows.setdefault("a step of 100 ms, by that without", []).append(
             f"{statistics.median(ratios):.3f}"
         )
     print_table("journal", ["", *LOOPS], [[name, *found] for name, found in rows.items()])
