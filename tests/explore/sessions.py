@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -122,7 +121,7 @@ async def waits_that_are_left_leave_nothing(simulation: Simulation) -> None:
 
     A worker whose run waits for a step, and is cancelled, goes on as one that trains.
     """
-    model = Model(simulation)
+    model, is_cut = Model(simulation), False
     creator = SharedSessionCreator(model.step, num_workers=3)
 
     class WaitsOnce(SessionRunHook):
@@ -131,8 +130,13 @@ async def waits_that_are_left_leave_nothing(simulation: Simulation) -> None:
         async def before_run(self, run_context: Any) -> None:
             self.num_runs += 1
             if self.num_runs == 1:
-                with suppress(StepUnreachableError):  # where the others were cancelled
-                    await run_context.global_step.wait_for(99)
+                await wait(run_context.global_step, 99)
+
+    async def wait(step: GlobalStep, number: int) -> None:
+        try:
+            await step.wait_for(number)
+        except StepUnreachableError:
+            assert is_cut, "a worker is there that could make it"
 
     async def late(wait: Any, *args: Any) -> None:
         try:
@@ -151,8 +155,8 @@ async def waits_that_are_left_leave_nothing(simulation: Simulation) -> None:
         async with MonitoredSession(hooks, creator) as session:
             step = session.global_step
             tasks = [
-                simulation.start(until_stop, step.wait_for, 1, name="first"),
-                simulation.start(until_stop, step.wait_for, 99, name="never"),
+                simulation.start(until_stop, wait, step, 1, name="first"),
+                simulation.start(until_stop, wait, step, 99, name="never"),
                 simulation.start(run_if_open, session, name="run"),
             ]
             try:
@@ -173,16 +177,21 @@ async def waits_that_are_left_leave_nothing(simulation: Simulation) -> None:
             while not session.should_stop():
                 await session.run([])
 
-    async def worker(i: int) -> None:
-        if i == 0:
-            await leaves()
-            return
+    async def trains(i: int) -> None:
         async with MonitoredSession([StopAtStepHook(last_step=NUM_STEPS)], creator) as session:
             if i == 1:
                 await simulation.sleep(0.25)
                 await session.run([])
             while i == 2 and not session.should_stop():
                 await session.run([])
+
+    async def worker(i: int) -> None:
+        nonlocal is_cut
+        try:
+            await (leaves() if i == 0 else trains(i))
+        except BaseException:
+            is_cut = True
+            raise
 
     await workers(simulation, worker)
 
