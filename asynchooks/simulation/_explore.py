@@ -89,7 +89,8 @@ def explore(
     order deviates from that: at some choices, another one goes on, and those before it go to the
     end. All orders with no deviation are tried, then all with one, and so on; the first failure
     has the fewest. A failure is an error that leaves main or another task, a deadlock, a livelock,
-    or a task that is left when main has returned and nothing more happens at that time.
+    or a task that is left when main has returned and nothing more happens at that time. Where main
+    has ended, what follows goes in its usual order.
 
     Each run has a new simulation, so main makes all that it uses itself. With a seed, the same
     search tries the same schedules. Nothing is logged meanwhile.

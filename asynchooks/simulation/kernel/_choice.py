@@ -170,7 +170,7 @@ class Scheduled(Chooser):
             self._refuse(f"chooses place {place}, but {len(ready)} are ready")
             place = 0
         self.num_choices += 1
-        if number > self._last:
+        if number > self._last and not self.kernel.is_ending:
             self._note_others(number, ready)
         if self._is_told:
             self._tell(ready, place, isinstance(what, int) and place > 0)
