@@ -121,6 +121,7 @@ class Consumers:
         self.stage = stage
         self.members: list[Consumer] = []
         self.has_warned = False  # that there is no position
+        self.is_saved = False  # a hook saves the position, or has restored it
         self._reader: Buffered | None = None  # from the first take on
         self._opening = Lock("the opening of a pipeline")
         self._has_given = False  # an item, to any consumer
@@ -300,11 +301,12 @@ class Consumers:
         return [place for each in self.members for place in each.places_run]
 
     def state_dict(self) -> dict[str, Any]:
+        self.is_saved = True
         return self.stage.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there: at once where nothing was taken yet, else from the next take on."""
-        stage = self.stage
+        stage, self.is_saved = self.stage, True
         if stage._phase is Phase.NEW:
             stage.load_state_dict(state)
             return

@@ -49,6 +49,24 @@ async def test_several_lives_are_fed_what_one_would_be(kind: str, tmp_path: Path
     assert last.items == await items_of(PIPELINES[kind](2))
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_a_worker_whose_items_come_again_says_so(
+    is_shared: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another session saves the model, with the position of its own stage."""
+    diary = Diary()
+    creator, first = SharedSessionCreator(diary.creator), prefetch(range(8), 1)
+    second = first if is_shared else prefetch(range(8, 16), 1)
+    hooks = [FeedHook(first, "x"), saving(tmp_path, diary)]
+    async with MonitoredSession(hooks, creator) as chief:
+        async with MonitoredSession([FeedHook(second, "x")], creator) as worker:
+            for _ in range(2):
+                await chief.run([])
+                await worker.run([])
+    said = [each for each in caplog.messages if "position is in no checkpoint" in each]
+    assert len(said) == (not is_shared)
+
+
 async def test_a_pipeline_without_order_says_so_once_and_is_not_in_the_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
