@@ -86,7 +86,7 @@ async def each_item_once(simulation: Simulation) -> None:
         life = partial(worker, source, creator, last_step)
         whole = await workers(simulation, life, 2, name)
         assert counts.max() <= 1.0, counts
-        assert simulation.now <= 6.0, simulation.now
+        assert simulation.now <= 7.0, simulation.now  # a lost session takes up to two steps
         assert counts.sum() == min(last_step, 3) or len(whole) < 2, counts
     assert counts.min() == 1.0, counts
 
