@@ -158,7 +158,9 @@ def logged(notes: list[Any]) -> SessionRunHook:
 def lagging(path: Path, model: Model) -> Play:
     hook = LoopLagHook(0.05)
     # which code a busy machine shows there is left to chance
-    return Play([hook], lambda: any(lag.secs > 0.2 for lag in hook.lags), model.step_that_holds_the_loop)
+    return Play(
+        [hook], lambda: any(lag.secs > 0.2 for lag in hook.lags), model.step_that_holds_the_loop
+    )
 
 
 def checkpoints(path: Path) -> list[str]:
