@@ -27,6 +27,7 @@ from asynchooks import (
 from asynchooks.simulation import Simulation
 
 NUM_WORKERS, NUM_STEPS = 3, 3
+CUT = "is closed; make a new one|cancelled from outside|opens late"
 
 Program = Callable[[Simulation], Awaitable[None]]
 
@@ -214,6 +215,8 @@ async def workers(
 ) -> set[int]:
     """Run the workers together; returns those that were not cancelled.
 
+    One whose hook would restore the model too late counts as cancelled.
+
     The last one that reads an input closes it. So if that is cancelled before another one opens,
     the other one finds it closed, and counts as cancelled, too. So does one that finds it cut as
     the simulation ends.
@@ -227,9 +230,10 @@ async def workers(
         try:
             await worker(i)
         except RuntimeError as error:
-            if not re.search("is closed; make a new one|cancelled from outside", str(error)):
+            if not re.search(CUT, str(error)):
                 raise
             cut.append(error)
+            is_cancelled = is_cancelled or "opens late" in str(error)
         except BaseException:
             is_cancelled = True
             raise
