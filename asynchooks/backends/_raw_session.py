@@ -79,6 +79,7 @@ class RawSession(ABC):
         self.is_async = is_async(self.run)
         self.global_step = GlobalStep()
         self.step_times = StepTimes()
+        self.inputs: set[Any] = set()  # stages of which workers that share it draw items
         self.grace_secs = 120.0  # of the session that it was made for
         self._lock = threading.Lock()  # guards the next two
         self._num_runs = 0

@@ -300,6 +300,8 @@ class _SharedHandle(SessionHandle):
             with EndsAtStop(slot, stop, common.restored):
                 await slot.engine.park(slot)
         common.drawn_from = common.drawn_from or stage
+        if common.raw is not None:
+            common.raw.inputs.add(stage)
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
         if all(user is self for user in self._common.users):

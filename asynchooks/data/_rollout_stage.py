@@ -335,14 +335,15 @@ class Rollouts(Buffered, RolloutStage):
         oldest = {place: min(its.values(), key=_born) for place, its in parts.items()} | results
         for each in sorted(oldest.values(), key=_born):
             self._hold(each, parts.get(each.place, {}))
-        logger.info(
-            "%r goes on with %d results, and %d calls under way, of %s; %d are too old",
-            self,
-            len(results),
-            len(oldest) - len(results),
-            journal,
-            self._num_outdated,
-        )
+        if oldest:
+            logger.info(
+                "%r goes on with %d results, and %d calls under way, of %s; %d are too old",
+                self,
+                len(results),
+                len(oldest) - len(results),
+                journal,
+                self._num_outdated,
+            )
 
     def _hold(self, record: Record, parts: dict[str, Record]) -> None:
         """Hold a result, or a call that has made parts, from before its item is read."""

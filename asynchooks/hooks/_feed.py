@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -30,8 +29,6 @@ from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
 from ..data._division import EPOCHS_ENDED
 from ._input_position import saved_position
 from ._metrics import text_of
-
-logger = logging.getLogger("asynchooks")
 
 
 @check.names_options
@@ -109,7 +106,6 @@ class FeedHook(SessionRunHook):
         self._end: TrainingEnd | None = None  # ends the waits for items
         self._no_stop = Stop()  # where no session calls the hook
         self._run = CurrentRun(None)
-        self._has_looked = False  # whether the position is saved
         self.counts_epochs = False
         """Whether a hook is to ask for `epochs_ended`."""
         self._epoch = 0  # of the item of the last run, if so
@@ -131,9 +127,6 @@ class FeedHook(SessionRunHook):
         consumer = self._consumer
         assert consumer is not None
         consumer.settle()
-        if not self._has_looked:
-            self._has_looked = True
-            self._warn_of_other_saver(run_context.session)
         self._run.begin(run_context)
         of_session = self._run.stop
         stop = self._no_stop if of_session is None else of_session.run_stop
@@ -150,17 +143,6 @@ class FeedHook(SessionRunHook):
         if self.counts_epochs:
             self._epoch = consumer.epoch
         return SessionRunArgs(None, self._feeds(item, consumer.num_before))
-
-    def _warn_of_other_saver(self, session: Any) -> None:
-        """Say so if the model is saved in another session, and this position is not."""
-        raw = getattr(session, "asynchooks_raw", session)
-        if getattr(raw, "is_saved", False) and not self._consumers.is_saved:
-            logger.warning(
-                "%r feeds items whose position is in no checkpoint, so that they come once more "
-                "when training is resumed: another session saves the model. Let all workers read "
-                "one stage, or list InputPositionHook(stage) beside the CheckpointSaverHook",
-                self,
-            )
 
     async def _end_epochs(
         self, after_epoch: Callable[[Any, int], Any], run_context: SessionRunContext, num_ended: int

@@ -10,7 +10,7 @@ from .._errors import InputStateError
 from .._hook import SessionRunHook
 from .._log import fields
 from .._running.hook_state import SharedState
-from ..data._consumers import Consumers, consumers_of_last_stage
+from ..data._consumers import Consumers, consumers_of, consumers_of_last_stage
 from ..data._stage import Stage
 
 logger = logging.getLogger("asynchooks")
@@ -63,3 +63,16 @@ def saved_position(consumers: Consumers, place: str = "") -> dict[str, Any]:
             logger.warning("The position in the input is not saved: %s", error, extra=extra)
         return {}
     return state
+
+
+def warn_of_unsaved_input(stage: Stage[Any]) -> None:
+    """Say once that workers draw items of a stage whose position no hook saves."""
+    consumers = consumers_of(stage)
+    if not (consumers.is_saved or consumers.has_warned):
+        consumers.has_warned = True
+        logger.warning(
+            "A worker draws items from %r, whose position is in no checkpoint: they come once more "
+            "when training is resumed. Let all workers read one stage, or list "
+            "InputPositionHook(stage) beside the CheckpointSaverHook",
+            stage,
+        )

@@ -38,7 +38,7 @@ def test_it_learns_from_rewards_alone(policy: str, backend: str, tmp_path: Path)
     num_by_age = ages(printed)
     assert sum(num_by_age.values()) == 400 * 8
     assert (max(num_by_age) > 2) == (policy == "accept")
-    lost = found(r"; (\d+) refused, (\d+) dropped$", printed)
+    lost = found(r"; (\d+) refused, (\d+) dropped, \d+ from the journal$", printed)
     assert int(lost[1]) > 0
     assert (int(lost[2]) > 0) == (policy == "drop")
 
@@ -84,9 +84,6 @@ def test_it_learns_although_its_environment_breaks_and_it_is_stopped_and_killed(
 
 def test_a_page_counts_the_lines_of_this_learner_and_of_the_one_by_hand() -> None:
     page = (ROOT / "docs/explanation/asynchronous-rl.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[`(async_\w+\.py)`\].*\| (\d+) \| (\d+) \|$", page, re.MULTILINE)
-    files = [EXAMPLES / name for name in ("async_grpo.py", "async_grpo_by_hand.py")]
-    assert rows == [
-        (each.name, str(len(each.read_text().splitlines())), str(num_code_lines(each)))
-        for each in files
-    ]
+    files = [EXAMPLES / name for name in ("async_grpo_by_hand.py", "async_grpo.py")]
+    by_hand, ours = map(num_code_lines, files)
+    assert f"{by_hand} lines of code in place of {ours}" in page

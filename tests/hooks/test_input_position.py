@@ -60,7 +60,7 @@ async def test_a_worker_whose_items_come_again_says_so(
     hooks = [FeedHook(first, "x"), saving(tmp_path, diary)]
     async with MonitoredSession(hooks, creator) as chief:
         async with MonitoredSession([FeedHook(second, "x")], creator) as worker:
-            for _ in range(2):
+            for _ in range(3):
                 await chief.run([])
                 await worker.run([])
     said = [each for each in caplog.messages if "position is in no checkpoint" in each]

@@ -38,6 +38,7 @@ from ...backends._raw_session import RawSession, raw_session_of
 from ...checkpoints import Checkpoint
 from ...checkpoints._place import RankFiles
 from ...data._division import divided_again
+from .._input_position import warn_of_unsaved_input
 from .._metrics import Metric
 from ._format import CheckpointFormat, Facts, Restored
 from ._listeners import Listeners
@@ -398,6 +399,8 @@ class Checkpointer:
         finally:
             self.due_step = None
         self._has_saved_hooks = hooks is not None
+        for stage in raw.inputs:
+            warn_of_unsaved_input(stage)
         seconds = self._seconds_of((raw.global_step.epoch, step))
         facts = Facts(step, seconds, hooks, self.ranking.read(raw, step))
         try:
