@@ -206,12 +206,18 @@ FAULTS = {
     "stopped in the step": "(no agreement for [456] s: a rank hangs|a rank is gone)",
 }
 """How the third rank fails at its fourth step, and what the others say of it."""
+RARE = ("hook", "stopped")
+"""Those much like another one."""
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("kind", "backend"), [(kind, ("asyncio", "trio")[n % 2]) for n, kind in enumerate(FAULTS)]
+    ("kind", "backend"),
+    [
+        pytest.param(kind, ("asyncio", "trio")[n % 2], marks=[pytest.mark.slow] * (kind in RARE))
+        for n, kind in enumerate(FAULTS)
+    ],
 )
 def test_ranks_end_with_an_error_that_names_the_rank_which_failed_or_is_gone_or_hangs(
     tmp_path: Path, kind: str, backend: str
