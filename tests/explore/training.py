@@ -265,5 +265,5 @@ def directory_of(simulation: Simulation) -> str:
     It is in memory where that can be: with a disk a program took twice as long.
     """
     place = mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    finalize(simulation, rmtree, place)
+    finalize(simulation, rmtree, place, ignore_errors=True)  # a fork may have removed it
     return place
