@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from .._check import misfit
@@ -68,15 +68,9 @@ def overrides(hook: Any, moment: str) -> bool:
         return False
     if vars(hook).get(moment) is not None:  # a function of one object
         return True
-    kind: Any = type(hook)
-    return _overrides(kind, moment, _hook_types())
-
-
-@lru_cache(4096)
-def _overrides(kind: type, moment: str, types: tuple[type, ...]) -> bool:
-    """Whether a class has such a method of its own: those of the types themselves do nothing."""
-    own = getattr(kind, moment, None)  # TensorFlow's hooks have no on_error
-    return own is not None and all(own is not getattr(base, moment, None) for base in types)
+    # a class is looked at each time: a notebook may give it methods between two sessions
+    own = getattr(type(hook), moment, None)  # TensorFlow's hooks have no on_error
+    return own is not None and all(own is not getattr(base, moment, None) for base in _hook_types())
 
 
 def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:

@@ -240,7 +240,9 @@ class Rollouts(Buffered, RolloutStage):
         # With a journal: which training it is of, the batches that were trained on before, and what
         # it has of items that are not read yet, by place.
         saved = state or {}
-        self._training = str(saved.get("journal") or uuid.uuid4().hex)
+        self._training = ""
+        if self._journal is not None:
+            self._training = str(saved.get("journal") or uuid.uuid4().hex)
         self._clock = 0
         self._has_recovered = self._journal is None
         self._held: dict[int, tuple[Record, Call]] = {}

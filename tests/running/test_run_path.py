@@ -343,3 +343,20 @@ async def test_a_fetch_that_is_no_name_does_not_hide_which_one_is_missing() -> N
         with pytest.raises(FetchError, match="'no' is not among") as caught:
             await session.run("loss")
     assert caught.value.__notes__ == ["fetched in before_run of At"]
+
+
+async def test_a_method_that_a_class_gets_between_two_sessions_is_called() -> None:
+    """As by a notebook that loads its module again."""
+    calls: list[int] = []
+
+    class Hook(SessionRunHook):
+        pass
+
+    async def after_run(self: Any, run_context: Any, run_values: Any) -> None:
+        calls.append(run_context.step)
+
+    for _ in range(2):
+        async with MonitoredSession([Hook()], dict) as session:
+            await session.run([])
+        Hook.after_run = after_run  # type: ignore[method-assign]
+    assert calls == [1]
