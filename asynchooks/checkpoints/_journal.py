@@ -11,16 +11,21 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pickle
 import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from io import FileIO
+from itertools import chain
 from struct import Struct
 from typing import NamedTuple
 
 from .. import _check
 from .._engine.background import BackgroundThread
 from .._engine.base import Engine
+from .._engine.threads import run_blocking
 from .._errors import CheckpointError
 from ._files import failure, make_directories, open_file, sync_directory
 from ._lease import Lease
@@ -29,11 +34,9 @@ from ._store import ObjectStore, object_store_of
 
 logger = logging.getLogger("asynchooks")
 
-_MAGIC = b"asynchooks journal 1\n"
-_SIZE = Struct("<QI")
-"""How a frame begins: bytes of name and value, and a checksum of all that follows."""
-_FIELDS = Struct("<IQqqI")
-"""What follows before the name: numbers of the record, and bytes of the name."""
+_MAGIC = b"asynchooks journal 2\n"
+_HEAD = Struct("<QI")
+"""How a frame begins: bytes of its record, and their checksum."""
 _SEGMENT = re.compile(r"(\d{10})\.journal")
 _FLUSH_SECS = 0.5
 """How long a record waits for others before it is flushed."""
@@ -55,36 +58,27 @@ class Record(NamedTuple):
     value: bytes
 
     def frame(self) -> bytes:
-        name = self.name.encode("utf-8", "surrogatepass")
-        head = _FIELDS.pack(self.item, self.place, self.born, self.version, len(name)) + name
-        checksum = zlib.crc32(self.value, zlib.crc32(head))
-        return b"".join((_SIZE.pack(len(name) + len(self.value), checksum), head, self.value))
+        content = pickle.dumps(tuple(self), 5)
+        return _HEAD.pack(len(content), zlib.crc32(content)) + content
 
 
-def _frames(content: bytes, head: bytes) -> Iterator[tuple[bytes, Record]]:
-    """Each frame behind the head, up to the first that is torn, with its record."""
-    begin, view = len(head), memoryview(content)
-    fields = _SIZE.size
-    while len(content) - begin >= fields + _FIELDS.size:
-        size, checksum = _SIZE.unpack_from(content, begin)
-        item, place, born, version, num_name = _FIELDS.unpack_from(content, begin + fields)
-        name = begin + fields + _FIELDS.size
-        value, end = name + num_name, name + size
-        if end > len(content) or zlib.crc32(view[begin + fields : end]) != checksum:
+def _records(content: bytes, begin: int) -> Iterator[Record]:
+    """The record of each frame from there on, up to the first that is torn."""
+    while begin < len(content):
+        here = begin + _HEAD.size
+        size, checksum = _HEAD.unpack_from(content.ljust(here), begin)
+        begin = here + size
+        if not size or zlib.crc32(content[here:begin]) != checksum:  # zeros, after a power cut
+            logger.info("The end of a segment of a journal is torn, and left out")
             break
-        text = str(view[name:value], "utf-8", "surrogatepass")
-        record = Record(item, place, born, version, text, bytes(view[value:end]))
-        yield content[begin:end], record
-        begin = end
-    if begin < len(content):
-        logger.info("The last %d bytes of a journal are torn, and left out", len(content) - begin)
+        yield Record(*pickle.loads(content[here:begin]))
 
 
 class Journal:
     """The journal of one training: opened before the first record, and closed at the end.
 
     What is added is in the system's hands at once where the place is a directory, so that it
-    outlives the process; each second it is flushed to the disk, or sent to the store.
+    outlives the process; each half second it is flushed to the disk, or sent to the store.
 
     Args:
         place: a directory, made if it is missing, or an object store, as for checkpoints.
@@ -93,11 +87,10 @@ class Journal:
     def __init__(self, place: str | os.PathLike[str] | ObjectStore) -> None:
         store = object_store_of(place)
         self._segments = _Files(_check.path("journal", place)) if store is None else _Objects(store)
-        self._lock = threading.Lock()  # guards the next two, and appending
+        self._lock = threading.Lock()  # guards the next one, and appending
         self._is_done: Callable[[int], bool] | None = None  # of a cut that is due
-        self._is_dirty = False
-        self._thread = BackgroundThread("asynchooks-journal", self._serve)
-        self.is_open = self._has_warned = False
+        self._thread: BackgroundThread
+        self._is_open = self._has_warned = False
 
     def __str__(self) -> str:
         return self._segments.name
@@ -126,28 +119,25 @@ class Journal:
             raise
         self._thread = BackgroundThread("asynchooks-journal", self._serve)
         self._thread.start()
-        self.is_open = True
+        self._is_open = True
         return records
 
     def _read(self) -> list[Record]:
-        records, others, segments = [], [], self._segments
+        records, segments, has_others = list[Record](), self._segments, False
         for number in segments.numbers():
             segments.last, content = number, segments.read(number)
             if content.startswith(segments.head):
-                records += [record for _, record in _frames(content, segments.head)]
-            elif segments.head.startswith(content):  # torn before its first record
-                segments.delete(number)
-            elif content.startswith(_MAGIC):
-                others.append(number)
-        if others:
+                records += _records(content, len(segments.head))
+            elif content.startswith(_MAGIC) or _MAGIC.startswith(content):
+                segments.delete(number)  # perhaps torn before its first record
+                has_others |= len(content) > len(segments.head)
+        if has_others:
             logger.warning("%s held the journal of another training, which is removed", self)
-        for number in others:
-            segments.delete(number)
         return records
 
     def add(self, record: Record) -> None:
         """Append a record; a failure is logged, once."""
-        if not self.is_open:
+        if not self._is_open:
             return  # training has ended
         frame = record.frame()
         with self._lock:
@@ -155,27 +145,20 @@ class Journal:
                 self._segments.append(frame)
             except OSError as error:
                 self._warn(error)
-                return
-            was_dirty, self._is_dirty = self._is_dirty, True
-        if not was_dirty:
-            self._thread.ring()
 
     def cut(self, is_done: Callable[[int], bool]) -> None:
         """Forget the records of places of which this says so; soon, in a thread."""
-        if self.is_open:
-            with self._lock:
-                self._is_done = is_done
-            self._thread.ring()
+        with self._lock:
+            self._is_done = is_done
 
     async def close(self, engine: Engine) -> None:
-        """Flush it, and let others use it."""
-        thread, self.is_open = self._thread, False
-        thread.end()
-        if engine.is_virtual:  # whose time does not wait for a thread
-            has_ended = thread.join(_CLOSE_SECS)
-        else:
-            has_ended = await thread.wait_for_end(engine, engine.now() + _CLOSE_SECS)
-        if not has_ended:
+        """Flush it, and let others use it; does nothing if it is not open."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._thread.end()
+        join = partial(self._thread.join, _CLOSE_SECS)
+        if not await run_blocking(engine, join, _CLOSE_SECS, "asynchooks-journal-end"):
             logger.error("%s is not flushed within %g s: it is left alone", self, _CLOSE_SECS)
 
     def _warn(self, error: Exception) -> None:
@@ -191,9 +174,9 @@ class Journal:
     # In the thread
 
     def _serve(self) -> None:
-        thread, is_ending = self._thread, False
+        is_ending = False
         while not is_ending:
-            is_ending = thread.pause() or (self._is_done is None and thread.pause(_FLUSH_SECS))
+            is_ending = self._thread.pause(_FLUSH_SECS)
             self._try(self._work)
         self._try(self._segments.close)
 
@@ -207,23 +190,17 @@ class Journal:
         """Flush, and cut if that is due: what is left goes to a segment of its own."""
         segments = self._segments
         with self._lock:
-            self._is_dirty = False
             is_done, self._is_done = self._is_done, None
-            if is_done is not None:
-                segments.leave()
-            flush = segments.unflushed()
-            if is_done is not None:
-                segments.last += 1
-            number = segments.last
+            flush = segments.taken(is_done is not None)
+            number = segments.last = segments.last + (is_done is not None)
         flush()
         if is_done is None:
             return
-        left, old = [segments.head], [each for each in segments.numbers() if each < number]
-        for each in old:
-            frames = _frames(segments.read(each), segments.head)
-            left += [frame for frame, record in frames if not is_done(record.place)]
-        if len(left) > 1:
-            segments.put(number, b"".join(left))
+        old = [each for each in segments.numbers() if each < number]
+        records = (_records(segments.read(each), len(segments.head)) for each in old)
+        left = [each.frame() for each in chain(*records) if not is_done(each.place)]
+        if left:
+            segments.put(number, left)
         for each in old:
             segments.delete(each)
 
@@ -239,9 +216,8 @@ class _Files:
     def __init__(self, path: str) -> None:
         self.name = os.path.abspath(path)
         self._held: DirectoryLock | None = None
-        self._present: int | None = None  # a descriptor
+        self._present: FileIO | None = None
         self._size = 0  # of its whole frames
-        self._left: list[int] = []  # descriptors that are to be synced and closed
 
     def open(self) -> None:
         """Keep it to this run."""
@@ -252,8 +228,7 @@ class _Files:
     def close(self) -> None:
         """Let others have it."""
         try:
-            self.leave()
-            self.unflushed()()
+            self.taken(True)()
         finally:
             if self._held is not None:
                 self._held.release()
@@ -264,48 +239,44 @@ class _Files:
         return _numbers(os.listdir(self.name) if has_place else ())
 
     def append(self, frame: bytes) -> None:
-        """To the present segment, or a new one; behind the last whole frame."""
+        """To the present segment, or a new one."""
         if self._present is None:
-            self.last += 1
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
-            self._present = os.open(self._path(self.last), flags, 0o666)
-            self._size = 0
-        content = memoryview(frame if self._size else self.head + frame)
-        end = self._size + len(content)
-        os.lseek(self._present, self._size, os.SEEK_SET)  # over one that was written in part
-        while content:
-            content = content[os.write(self._present, content) :]
+            self.last, self._size = self.last + 1, 0
+            self._present = FileIO(self._path(self.last), "x")
+        left = memoryview(frame if self._size else self.head + frame)
+        end = self._size + len(left)
+        self._present.seek(self._size)  # over one that was written in part
+        while left:
+            left = left[self._present.write(left) :]
         self._size = end
 
-    def leave(self) -> None:
-        """The next frame begins a new segment."""
-        if self._present is not None:
-            self._left.append(self._present)
+    def taken(self, leaves: bool) -> Callable[[], None]:
+        """What has all that was appended until now outlive the machine.
+
+        Args:
+            leaves: whether the next frame begins a new segment.
+        """
+        present = self._present
+        if present is None:
+            return lambda: None
+        if leaves:
             self._present = None
+        return partial(self._sync, present, leaves)
 
-    def unflushed(self) -> Callable[[], None]:
-        """What has all that was appended until now outlive the machine."""
-        present, left, self._left = self._present, self._left, []
+    def _sync(self, file: FileIO, is_left: bool) -> None:
+        try:
+            os.fsync(file.fileno())
+            sync_directory(self.name)
+        finally:
+            if is_left:
+                file.close()
 
-        def flush() -> None:
-            try:
-                for each in left if present is None else (*left, present):
-                    os.fsync(each)
-                sync_directory(self.name)
-            finally:
-                for each in left:
-                    os.close(each)
-
-        return flush
-
-    def put(self, number: int, content: bytes) -> None:
-        """Write a segment, whole or not at all, which outlives the machine."""
-        unfinished = os.path.join(self.name, "unfinished")  # of a crash, or on a full disk
-        with open(unfinished, "wb") as file:
-            file.write(content)
+    def put(self, number: int, frames: Iterable[bytes]) -> None:
+        """Write a segment, which outlives the machine."""
+        with open(self._path(number), "xb") as file:
+            file.write(b"".join((self.head, *frames)))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished, self._path(number))
         sync_directory(self.name)
 
     def read(self, number: int) -> bytes:
@@ -339,19 +310,13 @@ class _Objects(_Files):
     def append(self, frame: bytes) -> None:
         self._frames.append(frame)
 
-    def unflushed(self) -> Callable[[], None]:
+    def taken(self, leaves: bool) -> Callable[[], None]:
         frames, self._frames = self._frames, []
         self.last += bool(frames)
-        number = self.last
+        return partial(self.put, self.last, frames) if frames else lambda: None
 
-        def flush() -> None:
-            if frames:
-                self.put(number, b"".join((self.head, *frames)))
-
-        return flush
-
-    def put(self, number: int, content: bytes) -> None:
-        if not self._store.create(_key(number), content):
+    def put(self, number: int, frames: Iterable[bytes]) -> None:
+        if not self._store.create(_key(number), b"".join((self.head, *frames))):
             raise CheckpointError(f"{self.name}: another run has begun to write this journal")
 
     def read(self, number: int) -> bytes:

@@ -773,7 +773,7 @@ class Rollouts(Buffered, RolloutStage):
     # The end
 
     async def _release(self) -> None:
-        if self._journal is not None and self._journal.is_open:
+        if self._journal is not None:
             await wait_to_end(self._engine, partial(self._journal.close, self._engine))
 
     async def _wait_for_tasks(self) -> None:
