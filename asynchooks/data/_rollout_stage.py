@@ -10,13 +10,11 @@ import logging
 import math
 import pickle
 import uuid
-from bisect import insort
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from inspect import isasyncgenfunction
-from operator import attrgetter
 from typing import Any
 
 from .. import _check as check
@@ -228,7 +226,6 @@ class Rollouts(Buffered, RolloutStage):
         self._ages = Ages(self._batch_size, self._max_staleness, self._when_stale)
         self._has_begun = False
         self._pending: deque[Call] = deque()  # read, and not begun
-        self._resumed: list[Call] = []  # the same, but held, with parts; oldest version first
         self._source_error: Exception | None = None  # why nothing more is read; after all results
         self._num_calls = 0  # under way, also those that are cancelled and clean up
         self._staleness = Counter[int]()
@@ -237,15 +234,16 @@ class Rollouts(Buffered, RolloutStage):
         self._is_timed = False  # the wait for room ends by itself, to say that the learner starves
         self._first_ident = 0  # of its calls, in a record
         self._warned_at: int | None = None  # the version for which the log said so
-        # With a journal: which training it is of, the batches that were trained on before, and what
-        # it has of items that are not read yet, by place.
+        # With a journal: which training it is of, the batches that were trained on before, and, of
+        # items that are not read yet, by place, what it has, and what is held for their results.
         saved = state or {}
         self._training = ""
         if self._journal is not None:
             self._training = str(saved.get("journal") or uuid.uuid4().hex)
         self._clock = 0
         self._has_recovered = self._journal is None
-        self._held: dict[int, tuple[Record, Call]] = {}
+        self._found: dict[int, list[Record]] = {}
+        self._held: dict[int, Call] = {}
 
     # Calls
 
@@ -262,25 +260,7 @@ class Rollouts(Buffered, RolloutStage):
         if self._held:  # the learner may wait for them
             return 1
         # at least one is read ahead, so that the end is known when the last call has begun
-        return 0 if self._pending or self._resumed else max(1, self._num_room_for_calls())
-
-    def _may_go_on(self, call: Call) -> bool:
-        """Whether a call with parts from the journal may: no part is older than its stamp."""
-        version = self._version()
-        if call.born > version or (self._step is not None and call.version > self._step.value):
-            return False
-        return self._num_calls < self._concurrency
-
-    def _waits_for_resumed(self) -> bool:
-        """Whether the learner waits, and nothing but calls with parts of later versions is left."""
-        if not self._resumed or self._num_calls or self._held or self._is_over:
-            return False
-        return self._num_asking > len(self._ready) and self._ages.num_room(self._version()) > 0
-
-    def _begin_call(self, call: Call) -> None:
-        if call.is_held:  # else it was dropped meanwhile
-            self._num_calls += 1
-            call.worker = self._begin_task(partial(self._call, call))
+        return 0 if self._pending else max(1, self._num_room_for_calls())
 
     def _num_room_for_calls(self) -> int:
         """How many calls may begin now."""
@@ -290,20 +270,19 @@ class Rollouts(Buffered, RolloutStage):
 
     def _accept(self, pairs: Sequence[Pair]) -> None:
         for item, mark in pairs:
-            place = self._counting.add(mark)
-            if (here := self._counting.end - 1) in self._held:
-                call = self._take_up(item, here, place is not None)
-            else:
-                call = None if place is None else self._new_call(item, place)
-            if call is not None and call.is_held:
-                insort(self._resumed, call, key=attrgetter("born"))
-            elif call is not None:
+            is_wanted = self._counting.add(mark) is not None
+            place = self._counting.end - 1
+            call = self._held.pop(place, None) or Call(None, place)
+            call.item = item
+            if self._journal is not None:
+                is_wanted = self._needs_call(call, is_wanted)
+            if is_wanted:
                 self._pending.append(call)
         self._look()
 
     def _end_source(self, error: Exception | None) -> None:
         self._source_error = error
-        for _, call in self._held.values():  # the source is shorter than it was
+        for call in self._held.values():  # the source is shorter than it was
             self._let_go(call)
         self._held.clear()
         self._look()
@@ -322,78 +301,68 @@ class Rollouts(Buffered, RolloutStage):
         open_journal = partial(journal.open, self._training)
         records = await run_blocking(engine, open_journal, _CLEAN_UP_SECS, "asynchooks-journal")
         self._has_recovered = True
-        results: dict[int, Record] = {}
-        parts: dict[int, dict[str, Record]] = {}
+        found = self._found
         for each in records:  # of two of a name, the last one counts
-            place = each.place
-            if self._counting.is_finished(place):
+            if self._counting.is_finished(each.place):
                 continue
-            if not each.name:
-                results[place] = each
-                continue
-            results.pop(place, None)  # it was too old, and so are parts of an older version
-            its = parts.get(place, {}).values()
-            parts[place] = {was.name: was for was in (*its, each) if was.born >= each.born}
-        oldest = {place: min(its.values(), key=_born) for place, its in parts.items()} | results
-        for each in sorted(oldest.values(), key=_born):
-            self._hold(each, parts.get(each.place, {}))
-        if oldest:
+            # a part behind a result: it was too old, and so are parts of an older version
+            its = found.get(each.place, []) if each.name else []
+            its = [was for was in its if was.name and was.born >= each.born]
+            found[each.place] = [*its, each]
+        results = [its[-1] for its in found.values() if not its[-1].name]
+        for each in sorted(results, key=_born):
+            self._hold(each)
+        if found:
             logger.info(
                 "%r goes on with %d results, and %d calls under way, of %s; %d are too old",
                 self,
-                len(results),
-                len(oldest) - len(results),
+                len(self._held),
+                len(found) - len(results),
                 journal,
                 self._num_outdated,
             )
 
-    def _hold(self, record: Record, parts: dict[str, Record]) -> None:
-        """Hold a result, or a call that has made parts, from before its item is read."""
-        call, born = Call(None, record.place), record.born - self._clock
-        call.version, call.parts = record.version, parts
+    def _hold(self, result: Record) -> None:
+        """Hold a result from before its item is read."""
+        call, born = Call(None, result.place), result.born - self._clock
+        call.version = result.version
         if self._ages.has_room(born):
-            if record.value:  # else accept refused it
+            if result.value:  # else accept refused it
                 self._ages.begin(call, born)
-            self._held[record.place] = record, call
-        elif self._when_stale is WhenStale.DROP and not record.name:
+            self._held[result.place] = call
+            return
+        del self._found[result.place]
+        if self._when_stale is WhenStale.DROP:
             self._give_up(call, "dropped")
         else:
             self._num_outdated += 1
 
-    def _take_up(self, item: Any, place: int, is_wanted: bool) -> Call | None:
-        """Go on with what is held of an item that was read just now.
+    def _needs_call(self, call: Call, is_wanted: bool) -> bool:
+        """Whether the function is called for an item that was read just now.
 
-        Returns what is to be called: a new call, if it was another item.
+        Else the journal has the result. Parts that it has go to the call.
         """
-        record, call = self._held.pop(place)
-        call.item, call.checksum, what = item, checksum(item), None
-        if record.item != call.checksum:
-            what = f"is of another item than {shown(item)}"
-        elif is_wanted and record.value and not record.name:
+        call.checksum = checksum(call.item)  # before it can be changed
+        what, found = "", {each.name: each for each in self._found.pop(call.place, ())}
+        result, call.parts = found.pop("", None), found
+        if any(each.item != call.checksum for each in (result, *found.values()) if each):
+            what, call.parts = f"is of another item than {shown(call.item)}", {}
+        elif is_wanted and result is not None:
             try:
-                call.result = pickle.loads(record.value)
+                call.result = pickle.loads(result.value) if result.value else None
             except Exception as error:
                 what = f"cannot be read: {error!r}"
-        if what is None and is_wanted:
-            if record.name:
-                return call
-            self._num_recovered += 1
-            if not record.value:
-                self._give_up(call, "refused")
-            elif call.is_held:
-                self._ages.set_ready(call)
-            return None
+            else:
+                self._num_recovered += 1
+                if not result.value:
+                    self._give_up(call, "refused")
+                elif call.is_held:
+                    self._ages.set_ready(call)
+                return False
         self._let_go(call)
-        if not is_wanted:
-            return None
-        logger.warning("What the journal of %r has of item %d %s", self, place, what)
-        return self._new_call(item, place)
-
-    def _new_call(self, item: Any, place: int) -> Call:
-        call = Call(item, place)
-        if self._journal is not None:
-            call.parts, call.checksum = {}, checksum(item)  # before it can be changed
-        return call
+        if what and is_wanted:
+            logger.warning("What the journal of %r has of item %d %s", self, call.place, what)
+        return is_wanted
 
     def _let_go(self, call: Call) -> None:
         if call.is_held:
@@ -705,18 +674,11 @@ class Rollouts(Buffered, RolloutStage):
             if has_all and self._ages.num_held == 0:
                 self._finish(self._source_error)
             break
-        while self._resumed and not self._is_over and self._may_go_on(self._resumed[0]):
-            self._begin_call(self._resumed.pop(0))
         while self._pending and not self._is_over and self._num_room_for_calls() > 0:
             call = self._pending.popleft()
             self._stamp(call)
-            self._begin_call(call)
-        if self._waits_for_resumed():  # the journal lacks results, or sizes of batches differ
-            for call in self._resumed:
-                self._let_go(call)
-            self._pending.extendleft(reversed(self._resumed))
-            self._resumed.clear()
-            self._look()
+            self._num_calls += 1
+            call.worker = self._begin_task(partial(self._call, call))
         if self._is_over or self._num_room() > 0 or (self._starves() and not self._is_timed):
             super()._make_room()
 
