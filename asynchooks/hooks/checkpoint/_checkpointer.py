@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +67,7 @@ class _HookStates:
         self._shared: dict[str, Any] = {}  # the part that other workers change, too
         self._is_saved_at_end = False
         self.at_end: bytes | None = None  # None before the end, and where they could not be saved
-        self.when_saved: Sequence[Callable[[], None]] = ()  # of what was taken last
+        self._when_saved: Sequence[Callable[[], None]] = ()  # of what was taken last
 
     def keep_for_end(self) -> None:
         """Keep the states of now: what the hooks' `end` does is no part of training."""
@@ -78,12 +78,17 @@ class _HookStates:
 
     def take(self, *, at_end: bool) -> bytes | None:
         """What goes into a checkpoint now, perhaps the states from before the end."""
-        kept = self.at_end if at_end else None
+        kept, self._when_saved = self.at_end if at_end else None, ()
         if not (self._are_saved if kept is None else self._is_saved_at_end):
             return None
         self._shared = shared_states(self._hooks, None if kept is None else self._shared)
-        self.when_saved = when_saved(self._hooks)
+        self._when_saved = when_saved(self._hooks)
         return save_hooks(self._hooks) if kept is None else with_states(kept, self._shared)
+
+    def note_saved(self) -> None:
+        """What was taken last is in a checkpoint that is written."""
+        for each in self._when_saved:
+            each()
 
     def take_late(self, at_end: bytes | None) -> bytes:
         """As of now; but what other workers change is as it was when the model was saved."""
@@ -412,12 +417,10 @@ class Checkpointer:
         self.saved_step = step
         if is_due or self.is_immediate:  # not before: a save that has failed is due again
             self.timer.update_last_triggered_step(step)
-        noted = self.states.when_saved if hooks is not None else ()
         if write is None:
-            for each in noted:
-                each()
+            self.states.note_saved()
             return await self.listeners.after_save(session, step)
-        return partial(self.write, session, step, write, noted)
+        return partial(self.write, session, step, write)
 
     def _seconds_of(self, place: tuple[int, int]) -> float:
         """Of training until this step: of two savers' the same, so that what follows is newer."""
@@ -433,13 +436,7 @@ class Checkpointer:
         step: int = await raw.call_blocking(raw.read_step)
         return step
 
-    async def write(
-        self,
-        session: Any,
-        step: int,
-        write: Callable[[], object],
-        noted: Iterable[Callable[[], None]],
-    ) -> bool:
+    async def write(self, session: Any, step: int, write: Callable[[], object]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
 
         def write_and_note() -> None:
@@ -447,8 +444,7 @@ class Checkpointer:
             self.written_step = step  # here, as a cancellation that came meanwhile leaves the wait
 
         await self._run_blocking(write_and_note, "asynchooks-save")
-        for each in noted:
-            each()
+        self.states.note_saved()
         return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:
