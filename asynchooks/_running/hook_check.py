@@ -70,7 +70,10 @@ def overrides(hook: Any, moment: str) -> bool:
         return True
     # a class is looked at each time: a notebook may give it methods between two sessions
     own = getattr(type(hook), moment, None)  # TensorFlow's hooks have no on_error
-    return own is not None and all(own is not getattr(base, moment, None) for base in _hook_types())
+    if own is None or own is getattr(SessionRunHook, moment):
+        return False
+    train = tensorflow_train()
+    return train is None or own is not getattr(train.SessionRunHook, moment, None)
 
 
 def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
@@ -117,14 +120,15 @@ def _check_methods(hook: Any, which: str) -> None:
         if not overrides(hook, moment):
             continue
         method = getattr(hook, moment)
+        if str(method.__module__).startswith(("asynchooks.", "tensorflow.")):
+            continue
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
             raise TypeError(
                 f"{moment} of {which}, a {kind}, holds a `yield`, so that a call of it would run "
                 "nothing of its body; write a coroutine (`async def`) or a plain method without it"
             )
-        is_shipped = str(method.__module__).startswith(("asynchooks.", "tensorflow."))
         names = _parameters(moment)
-        if not is_shipped and (takes := misfit(method, len(names) - 1)):
+        if takes := misfit(method, len(names) - 1):
             raise TypeError(
                 f"{moment} of {which}, a {kind}, takes {takes} beside self; write "
                 f"{moment}({', '.join(names)})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import AsyncIterator, Callable
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +136,8 @@ class GlobalStep(FedStep):
             body: as `worker`, for long waits in the body of its block: not those of other tasks,
                 nor where other tasks run its steps, nor with a timeout.
         """
-        handle = copy(self)
+        handle: GlobalStep = object.__new__(type(self))
+        handle.gate = self.gate
         handle.stop, handle.worker, handle.body = stop, worker, body
         return handle
 
