@@ -10,11 +10,13 @@ import logging
 import math
 import pickle
 import uuid
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from inspect import isasyncgenfunction
+from operator import attrgetter
 from typing import Any
 
 from .. import _check as check
@@ -226,6 +228,7 @@ class Rollouts(Buffered, RolloutStage):
         self._ages = Ages(self._batch_size, self._max_staleness, self._when_stale)
         self._has_begun = False
         self._pending: deque[Call] = deque()  # read, and not begun
+        self._resumed: list[Call] = []  # the same, but held, with parts; oldest version first
         self._source_error: Exception | None = None  # why nothing more is read; after all results
         self._num_calls = 0  # under way, also those that are cancelled and clean up
         self._staleness = Counter[int]()
@@ -235,7 +238,7 @@ class Rollouts(Buffered, RolloutStage):
         self._first_ident = 0  # of its calls, in a record
         self._warned_at: int | None = None  # the version for which the log said so
         # With a journal: which training it is of, the batches that were trained on before, and, of
-        # items that are not read yet, by place, what it has, and what is held for their results.
+        # items that are not read yet, by place, what it has, and what is held.
         saved = state or {}
         self._training = ""
         if self._journal is not None:
@@ -260,7 +263,25 @@ class Rollouts(Buffered, RolloutStage):
         if self._held:  # the learner may wait for them
             return 1
         # at least one is read ahead, so that the end is known when the last call has begun
-        return 0 if self._pending else max(1, self._num_room_for_calls())
+        return 0 if self._pending or self._resumed else max(1, self._num_room_for_calls())
+
+    def _may_go_on(self, call: Call) -> bool:
+        """Whether a call with parts from the journal may: no part is older than its stamp."""
+        version = self._version()
+        if call.born > version or (self._step is not None and call.version > self._step.value):
+            return False
+        return self._num_calls < self._concurrency
+
+    def _waits_for_resumed(self) -> bool:
+        """Whether the learner waits, and nothing but calls with parts of later versions is left."""
+        if not self._resumed or self._num_calls or self._held or self._is_over:
+            return False
+        return self._num_asking > len(self._ready) and self._ages.num_room(self._version()) > 0
+
+    def _begin_call(self, call: Call) -> None:
+        if call.is_held:  # else it was dropped meanwhile
+            self._num_calls += 1
+            call.worker = self._begin_task(partial(self._call, call))
 
     def _num_room_for_calls(self) -> int:
         """How many calls may begin now."""
@@ -276,7 +297,9 @@ class Rollouts(Buffered, RolloutStage):
             call.item = item
             if self._journal is not None:
                 is_wanted = self._needs_call(call, is_wanted)
-            if is_wanted:
+            if is_wanted and call.is_held:
+                insort(self._resumed, call, key=attrgetter("born"))
+            elif is_wanted:
                 self._pending.append(call)
         self._look()
 
@@ -285,6 +308,7 @@ class Rollouts(Buffered, RolloutStage):
         for call in self._held.values():  # the source is shorter than it was
             self._let_go(call)
         self._held.clear()
+        self._found.clear()
         self._look()
 
     # The journal
@@ -309,30 +333,23 @@ class Rollouts(Buffered, RolloutStage):
             its = found.get(each.place, []) if each.name else []
             its = [was for was in its if was.name and was.born >= each.born]
             found[each.place] = [*its, each]
-        results = [its[-1] for its in found.values() if not its[-1].name]
-        for each in sorted(results, key=_born):
+        for each in sorted((min(its, key=_born) for its in found.values()), key=_born):
             self._hold(each)
         if found:
-            logger.info(
-                "%r goes on with %d results, and %d calls under way, of %s; %d are too old",
-                self,
-                len(self._held),
-                len(found) - len(results),
-                journal,
-                self._num_outdated,
-            )
+            text = "%r goes on with what %s has of %d items; %d were too old"
+            logger.info(text, self, journal, len(self._held), self._num_outdated)
 
-    def _hold(self, result: Record) -> None:
-        """Hold a result from before its item is read."""
-        call, born = Call(None, result.place), result.born - self._clock
-        call.version = result.version
+    def _hold(self, record: Record) -> None:
+        """Hold a result, or a call that has made parts, from before its item is read."""
+        call, born = Call(None, record.place), record.born - self._clock
+        call.version = record.version
         if self._ages.has_room(born):
-            if result.value:  # else accept refused it
+            if record.value:  # else accept refused it
                 self._ages.begin(call, born)
-            self._held[result.place] = call
+            self._held[record.place] = call
             return
-        del self._found[result.place]
-        if self._when_stale is WhenStale.DROP:
+        del self._found[record.place]
+        if self._when_stale is WhenStale.DROP and not record.name:
             self._give_up(call, "dropped")
         else:
             self._num_outdated += 1
@@ -340,14 +357,16 @@ class Rollouts(Buffered, RolloutStage):
     def _needs_call(self, call: Call, is_wanted: bool) -> bool:
         """Whether the function is called for an item that was read just now.
 
-        Else the journal has the result. Parts that it has go to the call.
+        Else the journal has the result. Parts that it has go to the call, which is held then.
         """
         call.checksum = checksum(call.item)  # before it can be changed
         what, found = "", {each.name: each for each in self._found.pop(call.place, ())}
         result, call.parts = found.pop("", None), found
         if any(each.item != call.checksum for each in (result, *found.values()) if each):
             what, call.parts = f"is of another item than {shown(call.item)}", {}
-        elif is_wanted and result is not None:
+        elif result is None and is_wanted:
+            return True
+        elif result is not None and is_wanted:
             try:
                 call.result = pickle.loads(result.value) if result.value else None
             except Exception as error:
@@ -674,11 +693,18 @@ class Rollouts(Buffered, RolloutStage):
             if has_all and self._ages.num_held == 0:
                 self._finish(self._source_error)
             break
+        while self._resumed and not self._is_over and self._may_go_on(self._resumed[0]):
+            self._begin_call(self._resumed.pop(0))
         while self._pending and not self._is_over and self._num_room_for_calls() > 0:
             call = self._pending.popleft()
             self._stamp(call)
-            self._num_calls += 1
-            call.worker = self._begin_task(partial(self._call, call))
+            self._begin_call(call)
+        if self._waits_for_resumed():  # the journal lacks results, or sizes of batches differ
+            for call in self._resumed:
+                self._let_go(call)
+            self._pending.extendleft(reversed(self._resumed))
+            self._resumed.clear()
+            self._look()
         if self._is_over or self._num_room() > 0 or (self._starves() and not self._is_timed):
             super()._make_room()
 

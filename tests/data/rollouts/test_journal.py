@@ -168,6 +168,28 @@ def test_parts_are_not_made_again_after_a_crash(live: Any, place: Any) -> None:
         assert again.results[item] == [first.made[item, 0], first.made[item, 1]]
 
 
+def test_younger_results_do_not_take_the_place_of_a_call_with_older_parts(
+    live: Any, tmp_path: Path
+) -> None:
+    async def take_long(life: Life, item: int) -> Any:
+        parts = [await run_once("turn 0", life.make, item, 0)]
+        await life.sleep(9.0 if item == 0 else 0.0)
+        return [*parts, await run_once("turn 1", life.make, item, 1)]
+
+    async def fail_with_the_sixth(life: Life, item: int) -> Any:
+        if item == 5:
+            await life.sleep(4.0)
+            raise GenerationError
+        return await take_long(life, item)
+
+    first = live(tmp_path, take_long, max_staleness=1).train(1)
+    second = live(tmp_path, fail_with_the_sixth, max_staleness=1, position=first.end)
+    second.learner.failure_with(second.stage)
+    third = live(tmp_path, take_long, max_staleness=1, position=first.end).train()
+    assert list(third.trained)[:4] == [0, 3, 4, 5]
+    assert not (first.made.keys() | second.made.keys()) & third.made.keys()
+
+
 def test_parts_are_not_made_again_after_a_failure(live: Any, tmp_path: Path) -> None:
     failed = set[int]()
 
