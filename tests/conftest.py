@@ -117,8 +117,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Dask's tests come last: threads and sockets of its own go on for a while after them."""
+    """Dask's tests come last: threads and sockets of its own go on for a while after them.
+
+    Those of the room `tf` have the marker of TensorFlow.
+    """
     items.sort(key=lambda item: "/tests/distributed/" in item.path.as_posix())
+    for item in items:
+        if "/tests/tf/" in item.path.as_posix():
+            item.add_marker("tensorflow")
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -23,8 +23,6 @@ from asynchooks import (
 
 from .support.helpers import counting_creator, settle
 
-pytestmark = pytest.mark.anyio
-
 
 def hook_with(*names: str) -> SessionRunHook:
     """A hook that has plain methods of these names."""

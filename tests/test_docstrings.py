@@ -30,8 +30,6 @@ from asynchooks import (
 
 from .planning import program_of_sleeps
 
-pytestmark = pytest.mark.anyio
-
 MODULES = (asynchooks, testing, checkpoints, data, metrics, protocols, simulation, planning)
 NAMES: dict[str, Any] = {
     name: getattr(module, name) for module in MODULES for name in module.__all__

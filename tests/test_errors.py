@@ -12,8 +12,6 @@ from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook
 # private: the notes of many failures at once are the same whichever part of the package adds them
 from asynchooks._errors import add_note, note_once
 
-pytestmark = pytest.mark.anyio
-
 FURTHER = "further notes are in the log"
 
 

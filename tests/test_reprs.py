@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import asynchooks
 from asynchooks import (
@@ -23,8 +22,6 @@ from asynchooks import (
     TensorFlowHook,
 )
 from asynchooks.data import prefetch
-
-pytestmark = pytest.mark.anyio
 
 
 def step() -> dict[str, float]:

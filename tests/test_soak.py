@@ -10,8 +10,6 @@ from .soak import items, open_function, openings, steps
 from .support.afterwards import nothing_left
 from .support.readings import is_growing
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     "times",

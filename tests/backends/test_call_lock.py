@@ -31,8 +31,6 @@ from ..support.helpers import cancelled_when_settled, in_task, settle
 from ..support.moments import HeldStep, at, plain_at, together
 from .uses import Used
 
-pytestmark = pytest.mark.anyio
-
 
 class Model(Used):
     """With all that plain functions may do with it."""

@@ -26,8 +26,6 @@ from asynchooks import (
 from ..support.helpers import in_task
 from ..support.moments import at
 
-pytestmark = pytest.mark.anyio
-
 Pair = namedtuple("Pair", ["left", "right"])
 WEIGHTS = np.ones(3)
 

@@ -27,8 +27,6 @@ from asynchooks import (
 from ..support.moments import HeldStep, at, losing_step, together
 from .uses import Used
 
-pytestmark = pytest.mark.anyio
-
 StepFunction = Callable[..., Any]
 
 

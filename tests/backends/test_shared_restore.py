@@ -34,8 +34,6 @@ from ..support.afterwards import check_gate, nothing_left
 from ..support.helpers import in_task
 from ..support.moments import NOW, HeldStep, at, lost, together, train
 
-pytestmark = pytest.mark.anyio
-
 NUM_ITEMS, NUM_SAVED = 9, 3
 ALL = list(range(NUM_ITEMS))
 

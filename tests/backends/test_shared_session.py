@@ -16,8 +16,6 @@ from ..simulation.engines import on_every_engine
 from ..support.helpers import cancelled_when_settled, counting_creator, in_task
 from ..support.moments import at, together
 
-pytestmark = pytest.mark.anyio
-
 
 @on_every_engine
 def test_a_begin_that_waits_for_a_later_worker_is_told_of_in_the_log(

@@ -109,7 +109,6 @@ def test_wrong_objects_are_refused() -> None:
         DistributedCheckpointSaver(module=training.module, other=3)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_session_resumes_with_the_same_bits(tmp_path: Path, background: bool) -> None:
     whole, part, rest = Training(), Training(), Training(seed=3)

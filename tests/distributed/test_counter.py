@@ -23,7 +23,7 @@ from asynchooks.distributed._messages import FOLLOW, Message
 from ..support.helpers import in_task, settle
 from .by_hand import ByHand
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from .clusters import comes, native, until
 from .processes import Scheduler, a_scheduler, elsewhere, gathered, own_host
 from .sessions import QUICK, Join, run_once, step, train, train_here
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 ONE_BACKEND = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """For what happens in other processes, and for tests that start a scheduler of their own."""

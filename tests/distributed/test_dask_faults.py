@@ -39,7 +39,6 @@ from .proxy import Proxy, a_proxy
 from .sessions import QUICK, Join, cut, slow_step, step, train_here
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.faults,
     # Dask's own connect forgets its socket when it is cancelled while it shakes hands
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),

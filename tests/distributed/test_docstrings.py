@@ -20,7 +20,7 @@ from . import programs
 from .clusters import native
 from .processes import Scheduler
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 async def run_example(body: str, **names: Any) -> None:

@@ -17,7 +17,7 @@ from asynchooks.distributed._messages import Message
 
 from ..support.helpers import in_task, settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(autouse=True)

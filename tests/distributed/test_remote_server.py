@@ -41,7 +41,7 @@ from ..support.helpers import in_task
 from .clusters import addresses, comes, native, results, until, until_state
 from .programs import NUM_WORKERS, ONES, push_and_end, push_and_end_there, train
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 ONE_BACKEND = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """For what the server does about other processes: it has asyncio wherever its users are."""

@@ -21,7 +21,7 @@ from asynchooks.protocols import Synchronous
 from ..support.helpers import settle
 from .by_hand import ByHand
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture

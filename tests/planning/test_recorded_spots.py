@@ -25,8 +25,6 @@ from ..support.step_loops import run_steps
 from .programs import gradients
 from .recorded import spans_of
 
-pytestmark = pytest.mark.anyio
-
 SECS = 0.002
 
 

@@ -29,8 +29,6 @@ from asynchooks.protocols import (
 from ..support.helpers import in_task, settle
 from .worlds import ALL, make_server
 
-pytestmark = pytest.mark.anyio
-
 Wait = Callable[[], Awaitable[Any]]
 checkpoint = anyio.lowlevel.checkpoint
 

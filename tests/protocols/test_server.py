@@ -31,8 +31,6 @@ from asynchooks.protocols import (
 from ..support.helpers import in_task
 from .worlds import ALL, make_server, server_of
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("method", ["pull", "clock", "leave", "join", "staleness_counts", "push"])
 @pytest.mark.parametrize("worker", [-1, 2])

@@ -15,8 +15,6 @@ from asynchooks.simulation import Simulation
 from ..support.helpers import cancelled_when_settled, in_task
 from .worlds import make_server
 
-pytestmark = pytest.mark.anyio
-
 
 def push(server: ParameterServer, _: object = None) -> None:
     server.push(0, np.ones(2), server.version)

@@ -23,7 +23,7 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 Log = list[Any]
 FETCH = "global_step/read:0"

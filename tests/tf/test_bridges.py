@@ -37,7 +37,6 @@ from .models import Model, TheirMoments, counting_model, raising, tf, v1
 from .servers import listening
 
 keras = pytest.importorskip("keras")
-pytestmark = pytest.mark.tensorflow
 
 INPUTS = np.random.default_rng(0).random((40, 4), dtype=np.float32)  # 10 batches of 4
 TARGETS = INPUTS.sum(axis=1)

@@ -19,7 +19,6 @@ from asynchooks.tf import TensorFlowSaver
 from .models import tf, v1
 
 keras = pytest.importorskip("keras")
-pytestmark = pytest.mark.tensorflow
 WAYS = pytest.mark.parametrize("way", ["save", "snapshot"])
 
 

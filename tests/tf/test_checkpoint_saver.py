@@ -43,7 +43,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 BOTH_MODES = pytest.mark.parametrize("background", [False, True])
 
 

@@ -35,7 +35,7 @@ from .servers import (
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 WAITING = "Waiting for model to be ready"

@@ -14,7 +14,7 @@ from .proxy import Proxy
 from .roles import NOTICED_SECS, Cluster
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 on_trio = pytest.mark.parametrize("cluster", ["trio"], indirect=True)

@@ -15,7 +15,7 @@ import pytest
 from .processes import RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
 
 tf = pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 LIMIT = 600
 HANGS_AFTER_SECS = 90.0

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from asynchooks import ClusterTask
 
 tf = pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.tensorflow
 
 PS, ONE, TWO = "10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222"
 

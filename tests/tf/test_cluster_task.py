@@ -24,7 +24,7 @@ tf = pytest.importorskip("tensorflow")
 # private: only so can a task describe itself as another one, or warn before 5 s
 messages = pytest.importorskip("asynchooks.tf.cluster._messages")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 Start = Callable[..., TaskProcess]
 

@@ -18,7 +18,6 @@ from ..test_docstrings import example_of
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 NAMES = [name for name in asynchooks.tf.__all__ if name != "Scaffold"]
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 # Which threads are left alone is private: no public name leaves one that ends at a known moment.
 PROGRAM = """

@@ -29,11 +29,7 @@ from .models import (
     v1,
 )
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:.*QueueRunner.*:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*QueueRunner.*:DeprecationWarning")
 
 
 @pytest.mark.parametrize("train", [asynchooks, v1.train])

@@ -35,8 +35,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
 
 async def error_of(session: MonitoredSession, fetches: Any = ()) -> tuple[BaseException, str]:
     """What opening, a run, or the end raises, and its notes."""

@@ -37,7 +37,6 @@ from .models import (
 )
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 both_modes = pytest.mark.parametrize("mode", list(Evaluate))
 
 

@@ -23,8 +23,6 @@ from ..support.moments import at
 from ..support.threads import threads_left
 from .models import aborted, monitored, raising, tf, v1
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
 
 class Fed(NamedTuple):
     """A graph that adds up what it is fed: 100 * a + b at each step."""

@@ -33,7 +33,6 @@ from .models import (
 )
 from .servers import ServerProcess
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 RUNNERS = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 
 

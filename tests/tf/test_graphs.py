@@ -42,8 +42,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
 
 async def test_the_graph_is_finalized_after_begin_and_until_the_last_session_ends() -> None:
     model, seen = counting_model(), []  # type: tuple[Model, list[bool]]

@@ -18,7 +18,6 @@ from .models import ChiefSessionCreator
 tf = pytest.importorskip("tensorflow")
 # private, as a session also needs what these sockets do not serve
 Heartbeat = pytest.importorskip("asynchooks.tf.cluster._heartbeat").Heartbeat
-pytestmark = pytest.mark.tensorflow
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SECS = 0.2

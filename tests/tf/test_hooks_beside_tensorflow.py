@@ -21,8 +21,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
 Hooks = Callable[[Setup], list[Any]]
 
 

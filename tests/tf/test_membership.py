@@ -20,7 +20,6 @@ from .servers import ServerProcess, chief_of, creator_of, listening, worker_of
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
 @pytest.mark.faults

@@ -25,8 +25,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
 
 def made_by(library: Any, **options: Any) -> list[tuple[Any, ...]]:
     """The hooks of a session by their names, and after how many seconds or steps each is due."""

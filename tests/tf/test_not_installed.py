@@ -8,7 +8,7 @@ import sys
 import pytest
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 BLOCK = """
 import sys

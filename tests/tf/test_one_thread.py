@@ -16,7 +16,6 @@ import pytest
 from .models import monitored, tf, v1
 
 data_flow_ops = pytest.importorskip("tensorflow.python.ops.data_flow_ops")
-pytestmark = pytest.mark.tensorflow
 
 
 def _queue() -> Any:

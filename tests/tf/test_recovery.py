@@ -29,7 +29,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 errors = pytest.mark.parametrize("make", [aborted, unavailable])
 
 

@@ -21,7 +21,7 @@ from ..hooks.lives import NUM_ITEMS, Life, LifeModel
 from ..support.moments import at
 from .models import ChiefSessionCreator, chief, monitored, tf, v1
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 
 class GraphModel(LifeModel):

@@ -40,7 +40,7 @@ from .servers import BEAT, Line, ServerProcess, chief_of, creator_of, listening
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 SOON = 20.0

@@ -23,8 +23,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
 
 async def test_hooks_have_the_tensorflow_session_whose_own_runs_bypass_them() -> None:
     model, seen = counting_model(), []  # type: tuple[Any, list[Any]]

@@ -13,7 +13,7 @@ from asynchooks import CheckpointSaverHook, MonitoredSession, Retention, StopAtS
 
 from ..crash.programs import Moments, Reports, kill_at_random, on_backend, running, server
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 KILLS = 4
 

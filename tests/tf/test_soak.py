@@ -18,7 +18,7 @@ from ..soak import open_tensorflow, openings
 from ..support.afterwards import nothing_left
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 def test_openings_leave_nothing_and_add_up_to_nothing() -> None:

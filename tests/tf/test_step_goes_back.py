@@ -20,7 +20,6 @@ from ..support.moments import at
 from .hooks_beside import Program, Setup, check_beside
 from .models import Movable, TheirMoments, monitored, shared, tf, v1
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 RUNNERS = pytest.mark.parametrize("runner", ["inline", "thread"])
 
 PLACES = [

@@ -13,7 +13,6 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 table = pytest.importorskip("asynchooks.tf.cluster._table")
 v1 = tf.compat.v1
-pytestmark = pytest.mark.tensorflow
 
 
 class Interrupted(table.StepTable):  # type: ignore[misc, name-defined]

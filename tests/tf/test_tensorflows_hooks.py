@@ -15,7 +15,6 @@ from asynchooks.testing import HookDriver, RecordingHook
 from ..support.helpers import settle
 from .models import TheirMoments, counting_model, monitored, shared, v1
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 each_runner = pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
 
