@@ -69,17 +69,6 @@ def is_growing(readings: list[Reading], row: str) -> bool:
     return rises and values[-1] - values[0] > TOLERANCES.get(row, 0)
 
 
-def table(title: str, readings: list[Reading]) -> str:
-    """A line per row; the first reading, of the warm-up, is shown but not judged."""
-    columns = "".join(f"{each.done:>12,}" for each in readings)
-    lines = [f"{title:<16}{columns}  verdict"]
-    for row in Reading._fields[1:]:
-        values = "".join(f"{getattr(each, row):>12,}" for each in readings)
-        verdict = "growing" if is_growing(readings[1:], row) else "flat"
-        lines.append(f"{row:<16}{values}  {verdict}")
-    return "\n".join(lines)
-
-
 def _is_ours(each: object) -> bool:
     module = type(each).__module__
     return isinstance(module, str) and module.split(".", 1)[0] == "asynchooks"

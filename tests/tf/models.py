@@ -123,17 +123,6 @@ def checkpoint_of(model: Model, directory: Any, step: int) -> str:
     return path
 
 
-def steps_of_events(directory: Any, what: str, tag: str = "") -> list[int]:
-    """The steps of all events of a kind, such as "summary", with that tag, in the files there."""
-    return [
-        event.step
-        for path in sorted(directory.glob("events.out.*"))
-        for event in v1.train.summary_iterator(str(path))
-        if event.WhichOneof("what") == what
-        and (not tag or tag in [each.tag for each in event.summary.value])
-    ]
-
-
 def blocking_op(graph: Any) -> tuple[Any, threading.Event, threading.Event]:
     """(an op that blocks, the event that it sets first, the event that lets it go on)."""
     started, released = threading.Event(), threading.Event()

@@ -22,6 +22,8 @@ from .models import (
     let_others_run,
     monitored,
     raising,
+    tf,
+    v1,
 )
 from .servers import (
     Line,
@@ -33,8 +35,6 @@ from .servers import (
     worker_of,
 )
 
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
 pytestmark = pytest.mark.faults
 
 

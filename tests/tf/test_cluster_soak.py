@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from .models import tf
 from .processes import RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
 
-tf = pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 LIMIT = 600

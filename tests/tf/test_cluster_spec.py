@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asynchooks import ClusterTask
 
-tf = pytest.importorskip("tensorflow")
+from .models import tf
 
 PS, ONE, TWO = "10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222"
 

@@ -15,9 +15,7 @@ from asynchooks import StopAtStepHook
 
 from ..support.moments import at
 from ..test_docstrings import example_of
-
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
+from .models import tf, v1
 
 NAMES = [name for name in asynchooks.tf.__all__ if name != "Scaffold"]
 

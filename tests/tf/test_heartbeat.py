@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from .models import ChiefSessionCreator
+from .models import ChiefSessionCreator, tf
 
-tf = pytest.importorskip("tensorflow")
 # private, as a session also needs what these sockets do not serve
 Heartbeat = pytest.importorskip("asynchooks.tf.cluster._heartbeat").Heartbeat
 

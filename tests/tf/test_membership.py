@@ -15,11 +15,8 @@ import pytest
 
 from asynchooks import SharedSessionCreator
 
-from .models import ChiefSessionCreator, Model, counting_model, monitored
+from .models import ChiefSessionCreator, Model, counting_model, monitored, tf, v1
 from .servers import ServerProcess, chief_of, creator_of, listening, worker_of
-
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
 
 
 @pytest.mark.faults

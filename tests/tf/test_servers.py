@@ -34,12 +34,12 @@ from .models import (
     counting_model,
     let_others_run,
     monitored,
+    tf,
+    v1,
 )
 from .processes import free_cluster
 from .servers import BEAT, Line, ServerProcess, chief_of, creator_of, listening
 
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
 pytestmark = pytest.mark.faults
 
 

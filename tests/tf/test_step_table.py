@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-tf = pytest.importorskip("tensorflow")
+from .models import tf, v1
+
 table = pytest.importorskip("asynchooks.tf.cluster._table")
-v1 = tf.compat.v1
 
 
 class Interrupted(table.StepTable):  # type: ignore[misc, name-defined]
