@@ -114,7 +114,7 @@ async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
                     await saver.checkpointer.wait_idle()
                     for _ in range(10):  # an evaluation that has just begun ends
                         await anyio.lowlevel.checkpoint()
-                    readings.append(read(done))
+                    readings.append(read())
                 elif done % 100 == 0:
                     await anyio.lowlevel.checkpoint()
     return readings
@@ -136,7 +136,7 @@ async def items(num_items: int) -> list[Reading]:
         while not session.should_stop():
             await session.run("sum")
             if session.global_step.value in marks:
-                readings.append(read(session.global_step.value * 100))
+                readings.append(read())
     return readings
 
 
@@ -147,7 +147,7 @@ async def openings(num_openings: int, open_one: Callable[[], Awaitable[None]]) -
     for done in range(1, num_openings + 1):
         await open_one()
         if done in marks:
-            readings.append(read(done))
+            readings.append(read())
     return readings
 
 

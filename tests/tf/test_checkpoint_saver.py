@@ -28,6 +28,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
+from ..hooks.savers import metrics_of
 from ..support.moments import at
 from .models import (
     NUM_VARIABLES,
@@ -54,10 +55,6 @@ def saved(path: Path) -> dict[int, str]:
     """The prefixes of checkpoints of either mode, by step."""
     found = {int(each.stem.rpartition("-")[2]): str(each)[:-6] for each in path.glob("*.index")}
     return found | {each.step: each.prefix for each in CheckpointDirectory(path).checkpoints()}
-
-
-def metrics(path: Path) -> dict[int, float | None]:
-    return {each.step: each.metric for each in CheckpointDirectory(path).checkpoints()}
 
 
 def content_of(prefix: str) -> dict[str, Any]:
@@ -340,4 +337,4 @@ async def test_a_look_changes_no_metric_of_its_step(tmp_path: Path) -> None:
         for loss in (5.0, 6.0):
             await session.run(model.train_op, {number: loss})
             await session.run(number, {number: 7.0})
-    assert metrics(tmp_path) == {0: None, 1: 5.0, 2: 6.0}
+    assert metrics_of(tmp_path) == {0: None, 1: 5.0, 2: 6.0}
