@@ -87,7 +87,7 @@ async def on_asyncio(program: Callable[..., Any]) -> None:
     await program(anyio.sleep, fns.append, end)
 
 
-def search_with(name: str, program: Callable[..., Any]) -> tuple[int, bool]:
+def search_with(name: Any, program: Callable[..., Any]) -> tuple[int, bool]:
     """How many schedules were tried, and whether one failed."""
     if name in OTHERS:
         num_run = 0
