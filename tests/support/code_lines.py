@@ -24,8 +24,6 @@ def num_code_lines(file: Path) -> int:
         for line in range(token.start[0], token.end[0] + 1)
     }
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0]
-            if ast.get_docstring(node, clean=False) is not None:
-                lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
+            lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)

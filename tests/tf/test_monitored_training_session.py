@@ -157,15 +157,8 @@ async def test_should_stop_raises_what_the_coordinator_holds_and_so_does_the_end
     assert session.should_stop(), "closed"
 
 
-async def test_the_raw_session_runs_without_hooks_and_a_checkpoint_is_restored(
-    tmp_path: Path,
-) -> None:
-    model, recorder = counting_model(), RecordingHook("a")
-    async with singular(model, [recorder]) as session:
-        raw = session.raw_session()
-        assert [raw.run(model.train_op) for _ in range(3)] == [1, 2, 3]
-        assert recorder.log == [("a", "begin"), ("a", "after_create_session")]
-        assert await session.run(model.train_op) == 4
+async def test_a_checkpoint_is_restored(tmp_path: Path) -> None:
+    model = counting_model()
     older, _ = (checkpoint_of(model, tmp_path, step) for step in (5, 7))
     for options, step in (
         ({"checkpoint_filename_with_path": older}, 5),
