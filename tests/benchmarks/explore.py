@@ -20,9 +20,10 @@ from typing import Any
 
 import anyio
 
-from asynchooks import MonitoredSession, SharedSessionCreator, StopAtStepHook
+from asynchooks import SharedSessionCreator
 from asynchooks.simulation import ScheduleError, Simulation, explore
 
+from ..support.step_loops import run_steps
 from ._report import print_table
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -40,13 +41,8 @@ async def train(sleep: Sleep, start: Callable[..., Any], end: Callable[..., Any]
         num_made += 1
         return {}
 
-    async def worker() -> None:
-        async with MonitoredSession([StopAtStepHook(last_step=3)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-
     creator = SharedSessionCreator(step, num_workers=2)
-    await end([start(worker) for _ in range(2)])
+    await end([start(partial(run_steps, creator, 3)) for _ in range(2)])
     assert num_made == 3
 
 
@@ -107,8 +103,7 @@ def search_with(name: Any, program: Callable[..., Any]) -> tuple[int, bool]:
             has_failed = True
         return num_run, has_failed
     main_of = in_simulation if name == "turbo" else lambda program, _: on_asyncio(program)
-    options: Any = {
-        "backend": name,
+    options = {
         "num_processes": 1,
         "max_delays": 1,
         "num_random": NUM_SCHEDULES,
