@@ -103,15 +103,12 @@ def search_with(name: Any, program: Callable[..., Any]) -> tuple[int, bool]:
             has_failed = True
         return num_run, has_failed
     main_of = in_simulation if name == "turbo" else lambda program, _: on_asyncio(program)
-    options = {
-        "num_processes": 1,
-        "max_delays": 1,
-        "num_random": NUM_SCHEDULES,
-    }
+    run = partial(main_of, program)
     try:
-        return explore(partial(main_of, program), backend=name, **options).num_schedules, False
+        found = explore(run, backend=name, num_processes=1, max_delays=1, num_random=NUM_SCHEDULES)
     except ScheduleError as error:
         return int(str(error).split("in schedule ")[1].split(",")[0].replace(",", "")), True
+    return found.num_schedules, False
 
 
 def main() -> None:

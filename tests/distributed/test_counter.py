@@ -23,13 +23,8 @@ from asynchooks.distributed._messages import FOLLOW, Message
 from ..support.helpers import in_task, settle
 from .by_hand import ByHand
 
-pytestmark = pytest.mark.faults
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """A Dask server has asyncio."""
-    return "asyncio"
+# A Dask server runs on asyncio.
+pytestmark = [pytest.mark.faults, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
 class Process(ByHand):

@@ -21,13 +21,8 @@ from asynchooks.protocols import Synchronous
 from ..support.helpers import settle
 from .by_hand import ByHand
 
-pytestmark = pytest.mark.faults
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Dask's workers have asyncio."""
-    return "asyncio"
+# Dask's workers run on asyncio.
+pytestmark = [pytest.mark.faults, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
 class Process(ByHand):

@@ -214,6 +214,14 @@ def hide_private_way(patch: pytest.MonkeyPatch) -> None:
     patch.delattr(owner, name)
 
 
+async def results(session: Any, fetches: Any) -> list[Any]:
+    """What runs give until the session is to stop."""
+    found = []
+    while not session.should_stop():
+        found.append(await session.run(fetches))
+    return found
+
+
 async def let_others_run() -> None:
     for _ in range(5):
         await anyio.lowlevel.checkpoint()

@@ -21,6 +21,7 @@ from .models import (
     Model,
     checkpoint_of,
     counting_model,
+    results,
     tf,
     v1,
 )
@@ -100,7 +101,7 @@ async def test_a_worker_ignores_the_directories_and_waits_for_its_chief(tmp_path
 
 async def script(library: Any, directory: Path, last_step: int, **options: Any) -> list[int]:
     """Train to a step; returns the steps that the runs have read."""
-    model, steps = model_of_one_seed(), []
+    model = model_of_one_seed()
     often = {"save_checkpoint_steps": 5, "save_summaries_steps": 4, "log_step_count_steps": 3}
     options |= {"checkpoint_dir": str(directory), **often}
     with model.graph.as_default():
@@ -113,9 +114,7 @@ async def script(library: Any, directory: Path, last_step: int, **options: Any) 
             make = v1.train.MonitoredTrainingSession
             session = TheirSession(model.graph, hooks, make=make, **options)
     async with session:
-        while not session.should_stop():
-            steps.append(int((await session.run([model.read, model.train_op]))[0]))
-    return steps
+        return [int(step) for step, _ in await results(session, [model.read, model.train_op])]
 
 
 @pytest.mark.parametrize("saves_graph", [True, False])
