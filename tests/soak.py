@@ -21,7 +21,6 @@ from asynchooks import (
     FeedFnHook,
     FeedHook,
     FinalOpsHook,
-    FunctionSessionCreator,
     GlobalStepWaiterHook,
     LoggingTensorHook,
     LoopLagHook,
@@ -104,8 +103,7 @@ async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
             saver=StateDictSaver(weights=model.weights),
         )  # fmt: skip
         hooks = [*hooks_for(num_steps, {"rate": 0.001}, directory=directory), saver]
-        creator = FunctionSessionCreator(model.step)
-        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+        async with MonitoredSession(hooks, model.step, step_runner="inline") as session:
             done = 0
             while not session.should_stop():
                 await session.run("loss")
@@ -131,8 +129,9 @@ async def items(num_items: int) -> list[Reading]:
     hooks = [FeedHook(source, "numbers"), DataWaitHook(source, every_n_steps=1000)]
     readings = []
     marks = {num_items // 100 * part // 20 for part in (1, 5, 10, 15, 19)}
-    creator = FunctionSessionCreator(lambda numbers: {"sum": sum(numbers)})
-    async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+    async with MonitoredSession(
+        hooks, lambda numbers: {"sum": sum(numbers)}, step_runner="inline"
+    ) as session:
         while not session.should_stop():
             await session.run("sum")
             if session.global_step.value in marks:
@@ -164,7 +163,7 @@ def open_function() -> Callable[[], Awaitable[None]]:
 
     async def open_one() -> None:
         hooks = hooks_for(OPENED_STEPS, feeds)
-        await train(MonitoredSession(hooks, FunctionSessionCreator(model.step)), "loss")
+        await train(MonitoredSession(hooks, model.step), "loss")
 
     return open_one
 

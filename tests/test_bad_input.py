@@ -155,7 +155,7 @@ async def test_the_second_of_two_runs_at_once_is_refused_and_the_first_goes_on()
     async def nested(step_context: StepContext) -> None:
         await session.run("x")
 
-    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+    async with MonitoredSession([], step) as session:
         async with anyio.create_task_group() as group:
             group.start_soon(session.run, "x")
             await settle()

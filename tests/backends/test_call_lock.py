@@ -74,8 +74,7 @@ async def test_steps_plain_hooks_savers_evaluations_and_runs_of_the_raw_session_
     runners: list[Any], is_shared: bool, tmp_path: Path
 ) -> None:
     model = Model()
-    creator: Any = FunctionSessionCreator(model.step)
-    creator = SharedSessionCreator(creator) if is_shared else creator
+    creator: Any = SharedSessionCreator(model.step) if is_shared else model.step
     in_threads = at(
         after_run=lambda context, _: anyio.to_thread.run_sync(context.session.run, "loss")
     )

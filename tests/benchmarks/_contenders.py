@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook
+from asynchooks import MonitoredSession, SessionRunHook
 
 from ._report import median_ratio
 
@@ -104,5 +104,5 @@ async def function_session(
 ) -> AsyncIterator[Block]:
     """Our session on a step function, with hooks, and so many that do nothing."""
     hooks = [*hooks, *(DoNothing() for _ in range(num_hooks))]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step), **options) as session:
+    async with MonitoredSession(hooks, step, **options) as session:
         yield run_by(session, "loss")

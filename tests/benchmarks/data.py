@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession
+from asynchooks import FeedHook, MonitoredSession
 from asynchooks.data import batch, map_concurrent, prefetch
 
 from ._report import is_installed, measure, median_ratio, typical
@@ -66,7 +66,7 @@ async def trained(source: Any, step_secs: float, num: int) -> float:
         return {}
 
     hooks = [FeedHook(source, "item")]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+    async with MonitoredSession(hooks, step) as session:
         while not session.should_stop():
             await session.run([])
     skipped = num // 5

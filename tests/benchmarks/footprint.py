@@ -19,7 +19,6 @@ from typing import Any
 import anyio
 
 from asynchooks import (
-    FunctionSessionCreator,
     GlobalStepWaiterHook,
     MonitoredSession,
     SharedSessionCreator,
@@ -67,7 +66,7 @@ async def figures(loop: str) -> dict[str, str]:
     if loop == "asyncio":
         for module in ("asynchooks", "anyio"):
             found[f"import {module} in a fresh process, ms (of no event loop)"] = import_ms(module)
-    creator = SharedSessionCreator(FunctionSessionCreator(do_nothing))
+    creator = SharedSessionCreator(do_nothing)
 
     async def in_session() -> None:
         async with MonitoredSession([GlobalStepWaiterHook(10)], creator) as session:

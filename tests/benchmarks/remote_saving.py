@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from asynchooks import CheckpointSaverHook, FunctionSessionCreator, MonitoredSession
+from asynchooks import CheckpointSaverHook, MonitoredSession
 
 from ..support.object_stores import moto, slow_line
 from ._report import is_installed, measure
@@ -43,8 +43,7 @@ async def longer_by() -> str:
             f"{server.url}/run", save_steps=SAVE_STEPS, saver=saver, listeners=[times],
             background=True,
         )  # fmt: skip
-        creator = FunctionSessionCreator(digest)
-        async with MonitoredSession([hook], creator, step_runner="thread") as session:
+        async with MonitoredSession([hook], digest, step_runner="thread") as session:
             for _ in range(NUM_STEPS):
                 await session.run("digest")
                 times.note_step()

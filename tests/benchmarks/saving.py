@@ -20,7 +20,6 @@ from typing import Any
 from asynchooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
-    FunctionSessionCreator,
     MonitoredSession,
     StateDictSaver,
 )
@@ -92,7 +91,7 @@ async def of_function(directory: str, times: Times) -> None:
 
     saver = saver_of(lambda size: np.ones(size, np.float32))
     hook = CheckpointSaverHook(directory, saver=saver, listeners=[times], **OFTEN)
-    session = MonitoredSession([hook], FunctionSessionCreator(digest), step_runner="thread")
+    session = MonitoredSession([hook], digest, step_runner="thread")
     await train(session, "digest", times)
 
 

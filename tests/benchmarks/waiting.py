@@ -25,7 +25,6 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from asynchooks import (
-    FunctionSessionCreator,
     GlobalStep,
     GlobalStepWaiterHook,
     MonitoredSession,
@@ -44,7 +43,7 @@ class Training:
 
     def __init__(self) -> None:
         self.model = BusyModel()
-        self.creator = SharedSessionCreator(FunctionSessionCreator(self.model.step))
+        self.creator = SharedSessionCreator(self.model.step)
         self.secs: list[float] = []
 
     def session(self, *hooks: SessionRunHook) -> MonitoredSession:

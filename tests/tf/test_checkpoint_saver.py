@@ -20,7 +20,6 @@ from asynchooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
     DamagedCheckpointError,
-    FunctionSessionCreator,
     MonitoredSession,
     Retention,
     SessionRunArgs,
@@ -142,7 +141,7 @@ async def test_what_does_not_fit_a_graphs_checkpoints_is_refused(tmp_path: Path)
     with pytest.raises(ValueError, match="restored from a local directory"):
         await train(model, [saving(store, saver=saver_of(model))], 1)
     with pytest.raises(RuntimeError, match="on a step function has nothing to save"):
-        await MonitoredSession([saving(tmp_path)], FunctionSessionCreator(dict)).open()
+        await MonitoredSession([saving(tmp_path)], dict).open()
     assert saved(tmp_path) == {}
 
 
