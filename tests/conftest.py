@@ -1,7 +1,5 @@
 """What all tests share: every async test runs on asyncio and on trio."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing.process
 import os

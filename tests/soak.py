@@ -3,8 +3,6 @@
 It judges what grows, not how long anything takes: tests compare what is read.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any

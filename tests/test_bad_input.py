@@ -1,7 +1,5 @@
 """Misuse: each a typed error that says what was got, what was expected and what to do."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

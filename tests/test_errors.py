@@ -1,7 +1,5 @@
 """What is said of errors: few notes, and nothing lost."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

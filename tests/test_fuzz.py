@@ -1,7 +1,5 @@
 """The laws of `tests.fuzz` hold for some random programs, and for many."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Sessions, creators and hooks say what they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The soak in small: nothing of ours is left behind, and nothing of ours adds up."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """A step function that is not thread-safe: its calls never overlap, nor what shares its model."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial

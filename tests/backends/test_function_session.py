@@ -1,7 +1,5 @@
 """Function sessions: fetches, feeds, the step they count, sync and async functions."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """One step function under several creators: its calls take turns, and two steps are warned of."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import multiprocessing

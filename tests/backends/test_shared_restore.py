@@ -1,7 +1,5 @@
 """Shared sessions: which worker's hook restores the model, and which one comes too late."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shared sessions: one raw session from the first worker's opening to the last one's end."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes of a cluster on loopback, which do what a pipe asks for. It measures nothing."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """How two ways to run a step are compared: blocks of steps that take turns. It measures nothing."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence

@@ -6,8 +6,6 @@ Waits are real sleeps. Costs are those of items of no size, for each item, over 
 generator (or, for the peers that are not async, a bare generator).
 """
 
-from __future__ import annotations
-
 import importlib
 import statistics
 import time

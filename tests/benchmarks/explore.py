@@ -7,8 +7,6 @@ Two workers train three steps. asynchooks runs the program by its own search, on
 each. Then each looks for a lost update that needs one overtaking.
 """
 
-from __future__ import annotations
-
 import logging
 import statistics
 import time

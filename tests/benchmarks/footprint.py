@@ -5,8 +5,6 @@
 It does not measure TensorFlow's imports, nor the memory of graphs, threads or the process.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -5,8 +5,6 @@
 It needs a CUDA device, and measures one process on one device.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -7,8 +7,6 @@ batches of 8; and a learner whose steps take 100 ms, with 32 calls of 100 ms und
 what pickling its result and writing it to a file takes alone, since that is paid in any case.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

@@ -6,8 +6,6 @@ The upload goes to moto's server of S3 over a line of 10 MB/s, both in processes
 does not measure how long an upload takes, which is the line's matter, nor several ranks.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile

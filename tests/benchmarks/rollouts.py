@@ -7,8 +7,6 @@ A step takes 1 s, and 8 rollouts. Figures are of 300 steps with each of 4 seeds.
 virtual, so they are the same on every machine: docs/benchmarks.md has them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ A step computes for some milliseconds without Python's lock. It does not measure
 itself takes, which is the disk's matter.
 """
 
-from __future__ import annotations
-
 import bisect
 import hashlib
 import itertools

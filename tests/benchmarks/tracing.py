@@ -5,8 +5,6 @@
 It does not measure stages of data, waits, OpenTelemetry or many sessions.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

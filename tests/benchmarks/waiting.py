@@ -5,8 +5,6 @@
 It does not measure what a training step costs, nor waits across threads or processes.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

@@ -1,7 +1,5 @@
 """DistributedCheckpointSaver in one process: the same bits, copies, and what does not fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

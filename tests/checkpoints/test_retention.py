@@ -3,8 +3,6 @@
 The rules behind `save` are asked, as laws of many histories would take many saves.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The counter is private: only so can a test give the order in which messages come and are lost.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A training on several processes through Dask: sessions, waits, errors, leaving, and TLS."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """What becomes of a training when its scheduler, or a connection to it, is lost."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

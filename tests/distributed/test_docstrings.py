@@ -1,7 +1,5 @@
 """The examples in the docstrings run, on a real scheduler and real Dask workers."""
 
-from __future__ import annotations
-
 import functools
 import textwrap
 from typing import Any

@@ -3,8 +3,6 @@
 The link is private: only here can a test give the order of messages, and cut between two of them.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A parameter server on a Dask worker: verbs, waits, processes that die or fall silent."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import signal

@@ -3,8 +3,6 @@
 The server is private: only so can a test give the order in which messages come and are lost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

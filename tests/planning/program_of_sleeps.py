@@ -1,7 +1,5 @@
 """A program for the command line and for records: rollouts that sleep, and a step that does."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """record: what of a run is in the file, and that it can be read back."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

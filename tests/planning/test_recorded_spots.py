@@ -1,7 +1,5 @@
 """What `record` writes down of hooks and stages: evaluations, saves and waits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """ProtocolHook: sessions that wait by a protocol; what they leave at their end."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Protocols: which workers wait, and which gradients make an update; parse_protocol."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

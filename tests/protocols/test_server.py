@@ -1,7 +1,5 @@
 """ParameterServer: arguments, counts, limit; workers that leave or crash; its saved state."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from typing import Any

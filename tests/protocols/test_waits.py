@@ -1,7 +1,5 @@
 """Computations that end early where an update has made them useless."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Counts the lines of code of a Python file, for comparisons of programs that do the same."""
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

@@ -1,7 +1,5 @@
 """A TCP proxy on the loopback device, which can fall silent or refuse, and counts what passes."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import suppress

@@ -3,8 +3,6 @@
 It runs nothing, and waits for nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections import Counter

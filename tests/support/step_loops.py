@@ -1,7 +1,5 @@
 """One session that runs its steps to their end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A launcher of processes, shared by all tests, because it takes seconds to load TensorFlow."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

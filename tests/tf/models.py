@@ -1,7 +1,5 @@
 """Small real graphs for these tests, and the sessions and hooks that they share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

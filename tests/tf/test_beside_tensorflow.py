@@ -1,7 +1,5 @@
 """The same program under TensorFlow's MonitoredSession and under ours: one log of moments."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -3,8 +3,6 @@
 What every library's loop has in common is tested in tests/adapters.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator

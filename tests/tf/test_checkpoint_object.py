@@ -1,7 +1,5 @@
 """TensorFlowSaver: exact snapshots beside training, files that TensorFlow reads, clear errors."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 What it does on any model is tested in tests/hooks/checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading

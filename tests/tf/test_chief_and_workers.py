@@ -1,7 +1,5 @@
 """A chief and workers that train one model on a server; workers that open first."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes of a cluster that die, fall silent, lose their network and come again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path

@@ -3,8 +3,6 @@
 `pytest -m slow -s --soak-secs 300 tests/tf/test_cluster_soak.py` prints its figures.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

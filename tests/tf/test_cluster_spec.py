@@ -1,7 +1,5 @@
 """The tasks of a cluster, as TF_CONFIG or arguments describe them: what is taken and refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

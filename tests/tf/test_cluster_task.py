@@ -1,7 +1,5 @@
 """One process of a cluster: its server, its checks of the others, and its clean end."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

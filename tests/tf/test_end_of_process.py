@@ -1,7 +1,5 @@
 """The exit of a process, whose threads may still be within TensorFlow."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

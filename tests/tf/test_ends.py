@@ -1,7 +1,5 @@
 """What ends a session on a graph: stops, and the end of real queues and datasets; run_step_fn."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import nullcontext
 from typing import Any

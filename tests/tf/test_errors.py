@@ -1,7 +1,5 @@
 """Errors on graphs: of a run as TensorFlow's own; of misuse with whose, when, and what to do."""
 
-from __future__ import annotations
-
 import gc
 import os
 import weakref

@@ -1,7 +1,5 @@
 """Event files and evaluations of graph sessions: summaries, rates, profiles, and metrics."""
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Input of real graphs: FeedHook, session.batches, tf.data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

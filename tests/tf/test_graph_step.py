@@ -1,7 +1,5 @@
 """The global step of a graph: read when something depends on it, or moved by a hook."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

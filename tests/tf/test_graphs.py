@@ -1,7 +1,5 @@
 """Graphs: which one a session runs, initialised and finalized, the default one across awaits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Heartbeats, against plain sockets that stand for servers."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket

@@ -1,7 +1,5 @@
 """TensorFlow's hooks and ours leave the same log, values, events and files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """What sessions of this process share on a server, and how long other processes' steps are fed."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import threading

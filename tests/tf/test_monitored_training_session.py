@@ -1,7 +1,5 @@
 """MonitoredTrainingSession and SingularMonitoredSession: their hooks, and their differences."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

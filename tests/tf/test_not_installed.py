@@ -1,7 +1,5 @@
 """Without TensorFlow: an error that names the extra, and everything else works."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

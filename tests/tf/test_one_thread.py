@@ -3,8 +3,6 @@
 Nothing public shows where a step runs, but a wrong choice hangs training.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

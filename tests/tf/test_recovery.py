@@ -1,7 +1,5 @@
 """Lost sessions are recreated and runs repeated, wherever the preemption comes from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

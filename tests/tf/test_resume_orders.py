@@ -1,7 +1,5 @@
 """Resuming on graphs: in any order of workers, and from the last checkpoint before NaN."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """TensorFlow servers that die, fall silent or never come: what is noticed, and how soon."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A session on a real graph: what hooks get and ask for, errors, cancellation, closing."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

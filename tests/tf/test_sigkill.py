@@ -1,7 +1,5 @@
 """TensorFlow training that is killed at random moments goes on from its last completed save."""
 
-from __future__ import annotations
-
 import random
 from multiprocessing.connection import Connection
 from pathlib import Path

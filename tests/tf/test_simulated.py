@@ -1,7 +1,5 @@
 """Sessions on real TensorFlow graphs in virtual time: the same curve on every kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from asynchooks import StopAtStepHook

@@ -4,8 +4,6 @@ It counts what a whole process holds, so it has a process of its own: run as a p
 that process.
 """
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A graph's step that goes back within a session: hooks follow the variable, as TensorFlow's do."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

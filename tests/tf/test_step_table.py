@@ -3,8 +3,6 @@
 They are private, but the moment between the two is too short to be met through sessions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

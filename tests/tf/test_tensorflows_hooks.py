@@ -1,7 +1,5 @@
 """TensorFlow's hooks, and users' hooks for it, alone and with ours in our session."""
 
-from __future__ import annotations
-
 from threading import get_ident
 from typing import Any
 
