@@ -151,6 +151,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
+def threads_take_turns_at_once() -> Iterator[None]:
+    """Other threads come between a read and what is done with it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.fixture
 def soak_secs(request: pytest.FixtureRequest) -> float:
     secs: float = request.config.getoption("--soak-secs")
     return secs

@@ -1,6 +1,7 @@
 """The examples in the docstrings of what needs TensorFlow run."""
 
-import textwrap
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import asynchooks
 from asynchooks import StopAtStepHook
 
 from ..support.moments import at
-from ..test_docstrings import example_of
+from ..test_docstrings import example_of, run_async
 from .models import tf, v1
 
 NAMES = [name for name in asynchooks.tf.__all__ if name != "Scaffold"]
@@ -56,5 +57,4 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         if "async" not in example:
             exec(example, namespace)
             return
-    exec(f"async def example():\n{textwrap.indent(example, '    ')}\n", namespace)
-    await namespace["example"]()
+    await run_async(example, namespace)
