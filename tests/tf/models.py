@@ -213,7 +213,10 @@ def hide_private_way(patch: pytest.MonkeyPatch) -> None:
 
 
 async def results(session: Any, fetches: Any) -> list[Any]:
-    """What runs give until the session is to stop."""
+    """What runs give until the session is to stop.
+
+    Where an input ends, the last run leaves the block of the session, and nothing is returned.
+    """
     found = []
     while not session.should_stop():
         found.append(await session.run(fetches))
