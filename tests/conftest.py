@@ -1,7 +1,5 @@
 """What all tests share: every async test runs on asyncio and on trio."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing.process
 import os
@@ -117,8 +115,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Dask's tests come last: threads and sockets of its own go on for a while after them."""
+    """Dask's tests come last: threads and sockets of its own go on for a while after them.
+
+    Those of the room `tf` have the marker of TensorFlow.
+    """
     items.sort(key=lambda item: "/tests/distributed/" in item.path.as_posix())
+    for item in items:
+        if "/tests/tf/" in item.path.as_posix():
+            item.add_marker("tensorflow")
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -144,6 +148,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--soak-secs", type=float, default=3600.0, help="how long the soaks of clusters go on"
     )
+
+
+@pytest.fixture
+def threads_take_turns_at_once() -> Iterator[None]:
+    """Other threads come between a read and what is done with it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.fixture

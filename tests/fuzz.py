@@ -5,8 +5,6 @@ input, stops and faults at random places; the last one goes on to the end of the
 that breaks a law is shown with its seed, by test_fuzz.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import random
 import tempfile

@@ -9,8 +9,6 @@ installed; tests that need others skip themselves. It exits with 1 if a version 
 was found, unless that is allowed. It installs no Python.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -3,8 +3,6 @@
 It judges what grows, not how long anything takes: tests compare what is read.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -21,7 +19,6 @@ from asynchooks import (
     FeedFnHook,
     FeedHook,
     FinalOpsHook,
-    FunctionSessionCreator,
     GlobalStepWaiterHook,
     LoggingTensorHook,
     LoopLagHook,
@@ -104,8 +101,7 @@ async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
             saver=StateDictSaver(weights=model.weights),
         )  # fmt: skip
         hooks = [*hooks_for(num_steps, {"rate": 0.001}, directory=directory), saver]
-        creator = FunctionSessionCreator(model.step)
-        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+        async with MonitoredSession(hooks, model.step, step_runner="inline") as session:
             done = 0
             while not session.should_stop():
                 await session.run("loss")
@@ -114,7 +110,7 @@ async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
                     await saver.checkpointer.wait_idle()
                     for _ in range(10):  # an evaluation that has just begun ends
                         await anyio.lowlevel.checkpoint()
-                    readings.append(read(done))
+                    readings.append(read())
                 elif done % 100 == 0:
                     await anyio.lowlevel.checkpoint()
     return readings
@@ -131,12 +127,13 @@ async def items(num_items: int) -> list[Reading]:
     hooks = [FeedHook(source, "numbers"), DataWaitHook(source, every_n_steps=1000)]
     readings = []
     marks = {num_items // 100 * part // 20 for part in (1, 5, 10, 15, 19)}
-    creator = FunctionSessionCreator(lambda numbers: {"sum": sum(numbers)})
-    async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+    async with MonitoredSession(
+        hooks, lambda numbers: {"sum": sum(numbers)}, step_runner="inline"
+    ) as session:
         while not session.should_stop():
             await session.run("sum")
             if session.global_step.value in marks:
-                readings.append(read(session.global_step.value * 100))
+                readings.append(read())
     return readings
 
 
@@ -147,7 +144,7 @@ async def openings(num_openings: int, open_one: Callable[[], Awaitable[None]]) -
     for done in range(1, num_openings + 1):
         await open_one()
         if done in marks:
-            readings.append(read(done))
+            readings.append(read())
     return readings
 
 
@@ -164,7 +161,7 @@ def open_function() -> Callable[[], Awaitable[None]]:
 
     async def open_one() -> None:
         hooks = hooks_for(OPENED_STEPS, feeds)
-        await train(MonitoredSession(hooks, FunctionSessionCreator(model.step)), "loss")
+        await train(MonitoredSession(hooks, model.step), "loss")
 
     return open_one
 

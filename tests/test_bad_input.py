@@ -1,7 +1,5 @@
 """Misuse: each a typed error that says what was got, what was expected and what to do."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any
@@ -21,9 +19,7 @@ from asynchooks import (
     StopTraining,
 )
 
-from .support.helpers import counting_creator, settle
-
-pytestmark = pytest.mark.anyio
+from .support.helpers import counting_creator, hook_of, settle
 
 
 def hook_with(*names: str) -> SessionRunHook:
@@ -157,7 +153,7 @@ async def test_the_second_of_two_runs_at_once_is_refused_and_the_first_goes_on()
     async def nested(step_context: StepContext) -> None:
         await session.run("x")
 
-    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+    async with MonitoredSession([], step) as session:
         async with anyio.create_task_group() as group:
             group.start_soon(session.run, "x")
             await settle()
@@ -173,11 +169,8 @@ async def test_the_second_of_two_runs_at_once_is_refused_and_the_first_goes_on()
 
 @pytest.mark.parametrize("returned", [3, "loss", ["loss"], {"fetches": "loss"}])
 async def test_before_run_that_returns_something_else_is_refused(returned: Any) -> None:
-    class Asks(SessionRunHook):
-        async def before_run(self, run_context: Any) -> Any:
-            return returned
-
-    async with MonitoredSession([Asks()], counting_creator()) as session:
+    asks = hook_of("Asks", {"before_run": lambda run_context: returned})
+    async with MonitoredSession([asks], counting_creator()) as session:
         with pytest.raises(TypeError, match="Asks.before_run returned .* expected SessionRunArgs"):
             await session.run("calls")
 

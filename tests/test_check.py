@@ -3,8 +3,6 @@
 They are private, and tested here once for all public functions, whose errors they word.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line: what `simulate` prints, and what is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -30,8 +30,6 @@ from asynchooks import (
 
 from .planning import program_of_sleeps
 
-pytestmark = pytest.mark.anyio
-
 MODULES = (asynchooks, testing, checkpoints, data, metrics, protocols, simulation, planning)
 NAMES: dict[str, Any] = {
     name: getattr(module, name) for module in MODULES for name in module.__all__
@@ -51,6 +49,12 @@ def example_of(public: Any) -> str:
     rest = lines[lines.index("Example:") + 1 :]
     end = next((i for i, line in enumerate(rest) if line and not line.startswith(" ")), len(rest))
     return textwrap.dedent("\n".join(rest[:end])).strip()
+
+
+async def run_async(example: str, namespace: dict[str, Any]) -> None:
+    exec(f"async def example():\n{textwrap.indent(example, '    ')}\n", namespace)
+    with anyio.fail_after(60):
+        await namespace["example"]()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -133,9 +137,7 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         "work": lambda: next(work) and stops[0](),
         "worker": worker if name != "GlobalStepWaiterHook" else 3,
     }
-    exec(f"async def example():\n{textwrap.indent(example, '    ')}\n", namespace)
-    with anyio.fail_after(10):
-        await namespace["example"]()
+    await run_async(example, namespace)
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,14 @@
 """What is said of errors: few notes, and nothing lost."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
 import pytest
 
-from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook
+from asynchooks import MonitoredSession, SessionRunHook
 
 # private: the notes of many failures at once are the same whichever part of the package adds them
 from asynchooks._errors import add_note, note_once
-
-pytestmark = pytest.mark.anyio
 
 FURTHER = "further notes are in the log"
 
@@ -45,9 +41,8 @@ async def test_of_many_hooks_that_fail_at_an_error_three_are_named() -> None:
         async def on_error(self, session: Any, exception: BaseException) -> None:
             raise KeyError("mine")
 
-    creator = FunctionSessionCreator(lambda: {"loss": 0.5})
     with pytest.raises(ValueError, match="diverged") as raised:
-        async with MonitoredSession([Fails() for _ in range(7)], creator) as session:
+        async with MonitoredSession([Fails() for _ in range(7)], lambda: {"loss": 0.5}) as session:
             await session.run("loss")
     then = "then, in on_error of Fails: KeyError('mine')"
     assert raised.value.__notes__ == ["in after_run of Fails", then, then, FURTHER]

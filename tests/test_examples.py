@@ -1,7 +1,5 @@
 """The examples, run with a reader's arguments; those that start processes, in their own."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

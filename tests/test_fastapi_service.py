@@ -1,7 +1,5 @@
 """The example of a FastAPI service, as a process: events, a stop, and an end by a signal."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The laws of `tests.fuzz` hold for some random programs, and for many."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter
@@ -9,7 +7,7 @@ from collections import Counter
 import pytest
 
 from .fuzz import broken_laws, draw
-from .support.fuzz_world import BACKENDS
+from .support.loops import LOOPS
 
 FIXED_SEEDS = range(4)
 SLOW_SECS = 120.0
@@ -30,7 +28,7 @@ def test_the_laws_hold_for_a_random_program(seed: int, backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SLOW_SECS + 300.0)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LOOPS)
 def test_the_laws_hold_for_many_random_programs(backend: str) -> None:
     until, seed = time.monotonic() + SLOW_SECS, 10_000
     while time.monotonic() < until:

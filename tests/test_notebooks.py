@@ -1,7 +1,5 @@
 """Notebooks as they are stored, which test_site runs, and a kernel that is interrupted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

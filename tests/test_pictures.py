@@ -1,7 +1,5 @@
 """The pictures of the site are those that docs/pictures/draw.py draws."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is uploaded: one version everywhere, the files of sdist and wheel, a user of the wheel."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

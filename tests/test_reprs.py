@@ -1,12 +1,9 @@
 """Sessions, creators and hooks say what they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import asynchooks
 from asynchooks import (
@@ -23,8 +20,6 @@ from asynchooks import (
     TensorFlowHook,
 )
 from asynchooks.data import prefetch
-
-pytestmark = pytest.mark.anyio
 
 
 def step() -> dict[str, float]:

@@ -4,8 +4,6 @@ Links within it, those of the docstrings among them, are checked by the build it
 executes the notebooks, too. It writes `llms.txt` and `llms-full.txt` for programs that read it.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

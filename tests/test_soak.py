@@ -1,16 +1,12 @@
 """The soak in small: nothing of ours is left behind, and nothing of ours adds up."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
 
 from .soak import items, open_function, openings, steps
 from .support.afterwards import nothing_left
-from .support.readings import is_growing
-
-pytestmark = pytest.mark.anyio
+from .support.readings import objects_grow
 
 
 @pytest.mark.parametrize(
@@ -39,4 +35,4 @@ async def test_it_leaves_nothing_and_adds_up_to_nothing(what: str, times: int) -
         assert abs(whole.objects - half.objects) < 300
     else:
         assert whole.ours == half.ours
-        assert not is_growing(readings[1:], "objects")
+        assert not objects_grow(readings[1:])

@@ -1,7 +1,5 @@
 """SecondOrStepTimer: due at last + every, in steps or in the engine's seconds."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Users' programs under `mypy --strict`: what is documented passes, and mistakes are refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

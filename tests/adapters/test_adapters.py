@@ -1,7 +1,5 @@
 """Hooks in Lightning, transformers and Ignite: order, stops, resuming, errors, side tasks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same small training in three libraries, with hooks that note what they are called for."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """A step function that is not thread-safe: its calls never overlap, nor what shares its model."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -30,8 +28,6 @@ from asynchooks._engine.sync import CallLock
 from ..support.helpers import cancelled_when_settled, in_task, settle
 from ..support.moments import HeldStep, at, plain_at, together
 from .uses import Used
-
-pytestmark = pytest.mark.anyio
 
 
 class Model(Used):
@@ -76,8 +72,7 @@ async def test_steps_plain_hooks_savers_evaluations_and_runs_of_the_raw_session_
     runners: list[Any], is_shared: bool, tmp_path: Path
 ) -> None:
     model = Model()
-    creator: Any = FunctionSessionCreator(model.step)
-    creator = SharedSessionCreator(creator) if is_shared else creator
+    creator: Any = SharedSessionCreator(model.step) if is_shared else model.step
     in_threads = at(
         after_run=lambda context, _: anyio.to_thread.run_sync(context.session.run, "loss")
     )

@@ -1,11 +1,8 @@
 """Function sessions: fetches, feeds, the step they count, sync and async functions."""
 
-from __future__ import annotations
-
 import functools
-import sys
-import threading
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -25,8 +22,6 @@ from asynchooks import (
 
 from ..support.helpers import in_task
 from ..support.moments import at
-
-pytestmark = pytest.mark.anyio
 
 Pair = namedtuple("Pair", ["left", "right"])
 WEIGHTS = np.ones(3)
@@ -150,24 +145,17 @@ async def test_run_options_belong_to_graphs(by_hook: bool) -> None:
         assert session.global_step.statistics().tickets == 0
 
 
+@pytest.mark.usefixtures("threads_take_turns_at_once")
 def test_runs_in_many_threads_are_all_counted() -> None:
     session = FunctionSessionCreator(dict).create_session()
     session.attach(GlobalStep())
 
-    def run() -> None:
+    def run(_: int) -> None:
         for _ in range(2000):
             session.run([])
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    with ThreadPoolExecutor(4) as threads:
+        assert len([*threads.map(run, range(4))]) == 4
     assert session.read_step() == session.global_step.value == 8000
 
 

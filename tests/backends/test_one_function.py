@@ -1,7 +1,5 @@
 """One step function under several creators: its calls take turns, and two steps are warned of."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import multiprocessing
@@ -26,8 +24,6 @@ from asynchooks import (
 
 from ..support.moments import HeldStep, at, losing_step, together
 from .uses import Used
-
-pytestmark = pytest.mark.anyio
 
 StepFunction = Callable[..., Any]
 

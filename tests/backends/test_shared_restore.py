@@ -1,7 +1,5 @@
 """Shared sessions: which worker's hook restores the model, and which one comes too late."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,8 +31,6 @@ from ..simulation.engines import on_every_engine
 from ..support.afterwards import check_gate, nothing_left
 from ..support.helpers import in_task
 from ..support.moments import NOW, HeldStep, at, lost, together, train
-
-pytestmark = pytest.mark.anyio
 
 NUM_ITEMS, NUM_SAVED = 9, 3
 ALL = list(range(NUM_ITEMS))

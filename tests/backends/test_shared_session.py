@@ -1,22 +1,20 @@
 """Shared sessions: one raw session from the first worker's opening to the last one's end."""
 
-from __future__ import annotations
-
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks import MonitoredSession, SharedSessionCreator, StopAtStepHook
+from asynchooks import MonitoredSession, SharedSessionCreator
 from asynchooks.simulation import Simulation, current_simulation
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..simulation.engines import on_every_engine
 from ..support.helpers import cancelled_when_settled, counting_creator, in_task
 from ..support.moments import at, together
-
-pytestmark = pytest.mark.anyio
+from ..support.step_loops import run_steps
 
 
 @on_every_engine
@@ -108,11 +106,6 @@ async def test_a_raw_session_may_run_and_close_in_coroutines(is_shared: bool) ->
 async def test_a_hundred_workers_share_a_function_and_later_ones_go_on_counting() -> None:
     creator = SharedSessionCreator(counting_creator())
 
-    async def worker() -> None:
-        async with MonitoredSession([StopAtStepHook(last_step=limit)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-
     for limit in (200, 400):
-        await together(*[worker] * 100)
+        await together(*[partial(run_steps, creator, limit)] * 100)
         assert creator.handle().global_step.value == limit

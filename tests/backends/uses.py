@@ -1,7 +1,5 @@
 """A model that notes each use of it that begins while another one goes on."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 

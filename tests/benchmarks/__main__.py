@@ -6,8 +6,6 @@
 It does not measure what the other programs here print on their own, and it judges nothing.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Processes of a cluster on loopback, which do what a pipe asks for. It measures nothing."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,28 +7,16 @@ from typing import Any
 
 from ..tf.processes import free_cluster
 
-TRIES, UP_SECS = 5, 60.0
-
 
 class ClusterProcess:
-    """One task of a cluster in a process of its own; `running_cluster` starts and ends it.
-
-    It is forked from a process that has loaded TensorFlow, but runs nothing.
-    """
+    """One task of a cluster in a process of its own; `running_cluster` starts and ends it."""
 
     def __init__(self, *task: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.benchmarks._cluster_roles"])
-        for _ in range(TRIES):
-            self._pipe, their_end = context.Pipe()
-            self._process = context.Process(target=_play, args=(their_end, *task), daemon=True)
-            self._process.start()
-            their_end.close()
-            # TensorFlow has threads, and a fork of such a process hangs now and then
-            if self._pipe.poll(UP_SECS) and self.answer() == "up":
-                return
-            self.kill()
-        raise RuntimeError(f"{task} of the cluster did not come up; stderr says why")
+        context = multiprocessing.get_context("spawn")
+        self._pipe, their_end = context.Pipe()
+        self._process = context.Process(target=_play, args=(their_end, *task), daemon=True)
+        self._process.start()
+        their_end.close()
 
     def begin(self, role: str, loop: str = "asyncio", **options: Any) -> None:
         """Have it begin to do something."""
@@ -62,10 +48,11 @@ def _play(*args: Any) -> None:
 def running_cluster(num_workers: int, workers_per_process: int) -> Iterator[list[ClusterProcess]]:
     """The ps of a cluster, the chief, and the other workers; all end with the block."""
     cluster = free_cluster(ps=1, worker=num_workers)
+    tasks = [(job, index) for job, addresses in cluster.items() for index in range(len(addresses))]
     with ExitStack() as stack:
-        processes = []
-        for job, addresses in cluster.items():
-            for index in range(len(addresses)):
-                processes.append(ClusterProcess(cluster, job, index, workers_per_process))
-                stack.callback(processes[-1].kill)
+        processes = [ClusterProcess(cluster, *task, workers_per_process) for task in tasks]
+        for each in processes:  # they load TensorFlow side by side
+            stack.callback(each.kill)
+        for each in processes:
+            assert each.answer() == "up"
         yield processes

@@ -4,8 +4,6 @@
 answer. It judges nothing.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import threading

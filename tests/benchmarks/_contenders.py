@@ -1,14 +1,12 @@
 """How two ways to run a step are compared: blocks of steps that take turns. It measures nothing."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook
+from asynchooks import MonitoredSession, SessionRunHook
 
 from ._report import median_ratio
 
@@ -104,5 +102,5 @@ async def function_session(
 ) -> AsyncIterator[Block]:
     """Our session on a step function, with hooks, and so many that do nothing."""
     hooks = [*hooks, *(DoNothing() for _ in range(num_hooks))]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step), **options) as session:
+    async with MonitoredSession(hooks, step, **options) as session:
         yield run_by(session, "loss")

@@ -1,7 +1,5 @@
 """The small TensorFlow graph that the benchmarks train. It measures nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

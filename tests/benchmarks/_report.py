@@ -3,8 +3,6 @@
 It measures nothing itself.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import multiprocessing
 import os

@@ -5,8 +5,6 @@
 Each task of the cluster is a process, on loopback. It does not measure a network, nor large models.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from typing import Any

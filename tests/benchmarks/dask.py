@@ -7,8 +7,6 @@ network, nor Dask's own tasks. What a scheduler carries is estimated by the proc
 spends, as if it did nothing else.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ Waits are real sleeps. Costs are those of items of no size, for each item, over 
 generator (or, for the peers that are not async, a bare generator).
 """
 
-from __future__ import annotations
-
 import importlib
 import statistics
 import time
@@ -17,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession
+from asynchooks import FeedHook, MonitoredSession
 from asynchooks.data import batch, map_concurrent, prefetch
 
 from ._report import is_installed, measure, median_ratio, typical
@@ -66,7 +64,7 @@ async def trained(source: Any, step_secs: float, num: int) -> float:
         return {}
 
     hooks = [FeedHook(source, "item")]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+    async with MonitoredSession(hooks, step) as session:
         while not session.should_stop():
             await session.run([])
     skipped = num // 5

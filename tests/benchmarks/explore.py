@@ -1,15 +1,12 @@
 """Schedules that a search tries in a second, beside simloom and simloop, on the same program.
 
-    python -m tests.benchmarks.explore [--schedules 300] [--runs 5]
+    python -m tests.benchmarks.explore
 
 Two workers train three steps. asynchooks runs the program by its own search, on "turbo" and on
 "asyncio"; the others, where they are installed (Python 3.12 and later), by theirs, in one process
 each. Then each looks for a lost update that needs one overtaking.
 """
 
-from __future__ import annotations
-
-import argparse
 import logging
 import statistics
 import time
@@ -21,13 +18,16 @@ from typing import Any
 
 import anyio
 
-from asynchooks import MonitoredSession, SharedSessionCreator, StopAtStepHook
+from asynchooks import SharedSessionCreator
 from asynchooks.simulation import ScheduleError, Simulation, explore
 
-from ._report import parts_of, print_table
+from ..support.step_loops import run_steps
+from ._report import print_table
 
 Sleep = Callable[[float], Awaitable[None]]
 OTHERS = ("simloom", "simloop")
+NUM_SCHEDULES, NUM_RUNS = 300, 5
+"""What each search tries at most, and how often, in turns."""
 
 
 async def train(sleep: Sleep, start: Callable[..., Any], end: Callable[..., Any]) -> None:
@@ -39,13 +39,8 @@ async def train(sleep: Sleep, start: Callable[..., Any], end: Callable[..., Any]
         num_made += 1
         return {}
 
-    async def worker() -> None:
-        async with MonitoredSession([StopAtStepHook(last_step=3)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
-
     creator = SharedSessionCreator(step, num_workers=2)
-    await end([start(worker) for _ in range(2)])
+    await end([start(partial(run_steps, creator, 3)) for _ in range(2)])
     assert num_made == 3
 
 
@@ -86,8 +81,8 @@ async def on_asyncio(program: Callable[..., Any]) -> None:
     await program(anyio.sleep, fns.append, end)
 
 
-def search_with(name: str, program: Callable[..., Any], num: int) -> tuple[int, bool]:
-    """Try so many schedules at most: how many were tried, and whether one failed."""
+def search_with(name: Any, program: Callable[..., Any]) -> tuple[int, bool]:
+    """How many schedules were tried, and whether one failed."""
     if name in OTHERS:
         num_run = 0
 
@@ -99,47 +94,40 @@ def search_with(name: str, program: Callable[..., Any], num: int) -> tuple[int, 
         module, has_failed = import_module(name), False
         try:
             if name == "simloom":
-                has_failed = bool(module.explore(main, runs=num).failures)
+                has_failed = bool(module.explore(main, runs=NUM_SCHEDULES).failures)
             else:
-                has_failed = module.explore(main, range(num)) is not None
+                has_failed = module.explore(main, range(NUM_SCHEDULES)) is not None
         except AssertionError:
             has_failed = True
         return num_run, has_failed
     main_of = in_simulation if name == "turbo" else lambda program, _: on_asyncio(program)
-    options: Any = {"backend": name, "num_processes": 1, "max_delays": 1, "num_random": num}
+    run = partial(main_of, program)
     try:
-        return explore(partial(main_of, program), **options).num_schedules, False
+        found = explore(run, backend=name, num_processes=1, max_delays=1, num_random=NUM_SCHEDULES)
     except ScheduleError as error:
         return int(str(error).split("in schedule ")[1].split(",")[0].replace(",", "")), True
+    return found.num_schedules, False
 
 
-def measure(num: int, num_runs: int) -> None:
+def main() -> None:
+    logging.disable(logging.WARNING)
     names = ["turbo", "asyncio", *(each for each in OTHERS if find_spec(each) is not None)]
     rates: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(num_runs):
+    for _ in range(NUM_RUNS):
         for name in names:
             begun = time.process_time()
-            tried, _ = search_with(name, train, num)
+            tried, _ = search_with(name, train)
             rates[name].append(tried / (time.process_time() - begun))
     slowest = min(statistics.median(each) for each in rates.values())
     rows = []
     for name in names:
         rate = statistics.median(rates[name])
-        tried, has_failed = search_with(name, lose_update, num)
+        tried, has_failed = search_with(name, lose_update)
         found = f"in schedule {tried}" if has_failed else f"not in {tried}"
         label = name if name in OTHERS else f'asynchooks, "{name}"'
         rows.append([label, f"{rate:.0f}", f"{rate / slowest:.1f}", found])
     columns = ["", "schedules a second of processor time", "of the slowest", "lost update found"]
     print_table("2 workers x 3 steps", columns, rows)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.explore")
-    parser.add_argument("--schedules", type=int, default=300, help="that each search tries at most")
-    parser.add_argument("--runs", type=int, default=5, help="in turns, of which the median counts")
-    chosen = parser.parse_args()
-    logging.disable(logging.WARNING)
-    parts_of({"explore": partial(measure, chosen.schedules, chosen.runs)}, ["explore"])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@
 It does not measure TensorFlow's imports, nor the memory of graphs, threads or the process.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -19,7 +17,6 @@ from typing import Any
 import anyio
 
 from asynchooks import (
-    FunctionSessionCreator,
     GlobalStepWaiterHook,
     MonitoredSession,
     SharedSessionCreator,
@@ -67,7 +64,7 @@ async def figures(loop: str) -> dict[str, str]:
     if loop == "asyncio":
         for module in ("asynchooks", "anyio"):
             found[f"import {module} in a fresh process, ms (of no event loop)"] = import_ms(module)
-    creator = SharedSessionCreator(FunctionSessionCreator(do_nothing))
+    creator = SharedSessionCreator(do_nothing)
 
     async def in_session() -> None:
         async with MonitoredSession([GlobalStepWaiterHook(10)], creator) as session:

@@ -5,8 +5,6 @@
 It does not measure steps that hold the GIL in threads, nor many workers.
 """
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@
 It needs a CUDA device, and measures one process on one device.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time
@@ -16,7 +14,6 @@ import anyio
 
 from asynchooks import (
     CheckpointSaverHook,
-    FunctionSessionCreator,
     MonitoredSession,
     StateDictSaver,
 )
@@ -35,10 +32,9 @@ async def lateness(training: Training, runner: Any) -> str:
             await anyio.sleep(1e-3)
             late.append(time.perf_counter() - begun - 1e-3)
 
-    creator = FunctionSessionCreator(training.step)
     async with anyio.create_task_group() as group:
         group.start_soon(tick)
-        async with MonitoredSession(four_hooks(), creator, step_runner=runner) as session:
+        async with MonitoredSession(four_hooks(), training.step, step_runner=runner) as session:
             for turn in range(550):
                 if turn == 50:
                     late.clear()
@@ -52,7 +48,7 @@ async def saving(training: Training) -> dict[str, str]:
     saver = StateDictSaver(module=training.module, optimizer=training.optimizer)
     with tempfile.TemporaryDirectory() as directory:
         hook = CheckpointSaverHook(directory, save_steps=400, saver=saver, background=True)
-        async with MonitoredSession([hook], FunctionSessionCreator(training.step)) as session:
+        async with MonitoredSession([hook], training.step) as session:
             secs = []
             for _ in range(2000):
                 begun = time.perf_counter()

@@ -5,8 +5,6 @@
 It does not measure large graphs, threads or many workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

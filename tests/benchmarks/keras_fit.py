@@ -6,8 +6,6 @@ It does not measure what comes before the first and after the last batch (of eit
 callbacks, nor our HooksCallback.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

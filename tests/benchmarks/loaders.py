@@ -7,8 +7,6 @@ over the peer's: wall time, then processor time of all threads and worker proces
 is the faster one. The runs take turns; what a pipeline needs to start and end counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os

@@ -7,8 +7,6 @@ it; Keras's TensorBoard callback writes at each batch (update_freq=1). Ours is g
 each step, or is not due. It does not measure what the writing threads take of another core.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

@@ -6,8 +6,6 @@ The upload goes to moto's server of S3 over a line of 10 MB/s, both in processes
 does not measure how long an upload takes, which is the line's matter, nor several ranks.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile
@@ -16,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from asynchooks import CheckpointSaverHook, FunctionSessionCreator, MonitoredSession
+from asynchooks import CheckpointSaverHook, MonitoredSession
 
 from ..support.object_stores import moto, slow_line
 from ._report import is_installed, measure
@@ -43,8 +41,7 @@ async def longer_by() -> str:
             f"{server.url}/run", save_steps=SAVE_STEPS, saver=saver, listeners=[times],
             background=True,
         )  # fmt: skip
-        creator = FunctionSessionCreator(digest)
-        async with MonitoredSession([hook], creator, step_runner="thread") as session:
+        async with MonitoredSession([hook], digest, step_runner="thread") as session:
             for _ in range(NUM_STEPS):
                 await session.run("digest")
                 times.note_step()

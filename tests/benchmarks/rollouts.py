@@ -7,8 +7,6 @@ A step takes 1 s, and 8 rollouts. Figures are of 300 steps with each of 4 seeds.
 virtual, so they are the same on every machine: docs/benchmarks.md has them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks import FeedHook
 from asynchooks.data import Stage, WhenStale, batch, map_concurrent, rollouts
 from asynchooks.simulation import Simulation
 
+from ..support.step_loops import run_steps
 from ._report import print_table
 
 BATCH_SIZE, NUM_STEPS, STEP_SECS = 8, 300, 1.0
@@ -73,11 +72,8 @@ class Figures:
         source = make_source(rollout)
 
         async def main() -> None:
-            hooks = [FeedHook(source, "groups"), StopAtStepHook(last_step=NUM_STEPS)]
-            async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-                while not session.should_stop():
-                    await session.run([])
-                self.secs += simulation.now
+            await run_steps(step, NUM_STEPS, FeedHook(source, "groups"))
+            self.secs += simulation.now
 
         simulation.run(main)
         self.num_dropped += getattr(source.statistics(), "num_dropped", 0)

@@ -6,8 +6,6 @@ A step computes for some milliseconds without Python's lock. It does not measure
 itself takes, which is the disk's matter.
 """
 
-from __future__ import annotations
-
 import bisect
 import hashlib
 import itertools
@@ -20,7 +18,6 @@ from typing import Any
 from asynchooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
-    FunctionSessionCreator,
     MonitoredSession,
     StateDictSaver,
 )
@@ -92,7 +89,7 @@ async def of_function(directory: str, times: Times) -> None:
 
     saver = saver_of(lambda size: np.ones(size, np.float32))
     hook = CheckpointSaverHook(directory, saver=saver, listeners=[times], **OFTEN)
-    session = MonitoredSession([hook], FunctionSessionCreator(digest), step_runner="thread")
+    session = MonitoredSession([hook], digest, step_runner="thread")
     await train(session, "digest", times)
 
 

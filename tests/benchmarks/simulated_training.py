@@ -9,8 +9,6 @@ them, on both sides. "Without parameters" both sides count only; else both compu
 of a quadratic function of 100 parameters, and keep their mean.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

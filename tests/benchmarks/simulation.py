@@ -22,7 +22,7 @@ import numpy as np
 import trio
 import trio.testing
 
-from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
+from asynchooks import MonitoredSession, SharedSessionCreator
 from asynchooks.simulation import Simulation
 
 from ._contenders import DoNothing
@@ -61,7 +61,7 @@ def in_sessions(sleep: Sleep, num_events: int) -> Worker:
         count += 1
         return {"count": count}
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(step)
 
     async def worker(place: int) -> None:
         async with MonitoredSession([DoNothing(), DoNothing()], creator) as session:
@@ -183,7 +183,7 @@ def megabytes(kind: str, backend: Any, num_workers: int) -> str:
         await simulation.sleep(1.0)
         return {"count": 1}
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(step)
 
     async def bare() -> None:
         while True:

@@ -7,8 +7,6 @@ to a session without the hook, blocks of steps in turns. It does not measure wha
 does: tests/metrics has them stuck.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from typing import Any

@@ -5,8 +5,6 @@
 It does not measure what a DataLoader costs by itself; `gpu` has the same on a CUDA device.
 """
 
-from __future__ import annotations
-
 import importlib
 import statistics
 import time

@@ -1,19 +1,15 @@
-"""What traces cost: processor time of a step with a TraceHook, or in a record; bytes of a span.
+"""What traces cost: processor time of a step with a TraceHook; bytes of a span.
 
     python -m tests.benchmarks.tracing
 
 It does not measure stages of data, waits, OpenTelemetry or many sessions.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from asynchooks import TraceHook
 from asynchooks.planning import Trace, record, timed
@@ -36,19 +32,20 @@ def timed_by(clock: Callable[[], float], block: Block) -> Block:
     return counted
 
 
-async def costs(hooks: Any, manager: Any) -> dict[str, str]:
-    """Of a session with these hooks, opened within a manager, above one without."""
+async def costs(hook: TraceHook) -> dict[str, str]:
+    """Of a session with the hook above one without."""
     off, on = (
         function_session(BusyModel(100e-6).step, NUM_HOOKS, more, step_runner="inline")
-        for more in ((), hooks)
+        for more in ((), [hook])
     )
     found = {}
     # a session that was opened before it is not recorded
-    async with off as off_block, manager, on as on_block:
+    async with off as off_block, on as on_block:
         for name, clock in CLOCKS.items():
             blocks = {"off": timed_by(clock, off_block), "on": timed_by(clock, on_block)}
             secs = await compare(blocks, BLOCK_STEPS, NUM_ROUNDS)
-            found[name] = typical([1e6 * each for each in above(secs["on"], secs["off"])])
+            cost = typical([1e6 * each for each in above(secs["on"], secs["off"])])
+            found[f"a step with 4 hooks and a TraceHook: processor us of {name}"] = cost
     return found
 
 
@@ -58,14 +55,9 @@ async def sized() -> int:
 
 
 async def figures(loop: str) -> dict[str, str]:
-    found, sizes = {}, []
     with tempfile.TemporaryDirectory() as directory:
-        path, traced = Path(directory, "record"), Path(directory, "traced")
-        for kind, hooks, manager in (
-            ("TraceHook", [TraceHook(traced)], nullcontext()), ("record", (), record(path)),
-        ):  # fmt: skip
-            for threads, cost in (await costs(hooks, manager)).items():
-                found[f"a step with 4 hooks, {kind}: processor us of {threads}"] = cost
+        path, traced, sizes = Path(directory, "record"), Path(directory, "traced"), []
+        found = await costs(TraceHook(traced))
         num_spans = len(CLOCKS) * SPANS_PER_STEP * BLOCK_STEPS * (NUM_ROUNDS + 1)
         found["bytes of a span in the file"] = f"{os.stat(traced).st_size / num_spans:.0f}"
         for num in (10, NUM_READ + 10):  # what does not grow with the spans is left out

@@ -5,8 +5,6 @@
 It does not measure what a training step costs, nor waits across threads or processes.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -25,7 +23,6 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from asynchooks import (
-    FunctionSessionCreator,
     GlobalStep,
     GlobalStepWaiterHook,
     MonitoredSession,
@@ -44,7 +41,7 @@ class Training:
 
     def __init__(self) -> None:
         self.model = BusyModel()
-        self.creator = SharedSessionCreator(FunctionSessionCreator(self.model.step))
+        self.creator = SharedSessionCreator(self.model.step)
         self.secs: list[float] = []
 
     def session(self, *hooks: SessionRunHook) -> MonitoredSession:

@@ -5,8 +5,6 @@
 It does not measure several processes.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

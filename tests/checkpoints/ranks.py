@@ -1,7 +1,5 @@
 """Several ranks of one PyTorch process group, each a process that runs a program."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

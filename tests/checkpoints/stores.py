@@ -1,7 +1,5 @@
 """What the tests of checkpoints share: writers, open directories, other processes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Checkpoints in an object store: uploads that break off, leases, damage, secrets, staging."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Saving in a directory: names, the order on the disk, what writers must not do, and leftovers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

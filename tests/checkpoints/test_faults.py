@@ -3,8 +3,6 @@
 Killed is the process, not the machine: what a power cut adds, test_directory holds as an order.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

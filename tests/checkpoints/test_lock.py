@@ -1,7 +1,5 @@
 """One run per directory: real processes hold the lock, end, are killed, and fork."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

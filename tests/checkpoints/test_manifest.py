@@ -1,7 +1,5 @@
 """Whatever happens to a byte of a checkpoint is found, named, and passed over."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

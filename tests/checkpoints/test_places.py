@@ -1,7 +1,5 @@
 """What a directory and an object store promise alike."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

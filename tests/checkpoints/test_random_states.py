@@ -1,7 +1,5 @@
 """RandomStates: what was drawn behind a save is drawn again behind its restore."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

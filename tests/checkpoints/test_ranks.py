@@ -1,7 +1,5 @@
 """Several ranks save and resume together, and others of another number after them."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

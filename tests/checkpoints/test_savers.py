@@ -294,16 +294,18 @@ def test_tensors_in_a_mapping_come_back_in_place_and_arrays_do_not_take_theirs(
             StateDictSaver(weights={"t": here}).restore(path)
 
 
-def test_a_module_that_does_not_fit_is_listed_and_unchanged(torch: Any, tmp_path: Path) -> None:
-    linear = torch.nn.Linear
-    path = saved(tmp_path, module=linear(3, 2))
+def test_a_module_that_does_not_fit_is_listed_and_unchanged(
+    torch: Any, make_saver: Any, tmp_path: Path
+) -> None:
+    linear, path = torch.nn.Linear, str(tmp_path / "a")
+    make_saver(module=linear(3, 2)).save(path)
     for module, words in (
-        (torch.nn.Sequential(linear(3, 2)), r"0\.weight: missing (.|\n)*weight: only in the check"),
+        (torch.nn.Sequential(linear(3, 2)), r"0\.weight: (missing in|the checkpoint holds no)"),
         (linear(4, 2), rf"weight: {HOLDS} float32 of s"),
     ):
         before = leaves(module.state_dict())
         with pytest.raises(CheckpointError, match=rf"nothing was changed(.|\n)*module\.{words}"):
-            StateDictSaver(module=module).restore(path)
+            make_saver(module=module).restore(path)
         assert leaves(module.state_dict()) == before
 
 

@@ -1,7 +1,5 @@
 """What is written comes back bit by bit, in a file that safetensors reads, or is an error."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

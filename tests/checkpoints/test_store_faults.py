@@ -1,7 +1,5 @@
 """Runs that save into real servers of objects through a bad line, and are killed anywhere."""
 
-from __future__ import annotations
-
 import http.server
 import random
 import threading

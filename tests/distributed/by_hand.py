@@ -3,8 +3,6 @@
 The host is private: only so can a test give the order in which messages come and are lost.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from asynchooks.distributed._membership import Line

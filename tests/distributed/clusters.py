@@ -1,7 +1,5 @@
 """A Dask cluster of real processes, and the ways to reach it on asyncio and on trio."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """One scheduler and three processes for all tests here that leave them whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial

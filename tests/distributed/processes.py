@@ -1,7 +1,5 @@
 """Real schedulers, and the event loops of other processes, for tests of what crosses them."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

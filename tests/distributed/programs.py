@@ -1,7 +1,5 @@
 """What processes of a training run, in tasks on Dask's workers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

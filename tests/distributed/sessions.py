@@ -1,7 +1,5 @@
 """Sessions on a Dask cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

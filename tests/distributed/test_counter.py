@@ -3,8 +3,6 @@
 The counter is private: only so can a test give the order in which messages come and are lost.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -23,13 +21,8 @@ from asynchooks.distributed._messages import FOLLOW, Message
 from ..support.helpers import in_task, settle
 from .by_hand import ByHand
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """A Dask server has asyncio."""
-    return "asyncio"
+# A Dask server runs on asyncio.
+pytestmark = [pytest.mark.faults, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
 class Process(ByHand):

@@ -3,8 +3,6 @@
 The policy is private: its requests are seen in another process only by their effect.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

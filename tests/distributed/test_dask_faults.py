@@ -1,14 +1,12 @@
 """What becomes of a training when its scheduler, or a connection to it, is lost."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,14 +30,13 @@ from asynchooks.distributed import DaskCluster, SourceState, host_parameter_serv
 from asynchooks.protocols import Synchronous
 
 from ..support.helpers import in_task
+from ..support.proxy import Proxy
 from ..support.threads import threads_left
 from .clusters import native, until, until_state
-from .processes import Scheduler, a_scheduler, a_worker
-from .proxy import Proxy, a_proxy
+from .processes import PORT, Scheduler, a_scheduler, a_worker
 from .sessions import QUICK, Join, cut, slow_step, step, train_here
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.faults,
     # Dask's own connect forgets its socket when it is cancelled while it shakes hands
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
@@ -164,7 +161,7 @@ async def test_the_stop_is_exact_although_connections_are_cut_and_runs_cancelled
         assert here.global_step.value == there.global_step.value == 100
 
 
-@pytest.mark.parametrize("lose", [Proxy.close, Proxy.fall_silent])
+@pytest.mark.parametrize("lose", [Proxy.refuse, Proxy.cut])
 async def test_a_lost_network_is_found_again_and_the_stop_is_exact_although_others_went_on(
     lose: Callable[[Proxy], None], scheduler: Scheduler, training: str
 ) -> None:
@@ -175,21 +172,23 @@ async def test_a_lost_network_is_found_again_and_the_stop_is_exact_although_othe
         return {"loss": 0.0}
 
     times = {"heartbeat_secs": QUICK, "lease_secs": 0.9}
-    async with a_proxy(scheduler) as proxy, DaskCluster(scheduler.address, training) as near:
-        async with DaskCluster(proxy.address, training, **times) as far:
-            async with in_task(train_here, far, 40, run_late) as late:
-                await until(near, num_held=1)
-                lose(proxy)
-                await until_state(far.global_step, SourceState.LOST)
-                assert await train_here(near, 40) == 40  # the credit of the far one among them
-                assert far.global_step.value == 0
-                proxy.heal()
-                healed.set()
-            assert late.value == 1
-            assert far.global_step.value == (await near.statistics())["step"] == 40
-            assert far.global_step.epoch == 0
-            await until_state(far.global_step, SourceState.LIVE)
-        await until(near, num_processes=1)
+    address = f"{scheduler.host}:{PORT}"
+    with closing(Proxy(address)) as proxy:
+        async with DaskCluster(scheduler.address, training) as near:
+            async with DaskCluster(f"tcp://{proxy.address}", training, **times) as far:
+                async with in_task(train_here, far, 40, run_late) as late:
+                    await until(near, num_held=1)
+                    lose(proxy)
+                    await until_state(far.global_step, SourceState.LOST)
+                    assert await train_here(near, 40) == 40  # the credit of the far one among them
+                    assert far.global_step.value == 0
+                    proxy.heal()
+                    healed.set()
+                assert late.value == 1
+                assert far.global_step.value == (await near.statistics())["step"] == 40
+                assert far.global_step.epoch == 0
+                await until_state(far.global_step, SourceState.LIVE)
+            await until(near, num_processes=1)
 
 
 async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind(

@@ -1,9 +1,6 @@
 """The examples in the docstrings run, on a real scheduler and real Dask workers."""
 
-from __future__ import annotations
-
 import functools
-import textwrap
 from typing import Any
 
 import anyio
@@ -15,12 +12,12 @@ import asynchooks
 from asynchooks import distributed as public
 from asynchooks import protocols
 
-from ..test_docstrings import example_of
+from ..test_docstrings import example_of, run_async
 from . import programs
 from .clusters import native
 from .processes import Scheduler
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 async def run_example(body: str, **names: Any) -> None:
@@ -32,9 +29,7 @@ async def run_example(body: str, **names: Any) -> None:
         "np": np,
         **names,
     }
-    exec(f"async def example():\n{textwrap.indent(body, '    ')}\n", namespace)
-    with anyio.fail_after(60):
-        await namespace["example"]()
+    await run_async(body, namespace)
 
 
 def test_all_that_is_public_has_an_example() -> None:

@@ -3,8 +3,6 @@
 The link is private: only here can a test give the order of messages, and cut between two of them.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -17,7 +15,7 @@ from asynchooks.distributed._messages import Message
 
 from ..support.helpers import in_task, settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,6 @@
 The server is private: only so can a test give the order in which messages come and are lost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,13 +19,8 @@ from asynchooks.protocols import Synchronous
 from ..support.helpers import settle
 from .by_hand import ByHand
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faults]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Dask's workers have asyncio."""
-    return "asyncio"
+# Dask's workers run on asyncio.
+pytestmark = [pytest.mark.faults, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
 class Process(ByHand):

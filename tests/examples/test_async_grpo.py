@@ -1,7 +1,5 @@
 """examples/async_grpo.py learns, survives kills and signals, and fails at once when it has to."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The learner by hand: it keeps the promises that its header names, as its lines are published."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import re

@@ -22,8 +22,6 @@ from asynchooks.data import prefetch
 
 from ..support.examples import load
 
-pytestmark = pytest.mark.anyio
-
 NUM_STEPS, SAVE_STEPS = 8, 3
 
 

@@ -1,7 +1,5 @@
 """The PyTorch recipe, killed at random moments while the loader's workers run: the same bits."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Programs with timed work, and services to plan them from."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

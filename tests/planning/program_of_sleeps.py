@@ -1,13 +1,11 @@
 """A program for the command line and for records: rollouts that sleep, and a step that does."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
 import anyio
 
-from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks import FeedHook, MonitoredSession, StopAtStepHook
 from asynchooks.data import rollouts
 from asynchooks.planning import span, timed
 
@@ -41,7 +39,7 @@ async def main(
         rollout, range(10**9), batch_size, concurrency=concurrency, max_staleness=max_staleness
     )
     hooks = [FeedHook(source, "groups"), StopAtStepHook(steps)]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+    async with MonitoredSession(hooks, step) as session:
         while not session.should_stop():
             await session.run([])
 

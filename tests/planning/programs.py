@@ -1,7 +1,5 @@
 """Programs that are recorded, beside that of `program_of_sleeps.py`."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Spans of small simulated services, whose truth is known."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """`asynchooks plan`: its table, JSON and plot, and what is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What plans draw from: how work depends on its load, size and worker, and what is said of it."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

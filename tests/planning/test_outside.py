@@ -1,7 +1,5 @@
 """A plan runs in a process of its own, in virtual time, and hooks that act outside are left out."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

@@ -1,7 +1,5 @@
 """Predictions cover known truth, are flagged where none was recorded, and refused if wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The player stands in for timed work, and what it records has the figures of the program."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """record: what of a run is in the file, and that it can be read back."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os
@@ -104,7 +102,6 @@ def test_what_fails_is_cancelled_or_has_no_size_is_cut_there(tmp_path: Path, bac
     assert found.secs.min() > 0.0
 
 
-@pytest.mark.anyio
 async def test_a_block_in_a_running_loop_records_plain_steps_in_threads(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
 

@@ -1,7 +1,5 @@
 """Planned work ends at exact times: alone, shared, by servers with a queue, by worker."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """ProtocolHook: sessions that wait by a protocol; what they leave at their end."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,8 +26,6 @@ from asynchooks.protocols import (
 
 from ..support.helpers import in_task, settle
 from .worlds import ALL, make_server
-
-pytestmark = pytest.mark.anyio
 
 Wait = Callable[[], Awaitable[Any]]
 checkpoint = anyio.lowlevel.checkpoint

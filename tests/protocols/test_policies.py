@@ -1,7 +1,5 @@
 """Protocols: which workers wait, and which gradients make an update; parse_protocol."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 
@@ -80,16 +78,6 @@ def test_what_comes_too_late_or_twice_is_discarded_where_the_protocol_says_so(
     server = make_server(protocol)
     found = [server.push(worker, np.ones(2), 0).outcome.value for worker in pushes]
     assert " ".join(found) == outcomes
-
-
-@pytest.mark.parametrize(
-    ("staleness", "updates", "begins"), [(2, 7, [0, 1, 2, 10, 20]), (0, 5, [0, 10, 20])]
-)
-def test_stale_synchronous_holds_the_fast_worker_back(
-    staleness: int, updates: int, begins: list[float]
-) -> None:
-    spans = at_speeds(StaleSynchronous(staleness), updates, 1, 10).timeline.spans
-    assert [each.begin for each in spans if each[:2] == (0, "compute")] == begins
 
 
 def test_workers_that_wait_for_an_update_wake_in_the_order_of_their_waits() -> None:

@@ -1,7 +1,5 @@
 """ParameterServer: arguments, counts, limit; workers that leave or crash; its saved state."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from typing import Any
@@ -30,8 +28,6 @@ from asynchooks.protocols import (
 
 from ..support.helpers import in_task
 from .worlds import ALL, make_server, server_of
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("method", ["pull", "clock", "leave", "join", "staleness_counts", "push"])

@@ -1,7 +1,5 @@
 """What an update does to the parameters: real numbers, bit by bit."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

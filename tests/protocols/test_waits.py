@@ -1,7 +1,5 @@
 """Computations that end early where an update has made them useless."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +12,6 @@ from asynchooks.simulation import Simulation
 
 from ..support.helpers import cancelled_when_settled, in_task
 from .worlds import make_server
-
-pytestmark = pytest.mark.anyio
 
 
 def push(server: ParameterServer, _: object = None) -> None:

@@ -1,7 +1,5 @@
 """Parameter servers with two parameters or others, and protocols of every kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

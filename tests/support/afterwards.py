@@ -3,8 +3,6 @@
 It plays none.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

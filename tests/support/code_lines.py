@@ -1,7 +1,5 @@
 """Counts the lines of code of a Python file, for comparisons of programs that do the same."""
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize
@@ -24,8 +22,6 @@ def num_code_lines(file: Path) -> int:
         for line in range(token.start[0], token.end[0] + 1)
     }
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0]
-            if ast.get_docstring(node, clean=False) is not None:
-                lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
+            lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)

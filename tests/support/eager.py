@@ -1,7 +1,5 @@
 """Event loops of asyncio that start their tasks at once, which Python has since 3.12."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable

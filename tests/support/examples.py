@@ -1,7 +1,5 @@
 """The examples, run as `__main__`: in this process, or each in one of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

@@ -3,8 +3,6 @@
 What should come of it the tests say.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -53,6 +53,7 @@ from asynchooks.data import Stage, batch, interleave, map_concurrent, prefetch, 
 
 from .afterwards import check_gate, nothing_left
 from .faults import Halt
+from .loops import loop_of
 from .moments import at
 
 LIFE_SECS = 25.0
@@ -705,16 +706,9 @@ def complaints() -> Iterator[list[str]]:
             sys.unraisablehook, threading.excepthook = hook, thread_hook
 
 
-BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "asyncio": ("asyncio", {}),
-    "uvloop": ("asyncio", {"use_uvloop": True}),
-    "trio": ("trio", {}),
-}
-
-
 def play(program: Program, backend: str, directory: Path, counted: Counter[str]) -> list[str]:
     """Play all lives, each on an event loop of its own; returns the laws that were broken."""
-    name, options = BACKENDS[backend]
+    name, options = loop_of(backend)
     broken: list[str] = []
     may_repeat = False
     for place, life in enumerate(program.lives):

@@ -1,7 +1,5 @@
 """Models whose losses a test chooses, and what feeds them. Nothing here trains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Hooks that need TensorFlow have tests of their own.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

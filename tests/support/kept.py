@@ -1,7 +1,5 @@
 """A sink of metrics that keeps what it is given, and a model whose loss says its step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio.lowlevel

@@ -1,7 +1,5 @@
 """Three event loops: a module that imports `anyio_backend` has its tests run on each of them."""
 
-from __future__ import annotations
-
 import pytest
 
 LOOPS = ["asyncio", "uvloop", "trio"]

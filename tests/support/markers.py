@@ -1,7 +1,5 @@
 """Values of parameters with markers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

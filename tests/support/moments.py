@@ -1,7 +1,5 @@
 """Sessions in few words: hooks made of functions, losses, held steps, several tasks at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -1,51 +1,33 @@
-"""What a process holds at one moment: memory, objects, threads, descriptors, tasks.
+"""What a process holds at one moment: objects, descriptors, tasks.
 
 It runs nothing, and waits for nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import os
-import threading
-import tracemalloc
 from collections import Counter
-from itertools import pairwise
 from typing import NamedTuple
 
 import anyio
 
 
 class Reading(NamedTuple):
-    """What was held after so many steps or openings; all counts, but for bytes."""
+    """What was held; all counts."""
 
-    done: int
-    rss_bytes: int
-    traced_bytes: int
     objects: int
     ours: int
-    threads: int
     descriptors: int
     tasks: int
 
 
-# By how much a row may grow from a quarter of the way to its end and still be called flat. RSS:
-# what malloc keeps. Objects and bytes: caches of the interpreter and of libraries.
-TOLERANCES = {"rss_bytes": 4 << 20, "traced_bytes": 64 << 10, "objects": 200}
-
-
-def read(done: int) -> Reading:
+def read() -> Reading:
     """Read all of it in this task, after what is garbage is gone; needs Linux's /proc."""
     while gc.collect():
         pass
     objects = gc.get_objects()
     return Reading(
-        done,
-        _rss_bytes(),
-        tracemalloc.get_traced_memory()[0],
         len(objects),
         sum(_is_ours(each) for each in objects),
-        threading.active_count(),
         sum(descriptors().values()),
         len(anyio.get_running_tasks()),
     )
@@ -62,29 +44,12 @@ def descriptors() -> Counter[str]:
     return targets
 
 
-def is_growing(readings: list[Reading], row: str) -> bool:
-    """Whether it went up from each reading to the next, and by more than noise in all."""
-    values = [getattr(each, row) for each in readings]
-    rises = all(later > earlier for earlier, later in pairwise(values))
-    return rises and values[-1] - values[0] > TOLERANCES.get(row, 0)
-
-
-def table(title: str, readings: list[Reading]) -> str:
-    """A line per row; the first reading, of the warm-up, is shown but not judged."""
-    columns = "".join(f"{each.done:>12,}" for each in readings)
-    lines = [f"{title:<16}{columns}  verdict"]
-    for row in Reading._fields[1:]:
-        values = "".join(f"{getattr(each, row):>12,}" for each in readings)
-        verdict = "growing" if is_growing(readings[1:], row) else "flat"
-        lines.append(f"{row:<16}{values}  {verdict}")
-    return "\n".join(lines)
+def objects_grow(readings: list[Reading]) -> bool:
+    """Whether they went up from each reading to the next, and in all by more than caches do."""
+    values = [each.objects for each in readings]
+    return values == sorted(set(values)) and values[-1] - values[0] > 200
 
 
 def _is_ours(each: object) -> bool:
     module = type(each).__module__
     return isinstance(module, str) and module.split(".", 1)[0] == "asynchooks"
-
-
-def _rss_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

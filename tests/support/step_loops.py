@@ -1,15 +1,13 @@
 """One session that runs its steps to their end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-from asynchooks import FunctionSessionCreator, MonitoredSession, SessionRunHook, StopAtStepHook
+from asynchooks import MonitoredSession, SessionCreator, SessionRunHook, StopAtStepHook
 
 
 async def run_steps(
-    step: Callable[..., Any] | FunctionSessionCreator,
+    step: Callable[..., Any] | SessionCreator,
     num_steps: int,
     *hooks: SessionRunHook,
     **options: Any,
@@ -22,9 +20,8 @@ async def run_steps(
         hooks: come before the one that ends training.
         options: of the session.
     """
-    creator = step if isinstance(step, FunctionSessionCreator) else FunctionSessionCreator(step)
     stop = StopAtStepHook(last_step=num_steps)
-    async with MonitoredSession([*hooks, stop], creator, **options) as session:
+    async with MonitoredSession([*hooks, stop], step, **options) as session:
         while not session.should_stop():
             await session.run([])
     return session

@@ -1,7 +1,5 @@
 """All ways to ask for a stop, after the third run of a worker: for tests of what follows."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial

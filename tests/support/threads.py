@@ -1,7 +1,5 @@
 """The threads of asynchooks that a test has started; not those that tests before it have left."""
 
-from __future__ import annotations
-
 import threading
 from weakref import WeakSet
 

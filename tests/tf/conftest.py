@@ -1,8 +1,5 @@
 """A launcher of processes, shared by all tests, because it takes seconds to load TensorFlow."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,14 +18,3 @@ def launcher(shared_launcher: TaskLauncher) -> Iterator[TaskLauncher]:
         yield shared_launcher
     finally:
         shared_launcher.end_all()
-
-
-@pytest.fixture
-def threads_take_turns_at_once() -> Iterator[None]:
-    """Other threads come between a read and what is done with it."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)

@@ -1,7 +1,5 @@
 """One program under TensorFlow's hooks and session, then under ours, and all that each leaves."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping

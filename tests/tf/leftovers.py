@@ -3,8 +3,6 @@
 What cannot be equal is replaced: directories, seconds, rates, wall times and random names.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

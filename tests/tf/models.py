@@ -1,7 +1,5 @@
 """Small real graphs for these tests, and the sessions and hooks that they share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -123,17 +121,6 @@ def checkpoint_of(model: Model, directory: Any, step: int) -> str:
     return path
 
 
-def steps_of_events(directory: Any, what: str, tag: str = "") -> list[int]:
-    """The steps of all events of a kind, such as "summary", with that tag, in the files there."""
-    return [
-        event.step
-        for path in sorted(directory.glob("events.out.*"))
-        for event in v1.train.summary_iterator(str(path))
-        if event.WhichOneof("what") == what
-        and (not tag or tag in [each.tag for each in event.summary.value])
-    ]
-
-
 def blocking_op(graph: Any) -> tuple[Any, threading.Event, threading.Event]:
     """(an op that blocks, the event that it sets first, the event that lets it go on)."""
     started, released = threading.Event(), threading.Event()
@@ -223,6 +210,17 @@ def hide_private_way(patch: pytest.MonkeyPatch) -> None:
     name = "_make_callable_from_options"
     owner = next(each for each in v1.Session.__mro__ if name in vars(each))
     patch.delattr(owner, name)
+
+
+async def results(session: Any, fetches: Any) -> list[Any]:
+    """What runs give until the session is to stop.
+
+    Where an input ends, the last run leaves the block of the session, and nothing is returned.
+    """
+    found = []
+    while not session.should_stop():
+        found.append(await session.run(fetches))
+    return found
 
 
 async def let_others_run() -> None:

@@ -1,7 +1,5 @@
 """The same program under TensorFlow's MonitoredSession and under ours: one log of moments."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,7 +21,7 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 Log = list[Any]
 FETCH = "global_step/read:0"

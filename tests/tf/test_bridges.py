@@ -3,8 +3,6 @@
 What every library's loop has in common is tested in tests/adapters.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +35,6 @@ from .models import Model, TheirMoments, counting_model, raising, tf, v1
 from .servers import listening
 
 keras = pytest.importorskip("keras")
-pytestmark = pytest.mark.tensorflow
 
 INPUTS = np.random.default_rng(0).random((40, 4), dtype=np.float32)  # 10 batches of 4
 TARGETS = INPUTS.sum(axis=1)

@@ -20,8 +20,6 @@ from asynchooks.tf.graph._session import GraphSession
 
 from .models import hide_private_way, tf, v1
 
-pytestmark = pytest.mark.tensorflow
-
 Pair = namedtuple("Pair", ["first", "second"])
 OtherPair = namedtuple("OtherPair", ["first", "second"])
 

@@ -1,7 +1,5 @@
 """TensorFlowSaver: exact snapshots beside training, files that TensorFlow reads, clear errors."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable
@@ -19,7 +17,6 @@ from asynchooks.tf import TensorFlowSaver
 from .models import tf, v1
 
 keras = pytest.importorskip("keras")
-pytestmark = pytest.mark.tensorflow
 WAYS = pytest.mark.parametrize("way", ["save", "snapshot"])
 
 

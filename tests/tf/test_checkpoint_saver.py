@@ -3,8 +3,6 @@
 What it does on any model is tested in tests/hooks/checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading
@@ -20,7 +18,6 @@ from asynchooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
     DamagedCheckpointError,
-    FunctionSessionCreator,
     MonitoredSession,
     Retention,
     SessionRunArgs,
@@ -28,6 +25,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
+from ..hooks.savers import metrics_of
 from ..support.moments import at
 from .models import (
     NUM_VARIABLES,
@@ -43,7 +41,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 BOTH_MODES = pytest.mark.parametrize("background", [False, True])
 
 
@@ -55,10 +52,6 @@ def saved(path: Path) -> dict[int, str]:
     """The prefixes of checkpoints of either mode, by step."""
     found = {int(each.stem.rpartition("-")[2]): str(each)[:-6] for each in path.glob("*.index")}
     return found | {each.step: each.prefix for each in CheckpointDirectory(path).checkpoints()}
-
-
-def metrics(path: Path) -> dict[int, float | None]:
-    return {each.step: each.metric for each in CheckpointDirectory(path).checkpoints()}
 
 
 def content_of(prefix: str) -> dict[str, Any]:
@@ -146,7 +139,7 @@ async def test_what_does_not_fit_a_graphs_checkpoints_is_refused(tmp_path: Path)
     with pytest.raises(ValueError, match="restored from a local directory"):
         await train(model, [saving(store, saver=saver_of(model))], 1)
     with pytest.raises(RuntimeError, match="on a step function has nothing to save"):
-        await MonitoredSession([saving(tmp_path)], FunctionSessionCreator(dict)).open()
+        await MonitoredSession([saving(tmp_path)], dict).open()
     assert saved(tmp_path) == {}
 
 
@@ -341,4 +334,4 @@ async def test_a_look_changes_no_metric_of_its_step(tmp_path: Path) -> None:
         for loss in (5.0, 6.0):
             await session.run(model.train_op, {number: loss})
             await session.run(number, {number: 7.0})
-    assert metrics(tmp_path) == {0: None, 1: 5.0, 2: 6.0}
+    assert metrics_of(tmp_path) == {0: None, 1: 5.0, 2: 6.0}

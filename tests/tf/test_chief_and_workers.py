@@ -1,7 +1,5 @@
 """A chief and workers that train one model on a server; workers that open first."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path
@@ -22,6 +20,8 @@ from .models import (
     let_others_run,
     monitored,
     raising,
+    tf,
+    v1,
 )
 from .servers import (
     Line,
@@ -33,9 +33,7 @@ from .servers import (
     worker_of,
 )
 
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 WAITING = "Waiting for model to be ready"

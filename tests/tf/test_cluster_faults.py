@@ -1,7 +1,5 @@
 """Processes of a cluster that die, fall silent, lose their network and come again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -9,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from ..support.proxy import Proxy
 from .processes import RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
-from .proxy import Proxy
 from .roles import NOTICED_SECS, Cluster
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 on_trio = pytest.mark.parametrize("cluster", ["trio"], indirect=True)
@@ -41,7 +39,6 @@ def check_end(cluster: RunningCluster, processes: list[TaskProcess], last_step: 
     assert read_step(cluster.addresses) == last_step
 
 
-@pytest.mark.faults
 def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:
@@ -60,7 +57,6 @@ def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(
     assert len(list(tmp_path.glob("*-250.index"))) == 1
 
 
-@pytest.mark.faults
 def test_a_chief_that_comes_again_restores_and_all_go_on(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:
@@ -77,7 +73,6 @@ def test_a_chief_that_comes_again_restores_and_all_go_on(
     assert min(worker.steps(epoch + 1)) >= 40, "a checkpoint was restored"
 
 
-@pytest.mark.faults
 @on_trio
 def test_what_the_dead_had_reserved_is_left_to_the_others_and_a_worker_joins_again(
     cluster: RunningCluster,
@@ -99,7 +94,6 @@ def test_what_the_dead_had_reserved_is_left_to_the_others_and_a_worker_joins_aga
     assert survivor.done().epoch == epoch
 
 
-@pytest.mark.faults
 def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cluster: RunningCluster) -> None:
     cluster.ps()
     chief = cluster.trains("chief:0", 600, workers=2, pace=0.01)  # 200 steps a second
@@ -111,7 +105,6 @@ def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cluster: Runni
     check_end(cluster, [chief, victim], 600)
 
 
-@pytest.mark.faults
 @on_trio
 def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_and_training_goes_on_afterwards(
     cluster: RunningCluster, tmp_path: Path
@@ -159,7 +152,6 @@ def check(cluster: RunningCluster, rounds: list[Round]) -> None:
         assert sum(each.runs for each in done) * stride == step, (wanted, done)
 
 
-@pytest.mark.faults
 def test_training_stops_exactly_at_its_limit_in_all_processes(cluster: RunningCluster) -> None:
     slow = {"pace": 0.03}
     waits = {"workers": 4, "waits": [58] * 4}
@@ -174,7 +166,6 @@ def test_training_stops_exactly_at_its_limit_in_all_processes(cluster: RunningCl
     )
 
 
-@pytest.mark.faults
 @on_trio
 def test_workers_start_gradually_across_processes_and_long_before_their_chief(
     cluster: RunningCluster,
@@ -219,7 +210,6 @@ def divided(launcher: TaskLauncher) -> Iterator[Divided]:
         each.close()
 
 
-@pytest.mark.faults
 def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(divided: Divided) -> None:
     cluster = divided.cluster
     # slow, so that the other one has something to do in the end
@@ -243,7 +233,6 @@ def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(divided: Divide
     assert read_step(cluster.addresses) == 800
 
 
-@pytest.mark.faults
 def test_while_its_workers_wait_nothing_leaves_a_process(divided: Divided) -> None:
     cluster, workers = divided.cluster, 8
     chief = cluster.trains("chief:0", 800, pace=0.02, is_checked=False)

@@ -3,8 +3,6 @@
 `pytest -m slow -s --soak-secs 300 tests/tf/test_cluster_soak.py` prints its figures.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path
@@ -12,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from .models import tf
 from .processes import RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
 
-tf = pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 LIMIT = 600
 HANGS_AFTER_SECS = 90.0

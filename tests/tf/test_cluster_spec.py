@@ -1,7 +1,5 @@
 """The tasks of a cluster, as TF_CONFIG or arguments describe them: what is taken and refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -11,8 +9,7 @@ from hypothesis import strategies as st
 
 from asynchooks import ClusterTask
 
-tf = pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.tensorflow
+from .models import tf
 
 PS, ONE, TWO = "10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222"
 

@@ -1,7 +1,5 @@
 """One process of a cluster: its server, its checks of the others, and its clean end."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -16,15 +14,14 @@ import pytest
 from asynchooks import ClusterError, ClusterTask, StopTraining
 
 from ..support.threads import threads_left
+from .models import tf, v1
 from .processes import TaskLauncher, TaskProcess, free_cluster
 from .roles import task_of
 from .servers import listening
 
-tf = pytest.importorskip("tensorflow")
 # private: only so can a task describe itself as another one, or warn before 5 s
 messages = pytest.importorskip("asynchooks.tf.cluster._messages")
-v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 Start = Callable[..., TaskProcess]
 

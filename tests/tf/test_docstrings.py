@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ import asynchooks
 from asynchooks import StopAtStepHook
 
 from ..support.moments import at
-from ..test_docstrings import example_of
-
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+from ..test_docstrings import example_of, run_async
+from .models import tf, v1
 
 NAMES = [name for name in asynchooks.tf.__all__ if name != "Scaffold"]
 
@@ -61,5 +57,4 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         if "async" not in example:
             exec(example, namespace)
             return
-    exec(f"async def example():\n{textwrap.indent(example, '    ')}\n", namespace)
-    await namespace["example"]()
+    await run_async(example, namespace)

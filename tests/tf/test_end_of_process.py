@@ -1,14 +1,12 @@
 """The exit of a process, whose threads may still be within TensorFlow."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 # Which threads are left alone is private: no public name leaves one that ends at a known moment.
 PROGRAM = """

@@ -1,7 +1,5 @@
 """What ends a session on a graph: stops, and the end of real queues and datasets; run_step_fn."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import nullcontext
 from typing import Any
@@ -29,11 +27,7 @@ from .models import (
     v1,
 )
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:.*QueueRunner.*:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*QueueRunner.*:DeprecationWarning")
 
 
 @pytest.mark.parametrize("train", [asynchooks, v1.train])

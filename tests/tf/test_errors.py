@@ -1,7 +1,5 @@
 """Errors on graphs: of a run as TensorFlow's own; of misuse with whose, when, and what to do."""
 
-from __future__ import annotations
-
 import gc
 import os
 import weakref
@@ -34,8 +32,6 @@ from .models import (
     tf,
     v1,
 )
-
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
 async def error_of(session: MonitoredSession, fetches: Any = ()) -> tuple[BaseException, str]:

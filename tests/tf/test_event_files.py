@@ -1,7 +1,5 @@
 """Event files and evaluations of graph sessions: summaries, rates, profiles, and metrics."""
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import nullcontext
@@ -11,6 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asynchooks import (
     CheckpointSaverHook,
@@ -22,7 +21,7 @@ from asynchooks import (
     SummarySaverHook,
 )
 
-from ..hooks.event_files import largest_file
+from ..hooks.event_files import largest_file, scalars
 from ..support.moments import at
 from .models import (
     aborted,
@@ -36,23 +35,7 @@ from .models import (
     v1,
 )
 
-event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 both_modes = pytest.mark.parametrize("mode", list(Evaluate))
-
-
-def read(directory: Path) -> Any:
-    """As TensorBoard does."""
-    return event_accumulator.EventAccumulator(str(directory)).Reload()
-
-
-def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of the events of each tag."""
-    events = read(directory)
-    return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
 
 
 def event_files(directory: Path) -> list[Path]:
@@ -89,7 +72,7 @@ async def test_tensorflows_hooks_and_ours_share_a_file_which_has_all_when_the_se
         await train(model, hooks, 12)
     await train(counting_model(), [CheckpointSaverHook("logs", save_steps=100)], 1)
     assert len(event_files(tmp_path / "logs")) == 1
-    events = read(tmp_path / "logs")
+    events = EventAccumulator(str(tmp_path / "logs")).Reload()
     steps = {tag: [step for step, _ in each] for tag, each in scalars(tmp_path / "logs").items()}
     assert steps["loss"] == [1, 4, 7, 10]
     assert steps["eval/score"] == [4, 8, 12][: 3 - fails]

@@ -1,7 +1,5 @@
 """Input of real graphs: FeedHook, session.batches, tf.data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,19 +9,15 @@ import pytest
 from asynchooks import (
     CheckpointSaverHook,
     FeedHook,
-    FunctionSessionCreator,
     InputError,
-    MonitoredSession,
     StateDictSaver,
-    StopAtStepHook,
 )
 from asynchooks.data import prefetch
 
 from ..support.moments import at
+from ..support.step_loops import run_steps
 from ..support.threads import threads_left
 from .models import aborted, monitored, raising, tf, v1
-
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
 class Fed(NamedTuple):
@@ -72,10 +66,7 @@ async def fed_by(source: Any, names: Any = "x", hooks: Any = (), last: int = 99)
         items.append(feeds)
         return {}
 
-    hooks = [FeedHook(source, names), *hooks, StopAtStepHook(last_step=last)]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        while not session.should_stop():
-            await session.run([])
+    await run_steps(step, last, FeedHook(source, names), *hooks)
     return items
 
 
@@ -141,8 +132,7 @@ async def test_a_dataset_of_a_graph_is_refused_and_errors_of_others_leave_as_the
         if num_to_skip:
             hook.load_state_dict({"stage": "iterable", "items": num_to_skip})
         with pytest.raises(InputError, match="belongs to a graph, .* make it outside of any graph"):
-            async with MonitoredSession([hook], FunctionSessionCreator(lambda x: {})) as session:
-                await session.run([])
+            await run_steps(lambda x: {}, 1, hook)
     divided = tf.data.Dataset.range(5).map(
         lambda x: tf.debugging.check_numerics(1.0 / tf.cast(3 - x, tf.float32), "bad item")
     )

@@ -1,7 +1,5 @@
 """The global step of a graph: read when something depends on it, or moved by a hook."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -27,13 +25,13 @@ from .models import (
     counting_model,
     monitored,
     raising,
+    results,
     shared,
     tf,
     v1,
 )
 from .servers import ServerProcess
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 RUNNERS = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 
 
@@ -154,9 +152,7 @@ async def test_later_hooks_see_the_step_under_tensorflows_session_too(
             assert session.global_step.epoch == (target < FIRST)
     else:
         async with TheirSession(model.graph, bridged(hooks)) as theirs:
-            while not theirs.should_stop():
-                last = await theirs.run(model.train_op)
-            assert last == target + 3
+            assert (await results(theirs, model.train_op))[-1] == target + 3
     assert seen == [FIRST, target]
 
 
@@ -168,13 +164,11 @@ async def test_processes_on_a_server_are_notified(target: int, server: ServerPro
     with worker.graph.as_default():
         as_worker = asynchooks.WorkerSessionCreator(master=server.target)
     hooks = [our_moves(first, target), StopAtStepHook(num_steps=3)]
-    steps: list[int] = []
     async with monitored(first.graph, hooks, as_chief) as session:
         assert session.global_step.value == target
         async with monitored(worker.graph, None, as_worker) as other:
             assert other.global_step.value == target
-            while not session.should_stop():
-                steps.append(int(await session.run(first.train_op)))
+            steps = await results(session, first.train_op)
             assert other.global_step.value == target + 3
     assert steps == [target + 1, target + 2, target + 3]
 

@@ -1,7 +1,5 @@
 """Heartbeats, against plain sockets that stand for servers."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket
@@ -13,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from .models import ChiefSessionCreator
+from .models import ChiefSessionCreator, tf
 
-tf = pytest.importorskip("tensorflow")
 # private, as a session also needs what these sockets do not serve
 Heartbeat = pytest.importorskip("asynchooks.tf.cluster._heartbeat").Heartbeat
-pytestmark = pytest.mark.tensorflow
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SECS = 0.2

@@ -1,7 +1,5 @@
 """TensorFlow's hooks and ours leave the same log, values, events and files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import cache
@@ -20,8 +18,6 @@ from .models import (
     raising,
     v1,
 )
-
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 Hooks = Callable[[Setup], list[Any]]
 

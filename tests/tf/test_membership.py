@@ -1,7 +1,5 @@
 """What sessions of this process share on a server, and how long other processes' steps are fed."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import threading
@@ -15,12 +13,8 @@ import pytest
 
 from asynchooks import SharedSessionCreator
 
-from .models import ChiefSessionCreator, Model, counting_model, monitored
+from .models import ChiefSessionCreator, Model, counting_model, monitored, tf, v1
 from .servers import ServerProcess, chief_of, creator_of, listening, worker_of
-
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
 @pytest.mark.faults

@@ -1,7 +1,5 @@
 """MonitoredTrainingSession and SingularMonitoredSession: their hooks, and their differences."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path
@@ -21,11 +19,10 @@ from .models import (
     Model,
     checkpoint_of,
     counting_model,
+    results,
     tf,
     v1,
 )
-
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
 def made_by(library: Any, **options: Any) -> list[tuple[Any, ...]]:
@@ -102,7 +99,7 @@ async def test_a_worker_ignores_the_directories_and_waits_for_its_chief(tmp_path
 
 async def script(library: Any, directory: Path, last_step: int, **options: Any) -> list[int]:
     """Train to a step; returns the steps that the runs have read."""
-    model, steps = model_of_one_seed(), []
+    model = model_of_one_seed()
     often = {"save_checkpoint_steps": 5, "save_summaries_steps": 4, "log_step_count_steps": 3}
     options |= {"checkpoint_dir": str(directory), **often}
     with model.graph.as_default():
@@ -115,9 +112,7 @@ async def script(library: Any, directory: Path, last_step: int, **options: Any) 
             make = v1.train.MonitoredTrainingSession
             session = TheirSession(model.graph, hooks, make=make, **options)
     async with session:
-        while not session.should_stop():
-            steps.append(int((await session.run([model.read, model.train_op]))[0]))
-    return steps
+        return [int(step) for step, _ in await results(session, [model.read, model.train_op])]
 
 
 @pytest.mark.parametrize("saves_graph", [True, False])
@@ -159,15 +154,8 @@ async def test_should_stop_raises_what_the_coordinator_holds_and_so_does_the_end
     assert session.should_stop(), "closed"
 
 
-async def test_the_raw_session_runs_without_hooks_and_a_checkpoint_is_restored(
-    tmp_path: Path,
-) -> None:
-    model, recorder = counting_model(), RecordingHook("a")
-    async with singular(model, [recorder]) as session:
-        raw = session.raw_session()
-        assert [raw.run(model.train_op) for _ in range(3)] == [1, 2, 3]
-        assert recorder.log == [("a", "begin"), ("a", "after_create_session")]
-        assert await session.run(model.train_op) == 4
+async def test_a_checkpoint_is_restored(tmp_path: Path) -> None:
+    model = counting_model()
     older, _ = (checkpoint_of(model, tmp_path, step) for step in (5, 7))
     for options, step in (
         ({"checkpoint_filename_with_path": older}, 5),

@@ -1,14 +1,12 @@
 """Without TensorFlow: an error that names the extra, and everything else works."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 BLOCK = """
 import sys

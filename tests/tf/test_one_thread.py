@@ -3,8 +3,6 @@
 Nothing public shows where a step runs, but a wrong choice hangs training.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 from .models import monitored, tf, v1
 
 data_flow_ops = pytest.importorskip("tensorflow.python.ops.data_flow_ops")
-pytestmark = pytest.mark.tensorflow
 
 
 def _queue() -> Any:

@@ -1,7 +1,5 @@
 """Lost sessions are recreated and runs repeated, wherever the preemption comes from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -29,7 +27,6 @@ from .models import (
     v1,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 errors = pytest.mark.parametrize("make", [aborted, unavailable])
 
 

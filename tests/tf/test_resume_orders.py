@@ -1,7 +1,5 @@
 """Resuming on graphs: in any order of workers, and from the last checkpoint before NaN."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,12 @@ from asynchooks import (
     SessionCreator,
 )
 
+from ..checkpoints.stores import steps_in
 from ..hooks.lives import NUM_ITEMS, Life, LifeModel
 from ..support.moments import at
-from .models import ChiefSessionCreator, chief, monitored, tf, v1
+from .models import ChiefSessionCreator, chief, monitored, results, tf, v1
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 
 class GraphModel(LifeModel):
@@ -106,11 +105,9 @@ async def train(
     return begun
 
 
-def steps_in(directory: Path) -> tuple[list[int], list[int]]:
-    """(Steps that may be chosen, steps that were moved aside)."""
-    names = [path.name.removeprefix("model.ckpt-") for path in directory.glob("model.ckpt-*")]
-    rejected = [int(name.partition(".")[0]) for name in names if "rejected" in name]
-    return sorted(int(name) for name in names if name.isdecimal()), sorted(rejected)
+def rejected_in(directory: Path) -> list[str]:
+    """The checkpoints that were moved aside."""
+    return sorted(path.name.split(".")[1] for path in directory.glob("*.rejected*"))
 
 
 async def test_training_goes_on_from_the_last_good_checkpoint_in_the_next_session_or_at_once(
@@ -121,10 +118,10 @@ async def test_training_goes_on_from_the_last_good_checkpoint_in_the_next_sessio
     with pytest.raises(NanLossDuringTrainingError, match="The last good checkpoint is") as caught:
         await train(first, [5])
     assert caught.value.checkpoint == str(first / "model.ckpt-4")
-    assert steps_in(first) == ([1, 2, 3, 4], [5])
+    assert (steps_in(first), rejected_in(first)) == ([1, 2, 3, 4], ["ckpt-5"])
     assert await train(first, []) == 4
     await train(second, [3, 6], max_rollbacks=2)
-    assert steps_in(second)[1] == [3, 6]
+    assert rejected_in(second) == ["ckpt-3", "ckpt-6"]
     for each in (first, second):
         path = tf.train.latest_checkpoint(str(each))
         assert tf.train.load_checkpoint(path).get_tensor("weight") == 9.0
@@ -144,8 +141,7 @@ async def test_early_stopping_brings_the_best_variables_back(tmp_path: Path) -> 
         at(end=lambda session: seen.append(float(session.run("weight_now:0")))),
     ]
     async with monitored(model.graph, hooks) as session:
-        while not session.should_stop():
-            await session.run(model.train_op)
+        await results(session, model.train_op)
     assert session.global_step.value == 3, "of the training"
     assert seen == [2.0]  # of the checkpoint of step 1: after its update
 
@@ -157,6 +153,6 @@ async def test_of_tensorflows_own_files_none_is_moved_or_called_good_that_is_not
     with pytest.raises(NanLossDuringTrainingError) as caught:
         await train(tmp_path, [5], background=False)
     assert tf.train.latest_checkpoint(str(tmp_path)) is not None
-    assert steps_in(tmp_path)[1] == []
+    assert rejected_in(tmp_path) == []
     assert caught.value.checkpoint is None
     assert "last good checkpoint" not in str(caught.value)

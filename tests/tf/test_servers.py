@@ -1,7 +1,5 @@
 """TensorFlow servers that die, fall silent or never come: what is noticed, and how soon."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator
@@ -34,13 +32,13 @@ from .models import (
     counting_model,
     let_others_run,
     monitored,
+    tf,
+    v1,
 )
 from .processes import free_cluster
 from .servers import BEAT, Line, ServerProcess, chief_of, creator_of, listening
 
-tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 SOON = 20.0

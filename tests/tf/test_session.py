@@ -1,7 +1,5 @@
 """A session on a real graph: what hooks get and ask for, errors, cancellation, closing."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -22,8 +20,6 @@ from .models import (
     tf,
     v1,
 )
-
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
 async def test_hooks_have_the_tensorflow_session_whose_own_runs_bypass_them() -> None:

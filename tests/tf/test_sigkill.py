@@ -1,7 +1,5 @@
 """TensorFlow training that is killed at random moments goes on from its last completed save."""
 
-from __future__ import annotations
-
 import random
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,7 +11,7 @@ from asynchooks import CheckpointSaverHook, MonitoredSession, Retention, StopAtS
 
 from ..crash.programs import Moments, Reports, kill_at_random, on_backend, running, server
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 KILLS = 4
 

@@ -1,10 +1,6 @@
 """Sessions on real TensorFlow graphs in virtual time: the same curve on every kernel."""
 
-from __future__ import annotations
-
 from typing import Any
-
-import pytest
 
 from asynchooks import StopAtStepHook
 from asynchooks.simulation import Exponential, Simulation
@@ -12,8 +8,6 @@ from asynchooks.simulation import Exponential, Simulation
 from ..simulation.engines import BACKENDS
 from ..support.moments import at
 from .models import counting_model, monitored, shared
-
-pytestmark = pytest.mark.tensorflow
 
 
 def curve(backend: Any) -> list[tuple[float, int, int]]:

@@ -4,8 +4,6 @@ It counts what a whole process holds, so it has a process of its own: run as a p
 that process.
 """
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from ..soak import open_tensorflow, openings
 from ..support.afterwards import nothing_left
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 def test_openings_leave_nothing_and_add_up_to_nothing() -> None:

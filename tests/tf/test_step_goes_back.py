@@ -1,7 +1,5 @@
 """A graph's step that goes back within a session: hooks follow the variable, as TensorFlow's do."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,10 @@ from asynchooks import (
 )
 
 from ..support.helpers import settle
-from ..support.moments import at
+from ..support.moments import at, train
 from .hooks_beside import Program, Setup, check_beside
-from .models import Movable, TheirMoments, monitored, shared, tf, v1
+from .models import Movable, TheirMoments, monitored, results, shared, tf, v1
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 RUNNERS = pytest.mark.parametrize("runner", ["inline", "thread"])
 
 PLACES = [
@@ -148,18 +145,16 @@ async def test_a_waiter_waits_on_where_the_step_has_gone_back(runner: Any) -> No
 
 
 async def test_a_stop_stays_asked_for_though_the_step_goes_back_in_the_last_run() -> None:
-    model, runs = Movable(), []  # type: tuple[Movable, list[int]]
+    model = Movable()
 
     def back(context: Any, values: Any) -> None:
         if context.step == 5:
             model.move_to(context.session, 1)
 
     async with monitored(model.graph, [StopAtStepHook(last_step=5), at(after_run=back)]) as session:
-        while not session.should_stop():
-            runs.append(int(await session.run(model.train_op)))
+        assert await results(session, model.train_op) == [1, 2, 3, 4, 5]
         with pytest.raises(StopTraining):
             await session.run(model.train_op)
-    assert runs == [1, 2, 3, 4, 5]
     assert session.global_step.value == 1
     assert str(session.stop_reason) == "the limit: global_step is at 5 of 5"
 
@@ -180,9 +175,7 @@ async def test_many_workers_stop_exactly_though_one_of_them_sets_the_step_back(
     async def work(hooks: list[Any]) -> None:
         hooks = [*hooks, StopAtStepHook(last_step=40)]
         async with monitored(model.graph, hooks, creator, step_runner=runner) as session:
-            while not session.should_stop():
-                await session.run(model.train_op)
-                await anyio.lowlevel.checkpoint()
+            await train(session, model.train_op)
 
     async with monitored(model.graph, [], creator) as observer:
         async with anyio.create_task_group() as group:

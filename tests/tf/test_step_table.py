@@ -3,17 +3,14 @@
 They are private, but the moment between the two is too short to be met through sessions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-tf = pytest.importorskip("tensorflow")
+from .models import tf, v1
+
 table = pytest.importorskip("asynchooks.tf.cluster._table")
-v1 = tf.compat.v1
-pytestmark = pytest.mark.tensorflow
 
 
 class Interrupted(table.StepTable):  # type: ignore[misc, name-defined]

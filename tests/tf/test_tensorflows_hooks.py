@@ -1,7 +1,5 @@
 """TensorFlow's hooks, and users' hooks for it, alone and with ours in our session."""
 
-from __future__ import annotations
-
 from threading import get_ident
 from typing import Any
 
@@ -15,7 +13,6 @@ from asynchooks.testing import HookDriver, RecordingHook
 from ..support.helpers import settle
 from .models import TheirMoments, counting_model, monitored, shared, v1
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 each_runner = pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
 

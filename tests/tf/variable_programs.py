@@ -3,8 +3,6 @@
 A process of its own runs them, as a mistake ends it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

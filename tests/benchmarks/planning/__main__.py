@@ -6,8 +6,6 @@ Each program is recorded once at one or two settings. Others are then planned fr
 really, each run in a process of its own. Nothing else should run on the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import math

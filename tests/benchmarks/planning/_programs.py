@@ -1,7 +1,5 @@
 """The programs, the settings they are recorded at, and those that are planned."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path

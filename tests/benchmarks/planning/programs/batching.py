@@ -1,7 +1,5 @@
 """Rollouts on a service that generates for all requests at once, and a learner."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Asynchronous SGD around a parameter server that takes one gradient at a time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import anyio

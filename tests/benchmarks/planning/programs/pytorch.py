@@ -1,7 +1,5 @@
 """A PyTorch model that computes really, and examples that are read from afar."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

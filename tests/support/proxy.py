@@ -1,6 +1,4 @@
-"""A TCP proxy on the loopback device, which can fall silent, and counts what passes."""
-
-from __future__ import annotations
+"""A TCP proxy on the loopback device, which can fall silent or refuse, and counts what passes."""
 
 import socket
 import threading
@@ -22,6 +20,7 @@ class Proxy:
         self.num_bytes = 0  # that have been passed on to it
         self._is_open = threading.Event()
         self._is_open.set()
+        self._is_refusing = False
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -29,16 +28,22 @@ class Proxy:
         """Pass on nothing more; connections stay, and new ones are not refused."""
         self._is_open.clear()
 
+    def refuse(self) -> None:
+        """End all connections, and each one that is tried."""
+        self._is_refusing = True
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
     def heal(self) -> None:
         """Pass on again, also what has come meanwhile."""
+        self._is_refusing = False
         self._is_open.set()
 
     def close(self) -> None:
         self._listener.close()
-        self.heal()
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        self._is_open.set()
+        self.refuse()
 
     def _accept(self) -> None:
         while True:
@@ -51,6 +56,8 @@ class Proxy:
     def _connect(self, near: socket.socket) -> None:
         self._is_open.wait()
         try:
+            if self._is_refusing:
+                raise ConnectionRefusedError
             far = socket.create_connection(self._to)
         except OSError:
             near.close()
