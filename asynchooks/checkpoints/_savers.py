@@ -29,7 +29,7 @@ class Saver(Protocol):
             def save(self, path: str) -> None:
                 pathlib.Path(path).write_text(str(model.count))
 
-            def restore(self, path: str) -> None:
+            def restore(self, path):
                 model.count = int(pathlib.Path(path).read_text())
     """
 
@@ -49,13 +49,13 @@ class SnapshotSaver(Saver, Protocol):
 
     Example:
         class CounterSaver:
-            def save(self, path: str) -> None:
+            def save(self, path):
                 self.snapshot()(path)
 
-            def restore(self, path: str) -> None:
+            def restore(self, path):
                 model.count = int(pathlib.Path(path).read_text())
 
-            def snapshot(self) -> Callable[[str], object]:
+            def snapshot(self):
                 text = str(model.count)
                 return lambda path: pathlib.Path(path).write_text(text)
     """
