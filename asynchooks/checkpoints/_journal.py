@@ -272,11 +272,13 @@ class _Files:
                 file.close()
 
     def put(self, number: int, frames: Iterable[bytes]) -> None:
-        """Write a segment, which outlives the machine."""
-        with open(self._path(number), "xb") as file:
+        """Write a segment, whole or not at all, which outlives the machine."""
+        new = os.path.join(self.name, "new")
+        with open(new, "wb") as file:
             file.write(b"".join((self.head, *frames)))
             file.flush()
             os.fsync(file.fileno())
+        os.replace(new, self._path(number))
         sync_directory(self.name)
 
     def read(self, number: int) -> bytes:

@@ -338,6 +338,29 @@ def test_a_full_disk_stops_nothing_is_said_once_and_later_results_are_kept(
     assert len(kept) < 9
 
 
+@pytest.mark.parametrize("num_bytes", [130, 300, 600])
+def test_a_cut_that_a_full_disk_ends_in_the_middle_loses_nothing(
+    live: Any, tmp_path: Path, num_bytes: int
+) -> None:
+    place = tmp_path / "journal"
+    first = live(place).train(2)
+    second = live(place, position=first.begin)
+
+    async def train() -> None:
+        saver = StateDictSaver(model={"w": np.zeros(1)})
+        saving = CheckpointSaverHook(tmp_path / "model", save_steps=1, saver=saver)
+        hooks = [FeedHook(second.stage, "groups"), saving]
+        async with MonitoredSession(hooks, second.learner.creator) as session:
+            await session.run("loss")  # what it has used is to be cut, while the session ends
+            full.enter_context(largest_file(num_bytes))
+            raise GenerationError
+
+    with ExitStack() as full, pytest.raises(GenerationError):
+        second.learner.run(train)
+    third = live(place, position=first.begin).train()
+    assert not first.made.keys() & third.made.keys()
+
+
 @pytest.mark.parametrize("what", ["part 'turn'", "result"])
 def test_what_pickle_refuses_ends_training_at_once(live: Any, tmp_path: Path, what: str) -> None:
     async def give(life: Life, item: int) -> Any:
