@@ -546,8 +546,10 @@ class Rollouts(Buffered, RolloutStage):
         if recorder is not None:
             name, ident = getattr(self._fn, "__name__", self.kind), self._first_ident + call.place
             span = recorder.task_span(engine, Kind.CALL, name, ident)
+        parts = None
         if self._journal is not None:
-            Parts(call.parts, partial(self._keep, call), self._is_current).enter()
+            parts = Parts(call.parts, partial(self._keep, call), self._is_current)
+            parts.enter()
         begun = engine.stopwatch()
         try:  # a context manager would cost a plan of many calls a twentieth of its time
             pending = self._fn(call.item)
@@ -565,6 +567,8 @@ class Rollouts(Buffered, RolloutStage):
             raise
         finally:
             self._clocks.add_call(engine.stopwatch() - begun)
+            if parts is not None:
+                parts.is_over = True
         if span is not None:
             span.end()
         if isinstance(answer, Awaitable):

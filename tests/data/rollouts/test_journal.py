@@ -52,6 +52,7 @@ class Life:
         self, backend: str, journal: Any, fn: Any, position: Any = None, **options: Any
     ) -> None:
         self.made: dict[Any, str] = {}
+        self.group: Any = None  # of tasks beside the calls
         self.learner = Learner(backend, position["batches"] if position else 0)
         self.sleep = self.learner.sleep
         options = {"max_staleness": 4, "journal": journal, **options}
@@ -226,6 +227,24 @@ def test_a_part_that_has_failed_may_be_tried_again_and_one_in_a_group_is_kept(
     again = live(tmp_path, position=first.begin).train()
     assert len(first.made) == 8
     assert not first.made.keys() & again.made.keys()
+
+
+def test_a_part_that_ends_behind_its_call_does_not_replace_the_result(
+    live: Any, tmp_path: Path
+) -> None:
+    async def leave_a_part(life: Life, item: int) -> Any:
+        made = await life.make(item, 0)
+        life.group.start_soon(run_once, "turn 1", life.make, item, 1)
+        return made
+
+    async def train(life: Life) -> None:
+        async with anyio.create_task_group() as life.group:
+            await life.learner.train(life.stage, 4)
+
+    first = live(tmp_path, leave_a_part)
+    first.learner.run(partial(train, first))
+    again = live(tmp_path, position=first.begin).train(4)
+    assert again.results == {at: first.made[at, 0] for at in range(8)}
 
 
 def test_two_parts_of_one_name_are_an_error(live: Any, tmp_path: Path) -> None:
