@@ -68,7 +68,8 @@ def _records(content: bytes, begin: int) -> Iterator[Record]:
         here = begin + _HEAD.size
         size, checksum = _HEAD.unpack_from(content.ljust(here), begin)
         begin = here + size
-        if not size or zlib.crc32(content[here:begin]) != checksum:  # zeros, after a power cut
+        is_whole = 0 < size <= len(content) - here  # 0: what a power cut has left
+        if not is_whole or zlib.crc32(content[here:begin]) != checksum:
             logger.info("The end of a segment of a journal is torn, and left out")
             break
         yield Record(*pickle.loads(content[here:begin]))

@@ -336,6 +336,17 @@ def test_of_a_spoiled_segment_what_is_before_is_used(
     assert spoil == "flip" or not log_of(caplog)
 
 
+@pytest.mark.parametrize("end", [bytes(12), b"\1" * 8 + bytes(4), b"\1" + bytes(99), b"\1" * 9])
+def test_what_a_torn_frame_leaves_behind_the_last_one_is_left_out(
+    live: Any, tmp_path: Path, end: bytes
+) -> None:
+    first = live(tmp_path).train(2)
+    [segment] = tmp_path.glob("*.journal")
+    segment.write_bytes(segment.read_bytes() + end)
+    again = live(tmp_path, position=first.begin).train(2)
+    assert again.results == first.results
+
+
 def test_a_full_disk_stops_nothing_is_said_once_and_later_results_are_kept(
     live: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
