@@ -325,9 +325,9 @@ class Rollouts(Buffered, RolloutStage):
         open_journal = partial(journal.open, self._training)
         records = await run_blocking(engine, open_journal, _CLEAN_UP_SECS, "asynchooks-journal")
         self._has_recovered = True
-        found = self._found
+        found, counting = self._found, self._counting
         for each in records:  # of two of a name, the last one counts
-            if self._counting.is_finished(each.place):
+            if counting.is_finished(each.place) or each.place in counting.in_hand:
                 continue
             # a part behind a result: it was too old, and so are parts of an older version
             its = found.get(each.place, []) if each.name else []

@@ -27,8 +27,12 @@ from asynchooks import (
     CheckpointInUseError,
     CheckpointSaverHook,
     FeedHook,
+    FunctionSessionCreator,
+    InputPositionHook,
     MonitoredSession,
+    PreemptionError,
     Restart,
+    SharedSessionCreator,
     StateDictSaver,
     StopAtStepHook,
 )
@@ -285,6 +289,39 @@ def test_parts_of_a_call_that_is_made_again_for_its_age_replace_older_results_an
     third = live(tmp_path, **options).train()
     assert not second.made.keys() & third.made.keys()
     assert third.results[2] == [second.made[2, 0], third.made[2, 1]]
+
+
+def test_what_a_loop_keeps_while_the_model_goes_back_is_not_given_up(
+    live: Any, tmp_path: Path
+) -> None:
+    options = {"batch_size": 1, "max_staleness": 1, "when_stale": WhenStale.DROP}
+    life = live(tmp_path / "journal", concurrency=2, **options)
+    learner, has_failed = life.learner, list[int]()
+
+    async def learn(groups: Any) -> dict[str, float]:
+        if learner.step.value == 5 and not has_failed:
+            has_failed.append(groups[0].place)
+            raise PreemptionError
+        return await learner.learn(groups)  # type: ignore[no-any-return]
+
+    async def train(creator: Any, *hooks: Any) -> None:
+        async with MonitoredSession(hooks, creator) as session:
+            async for groups in session.batches(life.stage):
+                await life.sleep(99.0 if groups[0].place == 0 else 0.0)
+                await session.run("loss", {"groups": groups})
+
+    async def train_both() -> None:
+        creator = SharedSessionCreator(FunctionSessionCreator(learn, global_step=learner.step))
+        saver = StateDictSaver(model={"w": np.zeros(1)})
+        saving = CheckpointSaverHook(tmp_path / "model", save_steps=4, saver=saver)
+        async with anyio.create_task_group() as group:
+            group.start_soon(train, creator)
+            group.start_soon(train, creator, InputPositionHook(life.stage), saving)
+
+    learner.run(train_both)
+    assert has_failed
+    assert 0 in life.trained
+    assert len(life.trained) + life.known.num_dropped == 9
 
 
 @pytest.mark.parametrize("is_written", [True, False])
