@@ -36,6 +36,7 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
+from asynchooks.checkpoints import ObjectStore
 from asynchooks.data import WhenStale, run_once
 
 from ...hooks.event_files import largest_file
@@ -349,6 +350,61 @@ def test_a_checkpoint_cuts_the_journal_once_it_is_written(
     made_again = {item for item, _ in first.made.keys() & again.made.keys()}
     assert made_again == (set(range(6)) if is_written else set())
     assert again.known.num_recovered >= (0 if is_written else 6)
+
+
+class WatchedStore(ObjectStore):
+    """A store that keeps to the order of what is done to segments, and may take long for it."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.verbs: list[str] = []
+        self.is_cut, self.may_go_on = threading.Event(), threading.Event()
+
+    def create(self, key: str, content: bytes) -> bool:
+        if key.endswith(".journal"):
+            self.verbs.append("create")
+        return super().create(key, content)
+
+    def delete(self, key: str) -> None:
+        if key.endswith(".journal"):
+            self.is_cut.set()
+            self.may_go_on.wait(10.0)
+            self.verbs.append("delete")
+        super().delete(key)
+
+
+def test_results_are_flushed_while_a_cut_of_many_segments_goes_on(
+    live: Any, tmp_path: Path
+) -> None:
+    store = WatchedStore(pytest.importorskip("obstore.store").MemoryStore())
+    first = live(store).train(1)
+    [(key, _)] = [each for each in store.list() if each.key.endswith(".journal")]
+    content = store.get(key)
+    assert content is not None
+    for number in range(2, 40):
+        store.put(f"{number:010}.journal", content)
+
+    async def wait_for_cut(life: Life, item: int) -> Any:
+        store.is_cut.wait(10.0)
+        made = await answer(life, item)
+        if item == 8:
+            store.may_go_on.set()
+        return made
+
+    store.verbs.clear()
+    second = live(store, wait_for_cut, position=first.end)
+
+    async def train() -> None:
+        saver = StateDictSaver(model={"w": np.zeros(1)})
+        saving = CheckpointSaverHook(tmp_path, save_steps=99, saver=saver)
+        hooks = [FeedHook(second.stage, "groups"), saving]
+        async with MonitoredSession(hooks, second.learner.creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    second.learner.run(train)
+    begin = store.verbs.index("delete")
+    assert "create" in store.verbs[begin : begin + 39]
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flip"])
