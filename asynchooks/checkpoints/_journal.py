@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from io import FileIO
-from itertools import chain
 from struct import Struct
 from typing import NamedTuple
 
@@ -40,6 +39,8 @@ _HEAD = Struct("<QI")
 _SEGMENT = re.compile(r"(\d{10})\.journal")
 _FLUSH_SECS = 0.5
 """How long a record waits for others before it is flushed."""
+_FLUSH_EVERY = 16
+"""Segments that are read or deleted by a cut before it flushes what came meanwhile."""
 _CLOSE_SECS = 30.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -68,7 +69,8 @@ def _records(content: bytes, begin: int) -> Iterator[Record]:
         here = begin + _HEAD.size
         size, checksum = _HEAD.unpack_from(content.ljust(here), begin)
         begin = here + size
-        if not size or zlib.crc32(content[here:begin]) != checksum:  # zeros, after a power cut
+        is_whole = 0 < size <= len(content) - here  # 0: what a power cut has left
+        if not is_whole or zlib.crc32(content[here:begin]) != checksum:
             logger.info("The end of a segment of a journal is torn, and left out")
             break
         yield Record(*pickle.loads(content[here:begin]))
@@ -188,7 +190,7 @@ class Journal:
 
     def _work(self) -> None:
         """Flush, and cut if that is due: what is left goes to a segment of its own."""
-        segments = self._segments
+        segments, left = self._segments, list[bytes]()
         with self._lock:
             is_done, self._is_done = self._is_done, None
             flush = segments.taken(is_done is not None)
@@ -197,12 +199,22 @@ class Journal:
         if is_done is None:
             return
         old = [each for each in segments.numbers() if each < number]
-        records = (_records(segments.read(each), len(segments.head)) for each in old)
-        left = [each.frame() for each in chain(*records) if not is_done(each.place)]
+        for each in old:
+            records = _records(segments.read(each), len(segments.head))
+            left += [record.frame() for record in records if not is_done(record.place)]
+            self._flush_meanwhile(each)
         if left:
             segments.put(number, left)
         for each in old:
             segments.delete(each)
+            self._flush_meanwhile(each)
+
+    def _flush_meanwhile(self, number: int) -> None:
+        """A store may have hundreds of segments, and take long for each."""
+        if number % _FLUSH_EVERY == 0:
+            with self._lock:
+                flush = self._segments.taken(False)
+            flush()
 
 
 class _Files:
@@ -272,11 +284,13 @@ class _Files:
                 file.close()
 
     def put(self, number: int, frames: Iterable[bytes]) -> None:
-        """Write a segment, which outlives the machine."""
-        with open(self._path(number), "xb") as file:
+        """Write a segment, whole or not at all, which outlives the machine."""
+        new = os.path.join(self.name, "new")
+        with open(new, "wb") as file:
             file.write(b"".join((self.head, *frames)))
             file.flush()
             os.fsync(file.fileno())
+        os.replace(new, self._path(number))
         sync_directory(self.name)
 
     def read(self, number: int) -> bytes:

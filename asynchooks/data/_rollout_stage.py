@@ -325,9 +325,9 @@ class Rollouts(Buffered, RolloutStage):
         open_journal = partial(journal.open, self._training)
         records = await run_blocking(engine, open_journal, _CLEAN_UP_SECS, "asynchooks-journal")
         self._has_recovered = True
-        found = self._found
+        found, counting = self._found, self._counting
         for each in records:  # of two of a name, the last one counts
-            if self._counting.is_finished(each.place):
+            if counting.is_finished(each.place) or each.place in counting.in_hand:
                 continue
             # a part behind a result: it was too old, and so are parts of an older version
             its = found.get(each.place, []) if each.name else []
@@ -546,8 +546,10 @@ class Rollouts(Buffered, RolloutStage):
         if recorder is not None:
             name, ident = getattr(self._fn, "__name__", self.kind), self._first_ident + call.place
             span = recorder.task_span(engine, Kind.CALL, name, ident)
+        parts = None
         if self._journal is not None:
-            Parts(call.parts, partial(self._keep, call), self._is_current).enter()
+            parts = Parts(call.parts, partial(self._keep, call), self._is_current)
+            parts.enter()
         begun = engine.stopwatch()
         try:  # a context manager would cost a plan of many calls a twentieth of its time
             pending = self._fn(call.item)
@@ -565,6 +567,8 @@ class Rollouts(Buffered, RolloutStage):
             raise
         finally:
             self._clocks.add_call(engine.stopwatch() - begun)
+            if parts is not None:
+                parts.is_over = True
         if span is not None:
             span.end()
         if isinstance(answer, Awaitable):

@@ -31,7 +31,8 @@ async def run_once(name: str, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     not called. Elsewhere this is `await fn(*args)`.
 
     A part is as old as the weights that the call began with, and so is the result of a call that
-    uses it again. What `fn` raised is not kept, nor a part that was cancelled.
+    uses it again. What `fn` raised is not kept, nor a part that was cancelled, or that ended behind
+    the call.
 
     Args:
         name: of the part; no other one of the call has it, as in f"turn {number}".
@@ -73,6 +74,8 @@ class Parts:
     ) -> None:
         self._known, self._keep, self._may_keep = known, keep, may_keep
         self._names: set[str] = set()
+        self.is_over = False
+        """The attempt has ended; a part that it has left behind is of no known version."""
 
     def enter(self) -> None:
         """Be those of the task that runs."""
@@ -97,7 +100,7 @@ class Parts:
         except BaseException:
             self._names.remove(name)
             raise
-        if is_kept:
+        if is_kept and not self.is_over:
             self._keep(name, result)
         return result
 

@@ -27,11 +27,16 @@ from asynchooks import (
     CheckpointInUseError,
     CheckpointSaverHook,
     FeedHook,
+    FunctionSessionCreator,
+    InputPositionHook,
     MonitoredSession,
+    PreemptionError,
     Restart,
+    SharedSessionCreator,
     StateDictSaver,
     StopAtStepHook,
 )
+from asynchooks.checkpoints import ObjectStore
 from asynchooks.data import WhenStale, run_once
 
 from ...hooks.event_files import largest_file
@@ -52,6 +57,7 @@ class Life:
         self, backend: str, journal: Any, fn: Any, position: Any = None, **options: Any
     ) -> None:
         self.made: dict[Any, str] = {}
+        self.group: Any = None  # of tasks beside the calls
         self.learner = Learner(backend, position["batches"] if position else 0)
         self.sleep = self.learner.sleep
         options = {"max_staleness": 4, "journal": journal, **options}
@@ -228,6 +234,24 @@ def test_a_part_that_has_failed_may_be_tried_again_and_one_in_a_group_is_kept(
     assert not first.made.keys() & again.made.keys()
 
 
+def test_a_part_that_ends_behind_its_call_does_not_replace_the_result(
+    live: Any, tmp_path: Path
+) -> None:
+    async def leave_a_part(life: Life, item: int) -> Any:
+        made = await life.make(item, 0)
+        life.group.start_soon(run_once, "turn 1", life.make, item, 1)
+        return made
+
+    async def train(life: Life) -> None:
+        async with anyio.create_task_group() as life.group:
+            await life.learner.train(life.stage, 4)
+
+    first = live(tmp_path, leave_a_part)
+    first.learner.run(partial(train, first))
+    again = live(tmp_path, position=first.begin).train(4)
+    assert again.results == {at: first.made[at, 0] for at in range(8)}
+
+
 def test_two_parts_of_one_name_are_an_error(live: Any, tmp_path: Path) -> None:
     async def name_twice(_: Life, item: int) -> None:
         await run_once("same", same, item)
@@ -268,6 +292,39 @@ def test_parts_of_a_call_that_is_made_again_for_its_age_replace_older_results_an
     assert third.results[2] == [second.made[2, 0], third.made[2, 1]]
 
 
+def test_what_a_loop_keeps_while_the_model_goes_back_is_not_given_up(
+    live: Any, tmp_path: Path
+) -> None:
+    options = {"batch_size": 1, "max_staleness": 1, "when_stale": WhenStale.DROP}
+    life = live(tmp_path / "journal", concurrency=2, **options)
+    learner, has_failed = life.learner, list[int]()
+
+    async def learn(groups: Any) -> dict[str, float]:
+        if learner.step.value == 5 and not has_failed:
+            has_failed.append(groups[0].place)
+            raise PreemptionError
+        return await learner.learn(groups)  # type: ignore[no-any-return]
+
+    async def train(creator: Any, *hooks: Any) -> None:
+        async with MonitoredSession(hooks, creator) as session:
+            async for groups in session.batches(life.stage):
+                await life.sleep(99.0 if groups[0].place == 0 else 0.0)
+                await session.run("loss", {"groups": groups})
+
+    async def train_both() -> None:
+        creator = SharedSessionCreator(FunctionSessionCreator(learn, global_step=learner.step))
+        saver = StateDictSaver(model={"w": np.zeros(1)})
+        saving = CheckpointSaverHook(tmp_path / "model", save_steps=4, saver=saver)
+        async with anyio.create_task_group() as group:
+            group.start_soon(train, creator)
+            group.start_soon(train, creator, InputPositionHook(life.stage), saving)
+
+    learner.run(train_both)
+    assert has_failed
+    assert 0 in life.trained
+    assert len(life.trained) + life.known.num_dropped == 9
+
+
 @pytest.mark.parametrize("is_written", [True, False])
 def test_a_checkpoint_cuts_the_journal_once_it_is_written(
     live: Any, place: Any, tmp_path: Path, is_written: bool
@@ -295,6 +352,61 @@ def test_a_checkpoint_cuts_the_journal_once_it_is_written(
     assert again.known.num_recovered >= (0 if is_written else 6)
 
 
+class WatchedStore(ObjectStore):
+    """A store that keeps to the order of what is done to segments, and may take long for it."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.verbs: list[str] = []
+        self.is_cut, self.may_go_on = threading.Event(), threading.Event()
+
+    def create(self, key: str, content: bytes) -> bool:
+        if key.endswith(".journal"):
+            self.verbs.append("create")
+        return super().create(key, content)
+
+    def delete(self, key: str) -> None:
+        if key.endswith(".journal"):
+            self.is_cut.set()
+            self.may_go_on.wait(10.0)
+            self.verbs.append("delete")
+        super().delete(key)
+
+
+def test_results_are_flushed_while_a_cut_of_many_segments_goes_on(
+    live: Any, tmp_path: Path
+) -> None:
+    store = WatchedStore(pytest.importorskip("obstore.store").MemoryStore())
+    first = live(store).train(1)
+    [(key, _)] = [each for each in store.list() if each.key.endswith(".journal")]
+    content = store.get(key)
+    assert content is not None
+    for number in range(2, 40):
+        store.put(f"{number:010}.journal", content)
+
+    async def wait_for_cut(life: Life, item: int) -> Any:
+        store.is_cut.wait(10.0)
+        made = await answer(life, item)
+        if item == 8:
+            store.may_go_on.set()
+        return made
+
+    store.verbs.clear()
+    second = live(store, wait_for_cut, position=first.end)
+
+    async def train() -> None:
+        saver = StateDictSaver(model={"w": np.zeros(1)})
+        saving = CheckpointSaverHook(tmp_path, save_steps=99, saver=saver)
+        hooks = [FeedHook(second.stage, "groups"), saving]
+        async with MonitoredSession(hooks, second.learner.creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    second.learner.run(train)
+    begin = store.verbs.index("delete")
+    assert "create" in store.verbs[begin : begin + 39]
+
+
 @pytest.mark.parametrize("spoil", ["cut", "flip"])
 def test_of_a_spoiled_segment_what_is_before_is_used(
     live: Any, tmp_path: Path, spoil: str, caplog: pytest.LogCaptureFixture
@@ -317,6 +429,17 @@ def test_of_a_spoiled_segment_what_is_before_is_used(
     assert spoil == "flip" or not log_of(caplog)
 
 
+@pytest.mark.parametrize("end", [bytes(12), b"\1" * 8 + bytes(4), b"\1" + bytes(99), b"\1" * 9])
+def test_what_a_torn_frame_leaves_behind_the_last_one_is_left_out(
+    live: Any, tmp_path: Path, end: bytes
+) -> None:
+    first = live(tmp_path).train(2)
+    [segment] = tmp_path.glob("*.journal")
+    segment.write_bytes(segment.read_bytes() + end)
+    again = live(tmp_path, position=first.begin).train(2)
+    assert again.results == first.results
+
+
 def test_a_full_disk_stops_nothing_is_said_once_and_later_results_are_kept(
     live: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -336,6 +459,29 @@ def test_a_full_disk_stops_nothing_is_said_once_and_later_results_are_kept(
     kept = {at for at in range(9) if again.results[at] == first.results[at]}
     assert kept > {7, 8}
     assert len(kept) < 9
+
+
+@pytest.mark.parametrize("num_bytes", [130, 300, 600])
+def test_a_cut_that_a_full_disk_ends_in_the_middle_loses_nothing(
+    live: Any, tmp_path: Path, num_bytes: int
+) -> None:
+    place = tmp_path / "journal"
+    first = live(place).train(2)
+    second = live(place, position=first.begin)
+
+    async def train() -> None:
+        saver = StateDictSaver(model={"w": np.zeros(1)})
+        saving = CheckpointSaverHook(tmp_path / "model", save_steps=1, saver=saver)
+        hooks = [FeedHook(second.stage, "groups"), saving]
+        async with MonitoredSession(hooks, second.learner.creator) as session:
+            await session.run("loss")  # what it has used is to be cut, while the session ends
+            full.enter_context(largest_file(num_bytes))
+            raise GenerationError
+
+    with ExitStack() as full, pytest.raises(GenerationError):
+        second.learner.run(train)
+    third = live(place, position=first.begin).train()
+    assert not first.made.keys() & third.made.keys()
 
 
 @pytest.mark.parametrize("what", ["part 'turn'", "result"])
