@@ -201,15 +201,10 @@ class Epochs:
         self._epoch += self._begins == "at both ends"
 
 
-class Once:
+class Once(StatefulSync):
     """An iterable that goes on where it was loaded, once; further passes begin at the beginning."""
 
-    def __init__(self, num_items: int) -> None:
-        self._num_items = num_items
-        self._begin = self._at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self._at}
+    _begin = 0
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._begin = self._at = state["at"]

@@ -26,8 +26,6 @@ from .sources import (
     same,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("fn", [int, same, lambda item: same(item)])
 async def test_a_map_calls_a_function_with_one_item_after_the_other(fn: Any) -> None:

@@ -24,8 +24,6 @@ from ..support.faults import FaultError
 from ..support.helpers import in_task, settle
 from .sources import read_all
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_an_item_that_was_not_used_goes_at_once_to_a_worker_that_waits() -> None:
     source, diary = prefetch(gated([7, 8], {8: anyio.Event()}), 2), Diary()

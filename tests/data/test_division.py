@@ -29,8 +29,6 @@ from asynchooks.data import (
 # private: by the checkpoints of several processes, the thousands of lives below would take hours
 from asynchooks.data._division import divided_again
 
-pytestmark = pytest.mark.anyio
-
 NUM_ITEMS = 23
 NUM_PASSES = 3
 

@@ -16,8 +16,6 @@ from ..support.afterwards import nothing_left
 from ..support.helpers import in_task, settle
 from .sources import BadRecordError, Calls, read_all
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_calls_overlap_and_results_keep_the_order_of_items() -> None:
     calls = Calls()

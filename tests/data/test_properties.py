@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -28,9 +27,6 @@ from ..support.afterwards import nothing_left
 from ..support.faults import Halt
 from .recipes import Faults, Recipe, build_stage, recipes
 from .sources import BadRecordError, position, read_all, read_in_lives
-
-pytestmark = pytest.mark.anyio
-
 
 prop = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -18,8 +18,6 @@ from ..support.afterwards import nothing_left
 from ..support.helpers import cancelled_when_settled, settle
 from .sources import BadRecordError, Source, on_asyncio, read_all
 
-pytestmark = pytest.mark.anyio
-
 
 async def without_items() -> list[int]:
     return [1]

@@ -40,8 +40,6 @@ from .sources import (
     same_in_thread,
 )
 
-pytestmark = pytest.mark.anyio
-
 AROUND: dict[str, Callable[[Any], Stage[Any]]] = {
     "prefetch": lambda source: prefetch(source, 3),
     "batch": lambda source: batch(source, 1),

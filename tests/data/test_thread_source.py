@@ -19,8 +19,6 @@ from ..support.afterwards import nothing_left
 from ..support.threads import own_threads, threads_left
 from .sources import Source, read_all, read_some
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("make", [lambda each: prefetch(each, 3), lambda each: batch(each, 2)])
 @pytest.mark.parametrize("num_items", [None, 4])

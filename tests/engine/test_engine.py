@@ -34,8 +34,6 @@ from ..support.loops import LOOPS, loop_of
 from ..support.loops import anyio_backend as anyio_backend
 from ..support.steps import pause
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("secs", [0.0013, 0.0024, 0.0049])  # uvloop counts milliseconds
 async def test_a_deadline_ends_a_park_and_not_before(secs: float) -> None:

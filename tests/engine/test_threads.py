@@ -23,8 +23,6 @@ from ..support.helpers import another_task
 from ..support.loops import LOOPS, loop_of
 from ..support.moments import HeldStep
 
-pytestmark = pytest.mark.anyio
-
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 

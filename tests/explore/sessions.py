@@ -510,16 +510,13 @@ def leaving_waits_for_a_run_of_another_task(error: Exception | None) -> Program:
     async def main(simulation: Simulation) -> None:
         model, hook, runs = Model(simulation), Waiting(simulation), []
 
-        async def train() -> None:
-            async with MonitoredSession([hook], FunctionSessionCreator(model.step)) as session:
-                runs.append(simulation.start(run_if_open, session, name="worker 1"))
-                await simulation.sleep(0.5)
-                if error is not None:
-                    raise error
-
         async def worker() -> None:
             try:
-                await train()
+                async with MonitoredSession([hook], FunctionSessionCreator(model.step)) as session:
+                    runs.append(simulation.start(run_if_open, session, name="worker 1"))
+                    await simulation.sleep(0.5)
+                    if error is not None:
+                        raise error
             except Boom as raised:
                 assert raised is error
             finally:
@@ -598,12 +595,10 @@ async def errors_leave_as_themselves(simulation: Simulation) -> None:
     model, hooks = Model(simulation), [Waiting(simulation), Waiting(simulation)]
     creator = SharedSessionCreator(model.step, num_workers=2)
 
-    async def other() -> None:
-        await train(creator, [StopAtStepHook(last_step=NUM_STEPS)])
-
-    task = simulation.start(other, name="worker 1")
+    limit = StopAtStepHook(last_step=NUM_STEPS)
+    task = simulation.start(train, creator, [limit], name="worker 1")
     try:
-        await train(creator, [*hooks, StopAtStepHook(last_step=NUM_STEPS)])
+        await train(creator, [*hooks, limit])
     finally:
         await task.wait()
         for each in hooks:

@@ -167,33 +167,30 @@ class Waiting(SessionRunHook):
     def __init__(self, simulation: Simulation) -> None:
         self.sleep, self.moments = simulation.sleep, ""
 
-    async def begin(self) -> None:
-        self.moments += "b"
+    async def note(self, letter: str) -> None:
+        self.moments += letter
         await self.sleep(0.0)
+
+    async def begin(self) -> None:
+        await self.note("b")
 
     async def after_create_session(self, session: Any, coord: Any) -> None:
-        self.moments += "c"
-        await self.sleep(0.0)
+        await self.note("c")
 
     async def before_run(self, run_context: Any) -> None:
-        self.moments += "r"
-        await self.sleep(0.0)
+        await self.note("r")
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.moments += "a"
-        await self.sleep(0.0)
+        await self.note("a")
 
     async def before_end(self, session: Any) -> None:
-        self.moments += "e"
-        await self.sleep(0.0)
+        await self.note("e")
 
     async def end(self, session: Any) -> None:
-        self.moments += "d"
-        await self.sleep(0.0)
+        await self.note("d")
 
     async def on_error(self, session: Any, error: BaseException) -> None:
-        self.moments += "x"
-        await self.sleep(0.0)
+        await self.note("x")
 
     async def after_close(self, error: BaseException | None) -> None:
         self.moments += "z"

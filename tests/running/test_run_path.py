@@ -31,8 +31,6 @@ from ..support.faults import covering
 from ..support.helpers import cancelled_when_settled
 from ..support.moments import HeldStep, at, losing, lost, moments_of
 
-pytestmark = pytest.mark.anyio
-
 NUM_RUNS = 6
 BACKENDS = ["function", "async function", "function sometimes async", "scripted"]
 RUNNERS: list[Any] = ["auto", "inline", "thread"]

@@ -29,8 +29,6 @@ from ..support.helpers import counting_creator, raises_at
 from ..support.moments import counting
 from ..support.moments import train as run_steps
 
-pytestmark = pytest.mark.anyio
-
 KINDS: dict[str, Callable[[], BaseException]] = {
     "own": lambda: Halt("halt"),
     "skip": lambda: pytest.skip.Exception("not here"),

@@ -21,8 +21,6 @@ from ..hooks.inputs import Counted, Diary, gated
 from ..support.helpers import in_task, settle
 from ..support.threads import threads_left
 
-pytestmark = pytest.mark.anyio
-
 
 async def train(session: MonitoredSession, source: Any, until: int | None = None) -> None:
     """Run a step with each item, up to the last or that one."""

@@ -141,7 +141,6 @@ def join_threads() -> None:
 RUNNERS = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 
 
-@pytest.mark.anyio
 @RUNNERS
 async def test_a_cancelled_scope_leaves_nothing_behind_wherever_it_comes(step_runner: Any) -> None:
     for n in range(1, 400):
@@ -195,7 +194,6 @@ def test_native_asyncio_cancellations_leave_nothing_behind(
     asyncio.run(main())
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("moment", ["on_error", "after_close"])
 async def test_a_hook_that_hangs_holds_a_cancelled_session_for_the_grace_period(
     moment: str, caplog: pytest.LogCaptureFixture
@@ -220,7 +218,6 @@ async def test_a_hook_that_hangs_holds_a_cancelled_session_for_the_grace_period(
     assert f"{moment} of At took longer than the grace period" in caplog.text
 
 
-@pytest.mark.anyio
 async def test_an_after_close_of_a_clean_end_may_take_longer_than_the_grace_period() -> None:
     seen: list[str] = []
 

@@ -35,8 +35,6 @@ from ..support.helpers import counting_creator
 from ..support.moments import at, counting
 from ..support.threads import own_threads, threads_left
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def no_cycles() -> Iterator[None]:

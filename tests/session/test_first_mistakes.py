@@ -35,8 +35,6 @@ from asynchooks._stopping import session_stop
 from ..support.helpers import cancelled_when_settled, settle
 from ..support.moments import at
 
-pytestmark = pytest.mark.anyio
-
 
 def step() -> dict[str, float]:
     return {"loss": 0.5}

@@ -26,8 +26,6 @@ from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 from ..support.helpers import raises_at
 from ..support.moments import NOW, at, counting, lost
 
-pytestmark = pytest.mark.anyio
-
 
 class Model:
     """A weight that each step moves by 1; the steps at which it is lost are given."""

@@ -24,8 +24,6 @@ from asynchooks.checkpoints import CheckpointDirectory
 from ..support.helpers import in_task, settle
 from ..support.moments import HeldStep, at, lost
 
-pytestmark = pytest.mark.anyio
-
 
 class Model:
     """Its next step loses the raw session, where it is told so."""

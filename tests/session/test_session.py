@@ -17,8 +17,6 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 from ..support.helpers import KeepsCoord, in_task, raises_at, settle
 from ..support.moments import at, counting, moments_of
 
-pytestmark = pytest.mark.anyio
-
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
 ENDS = pytest.mark.parametrize("error", [StopTraining, StopIteration, StopAsyncIteration])
 

@@ -23,8 +23,6 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 from ..support.helpers import in_task, settle
 from ..support.moments import HeldStep, at, counting, losing, lost, moments_of, train
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("what", ["close", "run"])
 async def test_leaving_waits_for_what_another_task_does(what: str) -> None:

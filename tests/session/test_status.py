@@ -25,8 +25,6 @@ from ..simulation.engines import on_every_engine
 from ..support.helpers import settle
 from ..support.moments import at, counting, train
 
-pytestmark = pytest.mark.anyio
-
 MOMENTS = ["begin", "after_create_session", "before_run", "end", "after_close"]
 
 

@@ -19,8 +19,6 @@ from asynchooks import (
 
 from ..support.moments import at, together, train
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("runner", ["inline", "thread", "async"])
 @pytest.mark.parametrize("stride", [1, 3])

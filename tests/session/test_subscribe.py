@@ -21,8 +21,6 @@ from ..support.loops import anyio_backend as anyio_backend
 from ..support.moments import at, counting
 from ..support.moments import train as run_steps
 
-pytestmark = pytest.mark.anyio
-
 ALL = ["new", "opening", *["open"] * 4, "closing", "closed"]
 
 

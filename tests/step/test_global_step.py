@@ -35,8 +35,6 @@ from ..support.moments import together
 from ..support.steps import Call, bound
 from ..support.virtual_kernel import Trampoline
 
-pytestmark = pytest.mark.anyio
-
 
 def test_it_stands_for_its_value_where_a_number_is_meant() -> None:
     step, same = GlobalStep(7), GlobalStep(7)

@@ -254,7 +254,6 @@ def test_a_task_that_another_starts_while_the_raw_session_ends_has_its_time(
     assert "left alone" not in caplog.text
 
 
-@pytest.mark.anyio
 @by_either
 async def test_what_is_no_bool_and_a_coroutine_are_refused(starter: str) -> None:
     keeps = KeepsCoord()

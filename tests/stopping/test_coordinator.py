@@ -16,8 +16,6 @@ from asynchooks import Coordinator, MonitoredSession
 from ..support.helpers import KeepsCoord, counting_creator, in_task
 from ..support.moments import at
 
-pytestmark = pytest.mark.anyio
-
 
 def started(target: Any, name: str = "worker") -> threading.Thread:
     thread = threading.Thread(target=target, name=name, daemon=True)

@@ -21,8 +21,6 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 from ..support.helpers import settle
 from ..support.moments import NOW, at, counting, train
 
-pytestmark = pytest.mark.anyio
-
 
 class TakenError(PreemptionError):
     """A library's own error of this kind."""

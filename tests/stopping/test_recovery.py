@@ -39,8 +39,6 @@ from ..support.moments import (
     train,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_lost_session_is_recreated_and_the_run_repeated_hooks_included() -> None:
     raws, hook, keeps, seen = losing(), RecordingHook("a"), KeepsCoord(), list[Any]()

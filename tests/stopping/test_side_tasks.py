@@ -22,8 +22,6 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 from ..support.helpers import KeepsCoord, settle
 from ..support.moments import at, counting, losing, lost, moments_of
 
-pytestmark = pytest.mark.anyio
-
 
 class Failing:
     """Raises the errors, one in each call, then waits for its end."""

@@ -37,8 +37,6 @@ from ..support.moments import (
 )
 from ..support.stop_requests import AT, REASON, WAYS, Training
 
-pytestmark = pytest.mark.anyio
-
 KINDS = pytest.mark.parametrize("kind", ["plain", "async"])
 
 

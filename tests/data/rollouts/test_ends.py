@@ -27,7 +27,6 @@ def boxes_in_turns() -> Sandboxes:
     return Sandboxes(lambda secs: turns(3), lambda: 0.0)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("why", ["data", "left", "error", "error of accept", "cancel"])
 @pytest.mark.parametrize("kind", ["items", "items_in_thread", "items_in_group"])
 async def test_the_source_is_closed_and_nothing_is_left(kind: str, why: str) -> None:
@@ -160,7 +159,6 @@ def test_a_timeout_within_a_shield_does_not_use_up_the_cancellation(learner: Lea
     assert ends == [3.0] * 2
 
 
-@pytest.mark.anyio
 async def test_what_a_call_sets_in_its_context_is_not_seen_by_the_next() -> None:
     tag: ContextVar[int] = ContextVar("tag", default=-1)
 

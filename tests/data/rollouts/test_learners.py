@@ -46,7 +46,6 @@ def test_what_was_begun_or_ready_begins_again_after_a_restore_in_order(learner: 
     assert learner.items == [[0, 3], [8, 9], [10, 11]]
 
 
-@pytest.mark.anyio
 async def test_several_batches_may_make_one_step() -> None:
     """Gradients of two batches are accumulated: the global step moves with each second run."""
     trained: list[int] = []
@@ -63,7 +62,6 @@ async def test_several_batches_may_make_one_step() -> None:
     assert session.global_step.value == 10
 
 
-@pytest.mark.anyio
 async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop() -> None:
     seen: list[Rollout] = []
 
@@ -85,7 +83,6 @@ async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop
     assert found == [(n // 2, 0) for n in range(9)]
 
 
-@pytest.mark.anyio
 async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
     """Its reader is cancelled as it is put together."""
     scope, weights, seen = anyio.CancelScope(), [0], dict[int, int]()
@@ -168,7 +165,6 @@ def test_its_text_has_the_counts_of_items(learner: Learner) -> None:
 # A version that the program publishes
 
 
-@pytest.mark.anyio
 async def test_threads_may_publish_a_version_and_ask_for_statistics() -> None:
     version, ages = GlobalStep(), list[int]()
     async with made(source=range(40), version=version) as stage:
