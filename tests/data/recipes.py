@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import anyio.lowlevel
 from hypothesis import strategies as st
 
 from asynchooks import data
@@ -22,6 +21,7 @@ from asynchooks.data import (
     take,
 )
 
+from ..support.helpers import turns
 from .sources import Async, BadRecordError, Epochs, GetSetIterator, Once, StatefulSync
 
 Recipe = tuple[Any, ...]
@@ -122,7 +122,7 @@ def build(recipe: Recipe, variation: int, faults: Faults) -> Any:
 
     async def mapped(item: Any) -> Any:
         if variation % 2 or (isinstance(item, int) and item % 2):
-            await anyio.lowlevel.checkpoint()
+            await turns()
         faults.meet("call")
         return ("mapped", item)
 

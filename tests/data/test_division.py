@@ -10,7 +10,6 @@ from itertools import cycle
 from typing import Any
 from zlib import crc32
 
-import anyio.lowlevel
 import pytest
 
 from asynchooks import InputError, InputStateError, data
@@ -29,6 +28,8 @@ from asynchooks.data import (
 # private: by the checkpoints of several processes, the thousands of lives below would take hours
 from asynchooks.data._division import divided_again
 
+from ..support.helpers import turns
+
 NUM_ITEMS = 23
 NUM_PASSES = 3
 
@@ -44,8 +45,7 @@ def stream() -> Stage[Any]:
 
 async def same(item: Any) -> Any:
     """After some time, so that items overtake one another."""
-    for _ in range(crc32(repr(item).encode()) % 5):
-        await anyio.lowlevel.checkpoint()
+    await turns(crc32(repr(item).encode()) % 5)
     return item
 
 

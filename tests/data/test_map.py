@@ -13,7 +13,7 @@ import pytest
 from asynchooks.data import map_concurrent
 
 from ..support.afterwards import nothing_left
-from ..support.helpers import in_task, settle
+from ..support.helpers import in_task, settle, turns
 from .sources import BadRecordError, Calls, read_all
 
 
@@ -62,7 +62,7 @@ async def test_a_plain_function_runs_in_several_threads_at_once_and_none_stands_
 
 
 async def double(item: int, by: int) -> int:
-    await anyio.lowlevel.checkpoint()
+    await turns()
     return by * item
 
 

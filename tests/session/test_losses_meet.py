@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..support.helpers import in_task, settle
+from ..support.helpers import cancelled_when_settled, in_task, turns
 from ..support.moments import HeldStep, at, lost
 
 
@@ -109,10 +108,7 @@ async def test_a_recovery_that_is_cancelled_as_it_waits_does_not_forget_the_loss
     ):
         await is_there.wait()
         lost_one = session.raw_session()
-        async with anyio.create_task_group() as group:
-            group.start_soon(model.lose_in, session)
-            await settle()
-            group.cancel_scope.cancel()
+        assert await cancelled_when_settled(model.lose_in, session)
         may_go_on.set()
         first = session if goes_on == "the same worker" else other
         await first.run([])
@@ -138,13 +134,10 @@ async def test_a_loss_that_a_cancelled_call_finds_is_a_loss(goes_on: str, tmp_pa
     ) as session:
         for _ in range(2):
             await session.run([])
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, [])
-            await held.has_begun()
-            group.cancel_scope.cancel()
+        await held.cancel_in(session.run, [], ends=False)
         held.may_end.set()
         while weights[0] != -100:
-            await anyio.lowlevel.checkpoint()
+            await turns()
         if goes_on == "a run":
             await session.run([])
             assert (weights[0], session.global_step.value) == (3, 3)

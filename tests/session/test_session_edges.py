@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -20,8 +19,8 @@ from asynchooks import (
 from asynchooks.data import map_concurrent
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import in_task, settle
-from ..support.moments import HeldStep, at, counting, losing, lost, moments_of, train
+from ..support.helpers import cancelled_when_settled, in_task, settle, turns
+from ..support.moments import HeldStep, at, counting, losing, lost, moments_of, scripted, train
 
 
 @pytest.mark.parametrize("what", ["close", "run"])
@@ -166,10 +165,7 @@ async def test_a_run_cancelled_while_it_recovers_leaves_the_session_usable() -> 
     hook = at(after_create_session=lambda _, coord: coord.start_soon(may_go_on.wait))
     creator = ScriptedSessionCreator(raws)
     async with MonitoredSession([hook], creator, step_runner="inline") as session:
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, [])
-            await settle()
-            group.cancel_scope.cancel()
+        assert await cancelled_when_settled(session.run, [])
         may_go_on.set()
         assert not session.should_stop()
         assert await session.run([]) == []
@@ -184,7 +180,7 @@ async def test_a_session_whose_hooks_were_not_all_called_is_never_handed_out() -
             raise ValueError("in after_create_session")
 
     hooks = [at(after_create_session=fail_once), last]
-    async with MonitoredSession(hooks, ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, *hooks) as session:
         with pytest.raises(ValueError, match="in after_create_session"):
             await session.run([])
         assert session.should_stop()
@@ -222,18 +218,13 @@ async def test_a_coroutine_that_a_thread_made_too_late_is_closed_and_gives_its_t
         async with session:
             await acts[place]()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(act)
-        await held.has_begun()
-        group.cancel_scope.cancel()
-        if grace_secs > 1 or place == "map":
-            held.may_end.set()
+    await held.cancel_in(act, ends=grace_secs > 1 or place == "map")
     held.may_end.set()
     with anyio.fail_after(20):
         while not made or inspect.getcoroutinestate(made[0]) != inspect.CORO_CLOSED:
-            await anyio.lowlevel.checkpoint()
+            await turns()
         while session.global_step.statistics().tickets:
-            await anyio.lowlevel.checkpoint()
+            await turns()
     assert len(made) == 1
 
 
@@ -249,10 +240,7 @@ async def test_near_the_limit_a_step_that_never_ends_stops_the_others_short_and_
     hooks = [StopAtStepHook(last_step=10)]
     other = MonitoredSession([], creator, 0.01, step_runner="thread")
     async with MonitoredSession(hooks, creator, 0.01) as session, other:
-        async with anyio.create_task_group() as group:
-            group.start_soon(other.run, [], {"hangs": True})
-            await held.has_begun()
-            group.cancel_scope.cancel()
+        await held.cancel_in(other.run, [], {"hangs": True}, ends=False)
         await train(session)
         assert session.global_step.value == 9
         assert session.global_step.statistics().tickets == 1  # the thread still holds it

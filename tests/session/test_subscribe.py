@@ -8,7 +8,6 @@ import weakref
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -16,7 +15,7 @@ from asynchooks import MonitoredSession, Status, StopAtStepHook, Subscription
 from asynchooks.simulation import Simulation
 
 from ..simulation.engines import on_every_engine
-from ..support.helpers import in_task, raises_at, settle
+from ..support.helpers import in_task, raises_at, settle, turns
 from ..support.loops import anyio_backend as anyio_backend
 from ..support.moments import at, counting
 from ..support.moments import train as run_steps
@@ -174,8 +173,7 @@ async def test_statuses_that_never_cease_do_not_hold_the_loop() -> None:
                 assert num_seen < 100_000, "it never lets other tasks run"
 
         group.start_soon(watch)
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
+        await turns(20)
         group.cancel_scope.cancel()
     assert num_seen > 0
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +29,7 @@ from asynchooks import (
 from asynchooks.simulation import Simulation
 
 from ..simulation.engines import on_every_engine
-from ..support.helpers import counting_creator, in_task, settle
+from ..support.helpers import counting_creator, in_task, settle, turns
 from ..support.moments import together
 from ..support.steps import Call, bound
 from ..support.virtual_kernel import Trampoline
@@ -185,7 +184,7 @@ async def test_a_lone_step_that_waits_for_itself_is_an_error(is_base: bool) -> N
     """By the handle of the session, or by that of its creator."""
 
     async def train() -> dict[str, Any]:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         step = session.raw_session().global_step if is_base else session.global_step
         with pytest.raises(StepUnreachableError, match=f"global_step 3 can .*{ITSELF}"):
             await step.wait_for(3)
@@ -361,7 +360,7 @@ def test_what_is_no_step_and_no_number_of_workers_are_refused() -> None:
 
 
 async def says_nothing() -> dict[str, float]:
-    await anyio.lowlevel.checkpoint()
+    await turns()
     return {}
 
 

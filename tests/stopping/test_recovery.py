@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -25,7 +24,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import KeepsCoord, in_task, raises_at
+from ..support.helpers import KeepsCoord, in_task, raises_at, turns
 from ..support.moments import (
     NOW,
     HeldStep,
@@ -35,6 +34,7 @@ from ..support.moments import (
     losing_step,
     lost,
     moments_of,
+    scripted,
     together,
     train,
 )
@@ -43,7 +43,7 @@ from ..support.moments import (
 async def test_a_lost_session_is_recreated_and_the_run_repeated_hooks_included() -> None:
     raws, hook, keeps, seen = losing(), RecordingHook("a"), KeepsCoord(), list[Any]()
     sees = at(before_run=lambda _: seen.append(sys.exception()))
-    async with MonitoredSession([hook, keeps, sees], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, hook, keeps, sees) as session:
         async with in_task(session.global_step.wait_for, 1) as waiting:  # no wait ends
             assert await session.run([]) == []
         assert waiting.value == 1
@@ -67,7 +67,7 @@ async def test_preemption_while_creating_is_retried_with_a_new_coordinator_each_
                 raise lost()
 
     hook, raws = FailsTwice(), list[Any]([lost(), *(ScriptedSession() for _ in range(3))])
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws), recovery=NOW) as session:
+    async with scripted(raws, hook, recovery=NOW) as session:
         assert session.raw_session() is raws[3]
     assert len(set(map(id, hook.coords))) == 3
     with pytest.raises(PreemptionError):
@@ -84,7 +84,7 @@ async def test_a_stop_of_a_hook_is_forgotten_with_the_raw_session(found: str) ->
 
     stops = at(before_run=stop) if in_run else at(after_run=stop)
     raws = losing() if in_run else [ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession([keeps, stops], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, keeps, stops) as session:
         await session.run([])
         if not in_run:
             assert session.should_stop()
@@ -112,7 +112,7 @@ class ReportsInRun(KeepsCoord):
 async def test_a_run_error_while_the_coordinator_holds_a_preemption_recovers() -> None:
     hook = ReportsInRun(lost())
     raws = [ScriptedSession([ValueError("a consequence")]), ScriptedSession()]
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, hook) as session:
         assert await session.run([]) == []
         assert not session.should_stop()
     assert len(hook.coords) == 2
@@ -124,7 +124,7 @@ async def test_another_error_of_the_coordinator_replaces_a_preemption_and_no_oth
 ) -> None:
     held, raw = ValueError("held"), ScriptedSession([of_run])
     with pytest.raises(ValueError, match="held") as caught:
-        async with MonitoredSession([ReportsInRun(held)], ScriptedSessionCreator([raw])) as session:
+        async with scripted([raw], ReportsInRun(held)) as session:
             with pytest.raises((ValueError, KeyError)) as left:
                 await session.run([])
             with pytest.raises(StopTraining, match="no run begins after a stop"):
@@ -157,7 +157,7 @@ async def test_a_preemption_held_at_the_end_and_an_error_in_closing_are_only_log
             raise ValueError("cannot close")
 
     keeps, hook = KeepsCoord(), RecordingHook("a")
-    async with MonitoredSession([keeps, hook], ScriptedSessionCreator([FailsToClose()])):
+    async with scripted([FailsToClose()], keeps, hook):
         keeps.coord.request_stop(lost())
     assert "the machine went away" in caplog.text
     assert "cannot close" in caplog.text
@@ -173,7 +173,7 @@ async def test_step_fn_is_called_again_with_the_new_raw_session() -> None:
             await step_context.run_with_hooks([])
         return "done"
 
-    async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws) as session:
         assert await session.run_step_fn(step_fn) == "done"
     assert seen == raws
 
@@ -339,7 +339,7 @@ async def test_a_side_tasks_error_costs_no_end_where_another_worker_loses_the_se
                 await session.run([])
                 session.start_soon(fail)
                 while not session.should_stop():
-                    await anyio.lowlevel.checkpoint()
+                    await turns()
                 has_failed.set()
                 await is_recovered.wait()
         has_ended.set()

@@ -7,20 +7,18 @@ import logging
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
     Coordinator,
-    MonitoredSession,
     OnFailure,
     Restart,
     StopTraining,
 )
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import RecordingHook, ScriptedSession
 
-from ..support.helpers import KeepsCoord, settle
-from ..support.moments import at, counting, losing, lost, moments_of
+from ..support.helpers import KeepsCoord, settle, turns
+from ..support.moments import at, counting, losing, lost, moments_of, scripted
 
 
 class Failing:
@@ -86,7 +84,7 @@ async def test_at_a_clean_end_side_tasks_are_stopped_and_start_no_other_ones() -
     async def act() -> None:
         try:
             while True:
-                await session.or_stop(anyio.lowlevel.checkpoint)
+                await session.or_stop(turns)
         finally:
             log.append("or_stop")
 
@@ -94,15 +92,14 @@ async def test_at_a_clean_end_side_tasks_are_stopped_and_start_no_other_ones() -
         with contextlib.suppress(StopTraining):
             await session.global_step.wait_for(10**6)
         with pytest.raises(StopTraining, match="the session ends"):
-            session.start_soon(anyio.lowlevel.checkpoint)
+            session.start_soon(turns)
         log.append("refused")
 
     async with counting() as session:
         task = Failing(session)
         for each in (task, act, start_another):
             session.start_soon(each)
-        for _ in range(5):
-            await anyio.lowlevel.checkpoint()
+        await turns(5)
     assert task.is_stopped
     assert sorted(log) == ["or_stop", "refused"]
     assert session.stop_reason is None
@@ -164,7 +161,7 @@ async def test_a_side_task_of_the_session_outlives_a_lost_raw_session_and_a_hook
         log.append("hook's ends")
 
     hooks = [at(after_create_session=lambda _, coord: coord.start_soon(watch, coord))]
-    async with MonitoredSession(hooks, ScriptedSessionCreator(losing())) as session:
+    async with scripted(losing(), *hooks) as session:
         await settle()
         task = Failing(session)
         session.start_soon(task)
@@ -180,7 +177,7 @@ async def test_a_side_task_of_the_session_outlives_a_lost_raw_session_and_a_hook
 async def test_a_preemption_error_in_a_task_of_the_session_leaves_and_recovers_nothing() -> None:
     raw, error = ScriptedSession(), lost("of the task")
     with pytest.raises(type(error), match="of the task"):
-        async with MonitoredSession([], ScriptedSessionCreator([raw])) as session:
+        async with scripted([raw]) as session:
             session.start_soon(Failing(session, error))
             await settle()
             assert session.should_stop()
@@ -239,7 +236,7 @@ async def test_a_stop_ends_the_pause_before_a_restart() -> None:
             restart = Restart(first_pause_secs=3600, longest_pause_secs=3600)
             session.start_soon(task, on_failure=restart)
             while task.num_calls < 2:
-                await anyio.lowlevel.checkpoint()
+                await turns()
             await settle()
     assert task.num_calls == 2
 

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from asynchooks import MonitoredSession, PreemptionError, Recovery, SessionRunHook
-from asynchooks.testing import RecordingHook, ScriptedSession
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from .helpers import counting_creator, hook_of
 
@@ -33,6 +33,11 @@ def plain_at(**moments: Callable[..., Any]) -> SessionRunHook:
 def counting(*hooks: Any, **options: Any) -> MonitoredSession:
     """A session of a step that counts its calls."""
     return MonitoredSession(hooks, counting_creator(), **options)
+
+
+def scripted(raws: list[Any], *hooks: Any, **options: Any) -> MonitoredSession:
+    """A session on these raw sessions, one after the other."""
+    return MonitoredSession(hooks, ScriptedSessionCreator(raws), **options)
 
 
 def moments_of(hook: RecordingHook) -> list[str]:
@@ -95,6 +100,15 @@ class HeldStep:
 
     async def has_begun(self) -> None:
         assert await anyio.to_thread.run_sync(self.begun.wait, 30)
+
+    async def cancel_in(self, fn: Callable[..., Any], *args: Any, ends: bool = True) -> None:
+        """Cancel a call as soon as this step has begun in it; its end may come then."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(fn, *args)
+            await self.has_begun()
+            group.cancel_scope.cancel()
+            if ends:
+                self.may_end.set()
 
     async def has_ended(self) -> None:
         assert await anyio.to_thread.run_sync(self.ended.wait, 30)

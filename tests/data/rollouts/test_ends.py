@@ -6,20 +6,15 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import FeedHook, MonitoredSession
 from asynchooks.data import shielded
 
 from ...support.afterwards import nothing_left
+from ...support.helpers import turns
 from ..sources import Source
 from .learning import GenerationError, Learner, Sandboxes, log_of, made
-
-
-async def turns(number: float) -> None:
-    for _ in range(int(number)):
-        await anyio.lowlevel.checkpoint()
 
 
 def boxes_in_turns() -> Sandboxes:
@@ -165,7 +160,7 @@ async def test_what_a_call_sets_in_its_context_is_not_seen_by_the_next() -> None
     async def answer(item: int) -> int:
         before = tag.get()
         tag.set(item)
-        await anyio.lowlevel.checkpoint()
+        await turns()
         assert tag.get() == item
         return before
 

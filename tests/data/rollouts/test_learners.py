@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -19,7 +18,7 @@ from asynchooks import (
 from asynchooks._engine.base import Slot
 from asynchooks.data import Rollout, WhenStale
 
-from ...support.helpers import settle
+from ...support.helpers import settle, turns
 from .learning import Learner, log_of, made
 
 
@@ -89,7 +88,7 @@ async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
 
     async def answer(item: int) -> int:
         seen[item] = weights[0]
-        await anyio.lowlevel.checkpoint()
+        await turns()
         return item
 
     def accept(item: int) -> bool:
