@@ -13,15 +13,13 @@ from asynchooks import (
     InputPositionHook,
     MonitoredSession,
     SharedSessionCreator,
-    StopAtStepHook,
-    StopTraining,
 )
 from asynchooks.data import batch, prefetch, take
 
 from ..hooks.inputs import Diary, gated
 from ..hooks.training import Calls
 from ..support.faults import FaultError
-from ..support.helpers import in_task, settle
+from ..support.helpers import in_task
 from .sources import read_all
 
 
@@ -44,23 +42,6 @@ async def test_an_item_that_was_not_used_goes_at_once_to_a_worker_that_waits() -
             assert diary.items == []
             may_fail.set()
     assert diary.items == [7]
-
-
-async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step() -> None:
-    creator, limit = SharedSessionCreator(Diary().creator), StopAtStepHook(last_step=2)
-    source = prefetch(gated([1], {1: anyio.Event()}), 1)
-    async with (
-        MonitoredSession([FeedHook(source, "x"), limit], creator) as waits,
-        MonitoredSession([], creator) as other,
-    ):
-        step = other.global_step
-        async with in_task(waits.run, []) as waiting:
-            await other.run([], {"x": 1})
-            await settle()
-            assert step.statistics().tasks_waiting_for_step == 1
-            await other.run([], {"x": 2})
-        assert isinstance(waiting.error, StopTraining)
-        assert step.statistics().tasks_waiting_for_step == 0
 
 
 @pytest.mark.parametrize("make", [lambda: take(range(6), 9), lambda: prefetch(range(6), 2)])

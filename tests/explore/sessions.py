@@ -492,9 +492,11 @@ def a_stop_ends_every_wait(*kinds: str) -> Program:
         async def stop() -> None:
             await simulation.sleep(1.5)
             if sessions:
-                next(iter(sessions.values())).request_stop(all_workers=True)
+                session = next(iter(sessions.values()))
+                session.request_stop(all_workers=True)
                 await simulation.quiescence()
                 assert not waiting, waiting
+                assert session.global_step.statistics().tasks_waiting_for_step == 0
 
         stopping = simulation.start(stop)
         await workers(simulation, worker, len(kinds) + 1)

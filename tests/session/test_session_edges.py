@@ -23,48 +23,24 @@ from ..support.helpers import cancelled_when_settled, in_task, settle, turns
 from ..support.moments import HeldStep, at, counting, losing, lost, moments_of, scripted, train
 
 
-@pytest.mark.parametrize("what", ["close", "run"])
-async def test_leaving_waits_for_what_another_task_does(what: str) -> None:
+async def test_leaving_waits_for_a_close_in_another_task() -> None:
+    """For a run, see tests/explore."""
     may_go_on, log = anyio.Event(), list[str]()
+
+    async def end(session: Any) -> None:
+        await may_go_on.wait()
+        log.append("end")
 
     async def go_on() -> None:
         await settle()
         may_go_on.set()
 
-    async def wait(*_: object) -> dict[str, int]:
-        await may_go_on.wait()
-        log.append(what)
-        return {}
-
-    hooks = [at(end=wait)] if what == "close" else []
     async with anyio.create_task_group() as group:
-        async with MonitoredSession(hooks, wait if what == "run" else dict) as session:
-            group.start_soon(*([session.run, []] if what == "run" else [session.close]))
+        async with counting(at(end=end)) as session:
+            group.start_soon(session.close)
             await settle()
             group.start_soon(go_on)
-        assert log == [what]
-
-
-async def test_leaving_by_an_error_waits_for_another_task_s_run() -> None:
-    may_go_on, log = anyio.Event(), list[str]()
-
-    async def step() -> dict[str, int]:
-        await may_go_on.wait()
-        log.append("run")
-        return {}
-
-    async def go_on() -> None:
-        await settle()
-        may_go_on.set()
-
-    async with anyio.create_task_group() as group:
-        with pytest.raises(ValueError, match="of the block"):
-            async with MonitoredSession([], step) as session:
-                group.start_soon(session.run, [])
-                await settle()
-                group.start_soon(go_on)
-                raise ValueError("of the block")
-        assert log == ["run"]
+        assert log == ["end"]
 
 
 async def test_a_run_that_waits_for_its_turn_makes_no_step_after_a_stop() -> None:

@@ -22,7 +22,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import RecordingHook, ScriptedSession
 
 from ..support.helpers import KeepsCoord, in_task, raises_at, turns
 from ..support.moments import (
@@ -35,8 +35,6 @@ from ..support.moments import (
     lost,
     moments_of,
     scripted,
-    together,
-    train,
 )
 
 
@@ -176,35 +174,6 @@ async def test_step_fn_is_called_again_with_the_new_raw_session() -> None:
     async with scripted(raws) as session:
         assert await session.run_step_fn(step_fn) == "done"
     assert seen == raws
-
-
-async def test_a_shared_session_is_recreated_once_for_all_workers() -> None:
-    raws = losing(after=6)
-    creator = SharedSessionCreator(ScriptedSessionCreator(raws))
-
-    async def worker() -> None:
-        async with MonitoredSession([StopAtStepHook(last_step=20)], creator) as session:
-            await train(session)
-            assert (session.global_step.value, session.global_step.epoch) == (20, 1)
-
-    await together(*[worker] * 4)
-    assert [raw.is_closed for raw in raws] == [True, True]
-    assert raws[1].read_step() == 20
-
-
-async def test_a_worker_on_its_way_to_a_run_does_not_run_on_a_session_given_up_meanwhile() -> None:
-    may_go, raws = anyio.Event(), losing()
-    creator = SharedSessionCreator(ScriptedSessionCreator(raws))
-
-    async def late() -> None:
-        async with MonitoredSession([at(before_run=lambda _: may_go.wait())], creator) as session:
-            await session.run([])
-            assert session.raw_session() is raws[1]
-
-    async with MonitoredSession([], creator) as session, in_task(late):
-        await session.run([])
-        may_go.set()
-    assert [raw.num_runs for raw in raws] == [1, 2]
 
 
 async def test_a_function_session_keeps_its_step_when_recreated() -> None:
