@@ -445,7 +445,7 @@ def a_stop_ends_every_wait(*kinds: str) -> Program:
     """At once; of each kind there is one worker, and one that trains."""
 
     async def main(simulation: Simulation) -> None:
-        model, sessions, waiting = Model(simulation), {}, []
+        model, sessions, waiting, most = Model(simulation), {}, [], math.inf
         creator = SharedSessionCreator(model.step, num_workers=len(kinds) + 1)
 
         async def wait(fn: Any, *args: Any) -> None:
@@ -490,8 +490,10 @@ def a_stop_ends_every_wait(*kinds: str) -> Program:
             del sessions[i]
 
         async def stop() -> None:
+            nonlocal most
             await simulation.sleep(1.5)
             if sessions:
+                most = model.steps + model.num_under_way
                 session = next(iter(sessions.values()))
                 session.request_stop(all_workers=True)
                 await simulation.quiescence()
@@ -502,6 +504,7 @@ def a_stop_ends_every_wait(*kinds: str) -> Program:
         await workers(simulation, worker, len(kinds) + 1)
         await stopping.wait()
         assert simulation.now <= 2.0, simulation.now
+        assert model.steps <= most, "a step begins after the stop"
 
     return main
 
@@ -951,6 +954,47 @@ def stops_stand_though_a_session_is_lost(who: str) -> Program:
         if len(whole) == 2:
             assert left == [0] * (who == "side task"), left
             assert machines.steps <= 6, machines.steps
+
+    return main
+
+
+def an_end_meets_losses(how: str) -> Program:
+    """Another worker replaces the session before the end, and the one that is made for the end.
+
+    The end is of a body that was not stopped, was stopped by a hook, or has a failed side task.
+    """
+
+    async def main(simulation: Simulation) -> None:
+        machines, hook, reasons = Machines(simulation), Waiting(simulation), list[str]()
+        creator = SharedSessionCreator(machines, num_workers=2)
+
+        async def fail() -> None:
+            raise Boom
+
+        async def leaves() -> None:
+            stops = at(
+                after_create_session=lambda *_: simulation.sleep(2.0),
+                after_run=lambda context, _: how == "stopped" and context.request_stop("enough"),
+                end=lambda _: reasons.append(str(session.stop_reason)),
+            )
+            async with MonitoredSession([hook, stops], creator) as session:
+                await session.run([])
+                if how == "side task":
+                    session.start_soon(fail)
+                await simulation.sleep(1.5)
+
+        async def worker(i: int) -> None:
+            try:
+                await (train(creator, [StopAtStepHook(last_step=12)]) if i else leaves())
+            except Boom:
+                assert how == "side task"
+
+        async with machines.lost_after(3.5, 2.0):
+            whole = await workers(simulation, worker, 2)
+        if len(whole) == 2:
+            ends = {"clean": "ccedz", "stopped": "ccedz", "side task": "edxz"}
+            assert hook.moments.endswith(ends[how]), hook.moments
+            assert ["enough" in each for each in reasons] == [how == "stopped"], reasons
 
     return main
 

@@ -13,7 +13,6 @@ import pytest
 from asynchooks import (
     CheckpointSaverHook,
     MonitoredSession,
-    SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
@@ -38,49 +37,6 @@ class Model:
     async def lose_in(self, session: MonitoredSession) -> None:
         self.loses = True
         await session.run([])
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-async def test_a_clean_end_is_one_also_where_the_successor_is_replaced_meanwhile(
-    is_stopped: bool,
-) -> None:
-    """And the reason of a stop stays."""
-    model, is_there, may_go_on, has_run, may_leave = Model(), *(anyio.Event() for _ in range(4))
-    creator, log = SharedSessionCreator(model.step), list[str]()
-
-    async def created(raw: Any, coord: Any) -> None:
-        log.append("created")
-        if len(log) == 2:
-            is_there.set()
-            await may_go_on.wait()
-
-    def after_run(run_context: SessionRunContext, run_values: Any) -> None:
-        if is_stopped:
-            run_context.request_stop("it is enough")
-
-    hook = at(
-        after_create_session=created,
-        after_run=after_run,
-        end=lambda raw: log.append(f"ended, {session.stop_reason}"),
-    )
-    session = MonitoredSession([hook], creator)
-
-    async def run_once() -> None:
-        async with session:
-            await session.run([])
-            has_run.set()
-            await may_leave.wait()
-
-    async with MonitoredSession([], creator) as other, in_task(run_once):
-        await has_run.wait()
-        await model.lose_in(other)
-        may_leave.set()
-        await is_there.wait()
-        await model.lose_in(other)
-        may_go_on.set()
-    assert log[:3] == ["created"] * 3
-    assert log[3:] == [f"ended, {session.stop_reason}"]
-    assert ("it is enough" in log[3]) == is_stopped
 
 
 @pytest.mark.parametrize("goes_on", ["the same worker", "another worker"])

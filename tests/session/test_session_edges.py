@@ -43,19 +43,6 @@ async def test_leaving_waits_for_a_close_in_another_task() -> None:
         assert log == ["end"]
 
 
-async def test_a_run_that_waits_for_its_turn_makes_no_step_after_a_stop() -> None:
-    async def run() -> None:
-        with pytest.raises(StopTraining, match="waiting to run a step"):
-            await session.run([])
-
-    async with anyio.create_task_group() as group, counting() as session:
-        async with session.global_step.exclusive():
-            group.start_soon(run)
-            await settle()
-            session.request_stop()  # and its turn comes before it goes on
-    assert session.global_step == 0
-
-
 async def test_a_side_task_that_fails_behind_a_cancellation_stops_the_other_workers() -> None:
     async def fail() -> None:
         try:

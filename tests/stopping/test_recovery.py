@@ -24,7 +24,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession
 
-from ..support.helpers import KeepsCoord, in_task, raises_at, turns
+from ..support.helpers import KeepsCoord, in_task, raises_at
 from ..support.moments import (
     NOW,
     HeldStep,
@@ -286,30 +286,3 @@ async def test_a_step_that_outlives_its_raw_session_counts_and_exclusive_waits_f
             with pytest.raises(StopTraining):
                 await loses.run([])
     assert num_steps == 2
-
-
-async def test_a_side_tasks_error_costs_no_end_where_another_worker_loses_the_session() -> None:
-    has_failed, is_recovered, has_ended = (anyio.Event() for _ in range(3))
-    hook, creator = RecordingHook("a"), SharedSessionCreator(losing_step(2))
-
-    async def fail() -> None:
-        raise ValueError("the side task")
-
-    async def other() -> None:
-        async with MonitoredSession([], creator, recovery=NOW) as session:
-            await has_failed.wait()
-            await session.run([])
-            is_recovered.set()
-            await has_ended.wait()
-
-    async with in_task(other):
-        with pytest.raises(ValueError, match="the side task"):
-            async with MonitoredSession([hook], creator, recovery=NOW) as session:
-                await session.run([])
-                session.start_soon(fail)
-                while not session.should_stop():
-                    await turns()
-                has_failed.set()
-                await is_recovered.wait()
-        has_ended.set()
-    assert moments_of(hook)[-2:] == ["end", "on_error"]
