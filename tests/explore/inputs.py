@@ -23,7 +23,6 @@ from asynchooks import (
 from asynchooks.data import WhenStale, map_concurrent, prefetch, repeat, rollouts, shielded
 from asynchooks.simulation import Simulation
 
-from ..support.helpers import raises_at
 from ..support.moments import at
 from .training import (
     Boom,
@@ -116,40 +115,67 @@ async def input_ends_for_all_workers(simulation: Simulation) -> None:
     assert numbers.num_closed == 1 or not whole, numbers.num_closed
 
 
-async def rows_are_given_back(simulation: Simulation) -> None:
-    """By a worker that leaves with its first row in hand, to another one that trains on."""
-    used: list[int] = []
-    source = prefetch(range(3), 1)
+def rows_are_given_back(secs: float) -> Program:
+    """By a worker that leaves with its first row in hand, at once to another one that waits."""
 
-    async def step(row: int) -> dict[str, Any]:
-        await simulation.sleep(1.0)
-        used.append(row)
-        return {}
+    async def main(simulation: Simulation) -> None:
+        used: dict[int, float] = {}
 
-    creator = SharedSessionCreator(step, num_workers=2)
-    leaves = raises_at("before_run", StopTraining)
-    leaving, staying = [FeedHook(source, "row"), leaves], [FeedHook(source, "row")]
-    whole = await train_together(simulation, creator, leaving, staying, last_step=None)
-    assert sorted(used) == [0, 1, 2] or len(whole) < 2, used
+        async def rows() -> AsyncIterator[int]:
+            for row in range(3):
+                yield row
+            await simulation.sleep(9.0)
+
+        async def step(row: int) -> dict[str, Any]:
+            await simulation.sleep(1.0)
+            assert row not in used
+            used[row] = simulation.now
+            return {}
+
+        async def leave(run_context: Any) -> None:
+            if secs:
+                await simulation.sleep(secs)
+            raise StopTraining
+
+        creator, source = SharedSessionCreator(step, num_workers=2), prefetch(rows(), 1)
+        leaving, staying = [FeedHook(source, "row"), at(before_run=leave)], FeedHook(source, "row")
+        whole = await train_together(simulation, creator, leaving, [staying], last_step=None)
+        if len(whole) == 2:
+            assert sorted(used.values()) == [1.0, 2.0, max(3.0, secs + 1.0)], used
+
+    return main
 
 
-async def the_limit_ends_waits_for_items(simulation: Simulation) -> None:
-    """Also one that another worker brings along later, and reaches."""
-    model = Model(simulation)
+def the_limit_ends_waits_for_items(by_loop: bool) -> Program:
+    """Also one that another worker brings along later, and reaches; a loop then ends."""
 
-    async def never() -> AsyncIterator[dict[str, Any]]:
-        await simulation.sleep(9.0)
-        yield {}
+    async def main(simulation: Simulation) -> None:
+        model, looped = Model(simulation), list[int]()
 
-    creator = SharedSessionCreator(model.step, num_workers=2)
+        async def never() -> AsyncIterator[dict[str, Any]]:
+            await simulation.sleep(9.0)
+            yield {}
 
-    async def worker(i: int) -> None:
-        await simulation.sleep(0.5 * i)
-        hooks = [StopAtStepHook(last_step=1)] if i else [FeedHook(never())]
-        await train(creator, hooks)
+        creator = SharedSessionCreator(model.step, num_workers=2)
 
-    whole = await workers(simulation, worker, 2)
-    assert simulation.now <= 1.5 or len(whole) < 2, simulation.now
+        async def reads() -> None:
+            if not by_loop:
+                await train(creator, [FeedHook(never())])
+                return
+            async with MonitoredSession([], creator) as session:
+                async for _ in session.batches(never()):
+                    pass
+                looped.append(model.steps)
+
+        async def worker(i: int) -> None:
+            await simulation.sleep(0.5 * i)
+            await (train(creator, [StopAtStepHook(last_step=1)]) if i else reads())
+
+        whole = await workers(simulation, worker, 2)
+        if len(whole) == 2:
+            assert (simulation.now <= 1.5, looped) == (True, [1] * by_loop), simulation.now
+
+    return main
 
 
 def items_wait_for_a_late_restore(secs: float) -> Program:

@@ -109,7 +109,6 @@ class Machines(SessionCreator):
         losing = self.simulation.start(lose)
         yield
         await losing.wait()
-        assert all(each.is_closed for each in self.made), self
 
     async def create_session(self) -> RawSession:
         await self.simulation.sleep(0.0)

@@ -14,7 +14,6 @@ from asynchooks import (
     SharedSessionCreator,
     StepContext,
     StopAtStepHook,
-    StopTraining,
 )
 from asynchooks.data import map_concurrent
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
@@ -59,18 +58,6 @@ async def test_a_side_task_that_fails_behind_a_cancellation_stops_the_other_work
                 scope.cancel()
                 await anyio.sleep_forever()
         assert other.should_stop()
-
-
-async def test_leaving_ends_the_wait_in_another_task_s_run() -> None:
-    async def run() -> None:
-        with pytest.raises(StopTraining):
-            await session.run([])
-
-    session = counting(at(before_run=lambda context: context.global_step.wait_for(9)))
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as group, session:
-            group.start_soon(run)
-            await settle()
 
 
 async def test_a_run_while_the_session_opens_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any
 
@@ -76,34 +75,6 @@ async def test_the_first_error_leaves_from_wherever_it_comes_and_the_next_is_its
     assert caught.value is errors[0]
     last = "in the side task 'failing'" if kinds[1] == "task" else "in the coordinator"
     assert errors[0].__notes__[-1] == f"then, {last}: KeyError('second')"
-
-
-async def test_at_a_clean_end_side_tasks_are_stopped_and_start_no_other_ones() -> None:
-    log: list[str] = []
-
-    async def act() -> None:
-        try:
-            while True:
-                await session.or_stop(turns)
-        finally:
-            log.append("or_stop")
-
-    async def start_another() -> None:
-        with contextlib.suppress(StopTraining):
-            await session.global_step.wait_for(10**6)
-        with pytest.raises(StopTraining, match="the session ends"):
-            session.start_soon(turns)
-        log.append("refused")
-
-    async with counting() as session:
-        task = Failing(session)
-        for each in (task, act, start_another):
-            session.start_soon(each)
-        await turns(5)
-    assert task.is_stopped
-    assert sorted(log) == ["or_stop", "refused"]
-    assert session.stop_reason is None
-    assert session.status().side_tasks == ()
 
 
 async def test_a_side_task_that_stops_unasked_is_said(caplog: pytest.LogCaptureFixture) -> None:
