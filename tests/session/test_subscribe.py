@@ -14,7 +14,7 @@ import pytest
 from asynchooks import MonitoredSession, Status, StopAtStepHook, Subscription
 from asynchooks.simulation import Simulation
 
-from ..simulation.engines import on_every_engine
+from ..simulation.engines import simulated
 from ..support.helpers import in_task, raises_at, settle, turns
 from ..support.loops import anyio_backend as anyio_backend
 from ..support.moments import at, counting
@@ -193,23 +193,20 @@ async def test_another_event_loop_in_a_thread_may_follow() -> None:
     assert phases(there.value) == ALL
 
 
-@on_every_engine
-def test_it_gives_one_every_so_many_seconds(backend: Any) -> None:
-    simulation, seen = Simulation(backend=backend), list[tuple[float, str]]()
+@simulated
+async def test_it_gives_one_every_so_many_seconds(simulation: Simulation) -> None:
+    seen: list[tuple[float, str]] = []
 
     async def watch(session: MonitoredSession) -> None:
         async for status in session.subscribe(every_secs=2.0):
             seen.append((simulation.now, status.phase))
 
-    async def main() -> None:
-        session = counting()
-        task = simulation.start(watch, session)
-        await simulation.sleep(1.0)
-        async with session:
-            await simulation.sleep(5.0)
-        await task.wait()
-
-    simulation.run(main)
+    session = counting()
+    task = simulation.start(watch, session)
+    await simulation.sleep(1.0)
+    async with session:
+        await simulation.sleep(5.0)
+    await task.wait()
     assert seen == [
         (0.0, "new"), (1.0, "opening"), (1.0, "open"), (3.0, "open"), (5.0, "open"),
         (6.0, "closing"), (6.0, "closed"),

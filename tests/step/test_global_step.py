@@ -28,7 +28,7 @@ from asynchooks import (
 )
 from asynchooks.simulation import Simulation
 
-from ..simulation.engines import on_every_engine
+from ..simulation.engines import simulated
 from ..support.helpers import counting_creator, in_task, settle, turns
 from ..support.steps import Call, bound
 from ..support.virtual_kernel import Trampoline
@@ -230,9 +230,8 @@ async def test_a_step_that_waits_for_workers_that_wait_for_its_end_is_an_error()
     assert other.global_step.value == 2
 
 
-@on_every_engine
-def test_the_wait_of_a_body_that_is_left_alone_is_lost(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+@simulated
+async def test_the_wait_of_a_body_that_is_left_alone_is_lost(simulation: Simulation) -> None:
     creator = SharedSessionCreator(counting_creator())
 
     async def train() -> None:
@@ -241,22 +240,18 @@ def test_the_wait_of_a_body_that_is_left_alone_is_lost(backend: Any) -> None:
                 await session.run([])
                 await simulation.sleep(20.0)
 
-    async def main() -> None:
-        async with MonitoredSession([], creator) as session:
-            simulation.start(train)
-            await simulation.sleep(0.0)
-            assert await session.global_step.wait_for(4) == 4
-            with pytest.raises(StepUnreachableError):
-                await session.global_step.wait_for(5)
-            assert simulation.now == 90.0
-
-    simulation.run(main)
+    async with MonitoredSession([], creator) as session:
+        simulation.start(train)
+        await simulation.sleep(0.0)
+        assert await session.global_step.wait_for(4) == 4
+        with pytest.raises(StepUnreachableError):
+            await session.global_step.wait_for(5)
+        assert simulation.now == 90.0
 
 
-@on_every_engine
 @pytest.mark.parametrize("what", ["a run", "a publisher", "a timeout"])
-def test_a_body_waits_on_for_what_comes_late(backend: Any, what: str) -> None:
-    simulation = Simulation(backend=backend)
+@simulated
+async def test_a_body_waits_on_for_what_comes_late(simulation: Simulation, what: str) -> None:
     step = GlobalStep(num_workers=1, published_only=what == "a publisher")
 
     async def train() -> dict[str, Any]:
@@ -267,19 +262,16 @@ def test_a_body_waits_on_for_what_comes_late(backend: Any, what: str) -> None:
         await simulation.sleep(100.0)
         step.publish(1)
 
-    async def main() -> None:
-        async with MonitoredSession([], FunctionSessionCreator(train, global_step=step)) as session:
-            if what == "a timeout":
-                with pytest.raises(TimeoutError):
-                    await session.global_step.wait_for(9, timeout=100.0)
-            else:
-                call = partial(session.run, []) if what == "a run" else publish
-                task = simulation.start(call)
-                assert await session.global_step.wait_for(1) == 1
-                await task.wait()
-        assert simulation.now == 100.0
-
-    simulation.run(main)
+    async with MonitoredSession([], FunctionSessionCreator(train, global_step=step)) as session:
+        if what == "a timeout":
+            with pytest.raises(TimeoutError):
+                await session.global_step.wait_for(9, timeout=100.0)
+        else:
+            call = partial(session.run, []) if what == "a run" else publish
+            task = simulation.start(call)
+            assert await session.global_step.wait_for(1) == 1
+            await task.wait()
+    assert simulation.now == 100.0
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
