@@ -109,6 +109,3 @@ class HeldStep:
             group.cancel_scope.cancel()
             if ends:
                 self.may_end.set()
-
-    async def has_ended(self) -> None:
-        assert await anyio.to_thread.run_sync(self.ended.wait, 30)

@@ -12,12 +12,12 @@ from asynchooks import (
     FeedHook,
     GlobalStep,
     InputError,
-    MonitoredSession,
     StopAtStepHook,
 )
 from asynchooks._engine.base import Slot
 from asynchooks.data import Rollout, WhenStale
 
+from ...hooks.training import run_session
 from ...support.helpers import settle, turns
 from .learning import Learner, log_of, made
 
@@ -54,9 +54,7 @@ async def test_several_batches_may_make_one_step() -> None:
         assert all(each.staleness <= 1 for each in groups)
         return {"global_step": len(trained) // 4}
 
-    async with MonitoredSession([FeedHook(made(source=range(40)), "groups")], step) as session:
-        while not session.should_stop():
-            await session.run([])
+    session = await run_session([FeedHook(made(source=range(40)), "groups")], step)
     assert sorted(trained) == list(range(40))
     assert session.global_step.value == 10
 
@@ -70,10 +68,7 @@ async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop
 
     async with made(source=range(1000), max_staleness=0) as stage:
         for _ in range(3):
-            hooks = [FeedHook(stage, "groups"), StopAtStepHook(last_step=5)]
-            async with MonitoredSession(hooks, step) as session:
-                while not session.should_stop():
-                    await session.run([])
+            await run_session([FeedHook(stage, "groups"), StopAtStepHook(last_step=5)], step)
         for _ in range(3):
             seen += await anext(stage)
     assert [each.place for each in seen] == list(range(36))
