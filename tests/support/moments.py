@@ -7,13 +7,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from asynchooks import MonitoredSession, PreemptionError, Recovery, SessionRunHook
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, hook_of
+from .helpers import counting_creator, hook_of, turns
 
 NOW = Recovery(first_pause_secs=0, longest_pause_secs=0)
 LIMIT_SECS = 20.0
@@ -72,7 +71,7 @@ async def train(session: MonitoredSession, fetches: Any = ()) -> None:
     """Run steps until the session is to stop, letting other tasks run between them."""
     while not session.should_stop():
         await session.run(fetches)
-        await anyio.lowlevel.checkpoint()
+        await turns()
 
 
 async def together(*fns: Callable[[], Coroutine[Any, Any, object]]) -> None:
