@@ -661,6 +661,18 @@ async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
             finally:
                 running.remove(name)
 
+    async def never() -> Any:
+        await simulation.sleep(math.inf)
+        yield 0
+
+    async def read(batches: Any, name: str) -> None:
+        running.add(name)
+        try:
+            async for _ in batches:
+                pass
+        finally:
+            running.remove(name)
+
     async def task(session: Any, name: str) -> None:
         running.add(name)
         try:
@@ -679,12 +691,13 @@ async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
         def body(session: Any) -> None:
             sessions.append(session)
             session.start_soon(task, session, f"task {i}")
+            session.start_soon(read, session.batches(never()), f"loop {i}")
             session.start_soon(call, f"cancelled {i}", cancel_at_end=True)
 
         try:
             await train(creator, [StopAtStepHook(last_step=NUM_STEPS)], body)
         finally:
-            mine = {f"task {i}", f"call of task {i}", f"cancelled {i}"}
+            mine = {f"{what} {i}" for what in ("task", "call of task", "cancelled", "loop")}
             assert not running & mine, running
 
     await workers(simulation, worker, 2)
