@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from asynchooks import planning
+from asynchooks.simulation import Simulation
 
+from .simulation.engines import BACKENDS
 from .support.eager import make_tasks_eager
 from .support.threads import note_threads
 
@@ -129,6 +131,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     backend: str = request.param
     return backend
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Tests that take it, or a simulation, run on every engine."""
+    return request.param
+
+
+@pytest.fixture
+def simulation(backend: Any) -> Simulation:
+    return Simulation(backend=backend)
 
 
 def pytest_configure(config: pytest.Config) -> None:

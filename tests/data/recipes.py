@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import anyio.lowlevel
 from hypothesis import strategies as st
 
 from asynchooks import data
@@ -22,6 +21,7 @@ from asynchooks.data import (
     take,
 )
 
+from ..support.helpers import turns
 from .sources import Async, BadRecordError, Epochs, GetSetIterator, Once, StatefulSync
 
 Recipe = tuple[Any, ...]
@@ -47,28 +47,23 @@ class Faults:
             raise self.error(what)
 
 
-class _Leaf:
-    """Numbers, which know their position."""
+class _Leaf(StatefulSync):
+    """Its reads may fail."""
 
     def __init__(self, num_items: int, faults: Faults) -> None:
-        self.num_items, self.faults, self.at = num_items, faults, 0
+        super().__init__(num_items)
+        self.faults = faults
 
     def __iter__(self) -> Iterator[int]:
         self.faults.num_open += 1
         try:
-            while self.at < self.num_items:
+            while self._at < self._num_items:
                 self.faults.meet("read")
-                self.at += 1
-                yield self.at - 1
-            self.at = 0
+                self._at += 1
+                yield self._at - 1
+            self._at = 0
         finally:
             self.faults.num_open -= 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 LEAVES: dict[str, Callable[[int, Faults], Any]] = {
@@ -127,7 +122,7 @@ def build(recipe: Recipe, variation: int, faults: Faults) -> Any:
 
     async def mapped(item: Any) -> Any:
         if variation % 2 or (isinstance(item, int) and item % 2):
-            await anyio.lowlevel.checkpoint()
+            await turns()
         faults.meet("call")
         return ("mapped", item)
 

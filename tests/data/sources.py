@@ -11,12 +11,11 @@ from contextlib import closing
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks.data import Stage
 
-from ..support.helpers import settle
+from ..support.helpers import settle, turns
 
 
 class BadRecordError(Exception):
@@ -51,7 +50,7 @@ class Source:
         self.num_begun += 1
         try:
             for place in self._places():
-                await anyio.lowlevel.checkpoint()
+                await turns()
                 self.num_read += 1
                 yield place
             if self._error is not None:
@@ -60,8 +59,7 @@ class Source:
                 await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
-                for _ in range(5):
-                    await anyio.lowlevel.checkpoint()
+                await turns(5)
             self.num_closed += 1
 
     def items_in_thread(self) -> Generator[int, None, None]:
@@ -86,7 +84,7 @@ class Source:
             async with anyio.create_task_group() as group:
                 group.start_soon(anyio.sleep_forever)
                 for place in self._places():
-                    await anyio.lowlevel.checkpoint()
+                    await turns()
                     self.num_read += 1
                     yield place
                 group.cancel_scope.cancel()
@@ -156,7 +154,7 @@ class Async:
     async def _in_turn(self, items: Any) -> AsyncIterator[int]:
         with closing(items):
             for item in items:
-                await anyio.lowlevel.checkpoint()
+                await turns()
                 yield item
 
 
@@ -201,15 +199,10 @@ class Epochs:
         self._epoch += self._begins == "at both ends"
 
 
-class Once:
+class Once(StatefulSync):
     """An iterable that goes on where it was loaded, once; further passes begin at the beginning."""
 
-    def __init__(self, num_items: int) -> None:
-        self._num_items = num_items
-        self._begin = self._at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self._at}
+    _begin = 0
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._begin = self._at = state["at"]
@@ -255,7 +248,7 @@ def fails_at(*items: int) -> Callable[[int], int]:
 
 async def same(item: Any) -> Any:
     """The item, after others had a turn."""
-    await anyio.lowlevel.checkpoint()
+    await turns()
     return item
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 
@@ -14,7 +13,7 @@ from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, take
 
 from ..support.afterwards import nothing_left
 from ..support.faults import Halt
-from ..support.helpers import cancelled_when_settled, in_task
+from ..support.helpers import cancelled_when_settled, in_task, turns
 from .sources import (
     BadRecordError,
     Calls,
@@ -25,8 +24,6 @@ from .sources import (
     read_in_two_lives,
     same,
 )
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("fn", [int, same, lambda item: same(item)])
@@ -58,7 +55,7 @@ async def test_a_cancellation_enters_the_function_and_loses_no_item() -> None:
 
 
 async def in_turn(fn: Callable[[int], int], item: int) -> int:
-    await anyio.lowlevel.checkpoint()
+    await turns()
     return fn(item)
 
 

@@ -12,8 +12,6 @@ from asynchooks.data import batch, prefetch, shard, take
 
 from .sources import BadRecordError, Source, position, read_all
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_batches_are_full_but_the_last() -> None:
     assert await read_all(batch(range(5), 2)) == [[0, 1], [2, 3], [4]]

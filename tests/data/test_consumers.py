@@ -4,65 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio
 import pytest
 
 from asynchooks import (
     DataWaitHook,
-    FeedHook,
     InputPositionHook,
-    MonitoredSession,
-    SharedSessionCreator,
-    StopAtStepHook,
-    StopTraining,
 )
 from asynchooks.data import batch, prefetch, take
 
-from ..hooks.inputs import Diary, gated
-from ..hooks.training import Calls
-from ..support.faults import FaultError
-from ..support.helpers import in_task, settle
 from .sources import read_all
-
-pytestmark = pytest.mark.anyio
-
-
-async def test_an_item_that_was_not_used_goes_at_once_to_a_worker_that_waits() -> None:
-    source, diary = prefetch(gated([7, 8], {8: anyio.Event()}), 2), Diary()
-    creator, may_fail = SharedSessionCreator(diary.creator), anyio.Event()
-
-    async def hold(_: Any) -> None:
-        await may_fail.wait()
-        raise FaultError
-
-    async def fail() -> None:
-        hooks = [FeedHook(source, "x"), Calls(before_run=hold)]
-        async with MonitoredSession(hooks, creator) as session:
-            with pytest.raises(FaultError):
-                await session.run([])
-
-    async with MonitoredSession([FeedHook(source, "x")], creator) as other:
-        async with in_task(fail), in_task(other.run, []):
-            assert diary.items == []
-            may_fail.set()
-    assert diary.items == [7]
-
-
-async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step() -> None:
-    creator, limit = SharedSessionCreator(Diary().creator), StopAtStepHook(last_step=2)
-    source = prefetch(gated([1], {1: anyio.Event()}), 1)
-    async with (
-        MonitoredSession([FeedHook(source, "x"), limit], creator) as waits,
-        MonitoredSession([], creator) as other,
-    ):
-        step = other.global_step
-        async with in_task(waits.run, []) as waiting:
-            await other.run([], {"x": 1})
-            await settle()
-            assert step.statistics().tasks_waiting_for_step == 1
-            await other.run([], {"x": 2})
-        assert isinstance(waiting.error, StopTraining)
-        assert step.statistics().tasks_waiting_for_step == 0
 
 
 @pytest.mark.parametrize("make", [lambda: take(range(6), 9), lambda: prefetch(range(6), 2)])

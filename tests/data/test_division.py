@@ -10,7 +10,6 @@ from itertools import cycle
 from typing import Any
 from zlib import crc32
 
-import anyio.lowlevel
 import pytest
 
 from asynchooks import InputError, InputStateError, data
@@ -29,7 +28,7 @@ from asynchooks.data import (
 # private: by the checkpoints of several processes, the thousands of lives below would take hours
 from asynchooks.data._division import divided_again
 
-pytestmark = pytest.mark.anyio
+from ..support.helpers import turns
 
 NUM_ITEMS = 23
 NUM_PASSES = 3
@@ -46,8 +45,7 @@ def stream() -> Stage[Any]:
 
 async def same(item: Any) -> Any:
     """After some time, so that items overtake one another."""
-    for _ in range(crc32(repr(item).encode()) % 5):
-        await anyio.lowlevel.checkpoint()
+    await turns(crc32(repr(item).encode()) % 5)
     return item
 
 
@@ -59,32 +57,34 @@ def is_kept(item: tuple[int, int]) -> bool:
     return item[1] not in (1, 2, 5, 11, 12, 20)  # some are left of each shard
 
 
+def in_passes(*part: int) -> Stage[Any]:
+    return repeat(shard(passes, *part), NUM_PASSES)
+
+
 PIPELINES: dict[str, Callable[[int, int], Stage[Any]]] = {
-    "of one pass": lambda num, index: shard(lambda: passes(0), num, index),
-    "in passes": lambda *part: repeat(shard(passes, *part), NUM_PASSES),
+    "of one pass": lambda *part: shard(lambda: passes(0), *part),
+    "in passes": in_passes,
     "of a stream of passes": lambda *part: shard(stream(), *part),
     "batches in passes": lambda *part: prefetch(
         repeat(batch(shard(passes, *part), 3), NUM_PASSES), 2
     ),
-    "batches over passes": lambda *part: batch(repeat(shard(passes, *part), NUM_PASSES), 4),
+    "batches over passes": lambda *part: batch(in_passes(*part), 4),
     "shuffled below": lambda *part: repeat(shard(shuffle(passes, 5, 1), *part), NUM_PASSES),
     "shuffled above": lambda *part: repeat(
         batch(shuffle(shard(passes, *part), 5, 1), 2), NUM_PASSES
     ),
-    "shuffled over passes": lambda *part: shuffle(repeat(shard(passes, *part), NUM_PASSES), 5, 1),
+    "shuffled over passes": lambda *part: shuffle(in_passes(*part), 5, 1),
     "shuffled twice": lambda *part: shuffle(
         batch(shuffle(shard(shuffle(stream(), 4, 1), *part), 4, 2), 2), 3, 1
     ),
-    "mapped": lambda *part: prefetch(
-        data.map(map_concurrent(same, repeat(shard(passes, *part), NUM_PASSES), 3), same), 2
-    ),
+    "mapped": lambda *part: prefetch(data.map(map_concurrent(same, in_passes(*part), 3), same), 2),
     "filtered": lambda *part: batch(
         repeat(data.filter(shard(passes, *part), is_kept), NUM_PASSES), 2
     ),
     "passes of passes": lambda *part: repeat(
         batch(repeat(shuffle(shard(lambda: range(NUM_ITEMS), *part), 3, 1), 2), 2), 2
     ),
-    "generated": lambda *part: generated(repeat(shard(passes, *part), NUM_PASSES)),
+    "generated": lambda *part: generated(in_passes(*part)),
     "generated, of batches": lambda *part: generated(
         repeat(batch(shard(passes, *part), 2), NUM_PASSES)
     ),

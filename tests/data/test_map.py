@@ -13,10 +13,8 @@ import pytest
 from asynchooks.data import map_concurrent
 
 from ..support.afterwards import nothing_left
-from ..support.helpers import in_task, settle
+from ..support.helpers import in_task, settle, turns
 from .sources import BadRecordError, Calls, read_all
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_calls_overlap_and_results_keep_the_order_of_items() -> None:
@@ -64,7 +62,7 @@ async def test_a_plain_function_runs_in_several_threads_at_once_and_none_stands_
 
 
 async def double(item: int, by: int) -> int:
-    await anyio.lowlevel.checkpoint()
+    await turns()
     return by * item
 
 

@@ -36,9 +36,6 @@ from .sources import (
     read_some,
 )
 
-pytestmark = pytest.mark.anyio
-
-
 # what the recipes have none of
 PIPELINES: dict[str, Callable[[], Stage[Any]]] = {
     "with failures": lambda: data.map(range(9), fails_at(2, 3, 8), max_failures=3),

@@ -25,8 +25,6 @@ from ..support.afterwards import nothing_left
 from ..support.helpers import in_task, settle
 from .sources import Source, on_asyncio, same
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("in_group", [False, True])
 @pytest.mark.parametrize("has_failed", [False, True])

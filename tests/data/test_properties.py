@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -26,11 +24,9 @@ from asynchooks.data import prefetch, repeat, shuffle
 from ..hooks.training import Calls
 from ..support.afterwards import nothing_left
 from ..support.faults import Halt
+from ..support.helpers import turns
 from .recipes import Faults, Recipe, build_stage, recipes
 from .sources import BadRecordError, position, read_all, read_in_lives
-
-pytestmark = pytest.mark.anyio
-
 
 prop = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -81,8 +77,7 @@ async def live(recipe: Recipe, life: Any, state: Any, is_empty: bool) -> tuple[l
         return life.leave_after is not None and len(used) >= life.leave_after
 
     async def wait(num: int | None) -> None:
-        for _ in range(num or 0):
-            await anyio.lowlevel.checkpoint()
+        await turns(num or 0)
 
     async def cancel() -> None:
         """Of one reader, or of all."""

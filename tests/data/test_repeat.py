@@ -13,8 +13,6 @@ from asynchooks.data import Stage, prefetch, repeat, shuffle, take
 from ..support.afterwards import nothing_left
 from .sources import Source, read_all, read_some
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("make", "items"),

@@ -12,8 +12,6 @@ from asynchooks.data import Stage, chain, interleave, mix, prefetch, repeat
 from ..support.helpers import cancelled_when_settled, settle
 from .sources import Source, position, read_all, read_in_two_lives
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_interleave_takes_turns_and_leaves_out_what_has_ended() -> None:
     stage = interleave([range(1), Source(4).items(), range(10, 12), []])

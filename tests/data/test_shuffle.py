@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from asynchooks.data import batch, prefetch, shuffle, take
 
 from ..support.helpers import settle
 from .sources import Source, read_all, read_in_two_lives
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_it_is_a_permutation_that_depends_on_seed_and_size() -> None:

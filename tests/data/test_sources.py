@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import FeedHook, InputError, MonitoredSession
@@ -15,10 +14,8 @@ from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, take
 
 from ..hooks.inputs import Diary
 from ..support.afterwards import nothing_left
-from ..support.helpers import cancelled_when_settled, settle
+from ..support.helpers import cancelled_when_settled, settle, turns
 from .sources import BadRecordError, Source, on_asyncio, read_all
-
-pytestmark = pytest.mark.anyio
 
 
 async def without_items() -> list[int]:
@@ -145,7 +142,7 @@ class AsyncNumbers(Numbers):
         return self
 
     async def __anext__(self) -> int:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         return next(self)
 
 

@@ -10,7 +10,6 @@ from itertools import product
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import FeedHook, InputStateError, MonitoredSession
@@ -28,7 +27,7 @@ from asynchooks.data import (
 from ..hooks.inputs import Diary
 from ..hooks.training import run_session
 from ..support.afterwards import nothing_left
-from ..support.helpers import cancelled_when_settled, settle
+from ..support.helpers import cancelled_when_settled, settle, turns
 from .sources import (
     BadRecordError,
     Calls,
@@ -39,8 +38,6 @@ from .sources import (
     same,
     same_in_thread,
 )
-
-pytestmark = pytest.mark.anyio
 
 AROUND: dict[str, Callable[[Any], Stage[Any]]] = {
     "prefetch": lambda source: prefetch(source, 3),
@@ -150,7 +147,7 @@ def test_a_plain_with_is_refused_with_async_with_as_the_remedy() -> None:
 async def fails_to_close(error: BaseException) -> AsyncGenerator[int, None]:
     try:
         while True:
-            await anyio.lowlevel.checkpoint()
+            await turns()
             yield 0
     finally:
         raise error
@@ -252,15 +249,14 @@ async def test_a_cancellation_of_the_closing_waits_for_calls_in_threads(
             async with anyio.create_task_group() as group:
                 group.start_soon(anext, stage)
                 while not hanging.has_begun.is_set():
-                    await anyio.lowlevel.checkpoint()
+                    await turns()
                 group.cancel_scope.cancel()
             closes.set()
 
     async with nothing_left():
         task = asyncio.create_task(leave())
         await closes.wait()
-        for _ in range(5):  # until it waits
-            await anyio.lowlevel.checkpoint()
+        await turns(5)  # until it waits
         task.cancel()
         await settle()
         assert not task.done()

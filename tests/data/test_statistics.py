@@ -17,7 +17,6 @@ from .rollouts.learning import on_loops
 from .sources import read_all
 
 
-@pytest.mark.anyio
 async def test_items_and_their_bytes_are_counted_in_every_stage() -> None:
     items = [{"x": np.zeros((2, 3), np.float32), "y": (b"abc", 1)} for _ in range(4)]
     stage = prefetch(batch(iter(items), 2), 2)
@@ -30,7 +29,6 @@ async def test_items_and_their_bytes_are_counted_in_every_stage() -> None:
     assert counts == [("prefetch", 2, 108), ("batch", 2, 108), ("iterable", 4, 108)]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("items", "num_bytes"),
     # a long list counts if it begins with something of a size
@@ -113,7 +111,6 @@ def test_quantiles_are_exact_to_a_few_per_cent(backend: Any) -> None:
     )
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("in_threads", [True, False])
 async def test_calls_in_threads_and_those_that_make_a_batch_are_timed(in_threads: bool) -> None:
     stage: Any = map_concurrent(str, range(2), 2) if in_threads else batch([7], 1, collate=str)

@@ -19,8 +19,6 @@ from ..support.afterwards import nothing_left
 from ..support.threads import own_threads, threads_left
 from .sources import Source, read_all, read_some
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("make", [lambda each: prefetch(each, 3), lambda each: batch(each, 2)])
 @pytest.mark.parametrize("num_items", [None, 4])
@@ -64,18 +62,14 @@ async def test_a_loop_without_a_block_leaves_no_thread_behind() -> None:
         gc.collect()
 
 
-@pytest.fixture
-def lines(tmp_path: Path) -> Path:
-    (tmp_path / "lines").write_text("a\nb\nc\n")
-    return tmp_path / "lines"
-
-
 @pytest.mark.parametrize("around", [lambda file: prefetch(file, 1), lambda file: take(file, 9)])
 @pytest.mark.parametrize("way", ["early", "end", "cancelled"])
 @pytest.mark.parametrize("is_anyios", [False, True])
 async def test_a_file_is_closed(
-    around: Callable[[Any], Stage[Any]], way: str, is_anyios: bool, lines: Path
+    around: Callable[[Any], Stage[Any]], way: str, is_anyios: bool, tmp_path: Path
 ) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("a\nb\nc\n")
     file: Any = await anyio.open_file(lines) if is_anyios else lines.open()
     with anyio.CancelScope() as scope:
         async with around(file) as items:

@@ -14,8 +14,6 @@ from asynchooks.data import batch, prefetch, repeat, unbatch
 from ..hooks.training import run_session
 from .sources import read_all, read_some
 
-pytestmark = pytest.mark.anyio
-
 
 class Point(NamedTuple):
     x: Any

@@ -12,8 +12,6 @@ import pytest
 from asynchooks._engine.background import BackgroundThread
 from asynchooks._engine.current import current_engine
 
-pytestmark = pytest.mark.anyio
-
 
 async def has_ended(thread: BackgroundThread, secs: float = 30.0) -> bool:
     engine = current_engine()

@@ -18,8 +18,6 @@ from asynchooks.data import prefetch
 from ..support.eager import Backend, OwnTask, eager_backends
 from ..support.moments import at
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(params=["asyncio", "trio", *eager_backends()])
 def anyio_backend(request: pytest.FixtureRequest) -> Backend:

@@ -29,12 +29,10 @@ from asynchooks._engine.real_time import PASS_SECS
 
 from ..simulation.engines import output_of
 from ..support.faults import Halt
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle, turns
 from ..support.loops import LOOPS, loop_of
 from ..support.loops import anyio_backend as anyio_backend
 from ..support.steps import pause
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("secs", [0.0013, 0.0024, 0.0049])  # uvloop counts milliseconds
@@ -76,7 +74,7 @@ async def test_a_turn_yields_only_when_its_share_is_used_up(
         nonlocal others
         while others < 1000:
             others += 1
-            await anyio.lowlevel.checkpoint()
+            await turns()
 
     async with anyio.create_task_group() as group:
         group.start_soon(count)
@@ -141,7 +139,7 @@ async def test_a_failure_that_a_task_lets_out_is_logged_and_ends_nothing_else(
     error = kind()
 
     async def fail() -> None:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         raise error
 
     assert await current_engine().start(fail).wait()
@@ -216,7 +214,7 @@ async def test_only_the_cancellation_of_the_running_task_is_no_failure_also_in_a
     with anyio.CancelScope() as scope:
         scope.cancel()
         try:
-            await anyio.lowlevel.checkpoint()
+            await turns()
         except anyio.get_cancelled_exc_class() as error:
             assert engine.failure_in(BaseExceptionGroup("one", [error])) is None
             both = BaseExceptionGroup("two", [error, group])

@@ -152,7 +152,6 @@ async def parks_for_good(engine: RealTimeEngine, slot: Slot) -> None:
     await engine.park(slot)
 
 
-@pytest.mark.anyio
 async def test_the_engine_names_the_tasks_of_its_loop_in_any_thread() -> None:
     engine: Any = current_engine()
     slot = Slot(engine, "the end of this test")

@@ -13,17 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks._engine.current import current_engine
 from asynchooks._engine.threads import StepRunner, StepTimes, WorkThread
 
-from ..support.helpers import another_task
+from ..support.helpers import another_task, turns
 from ..support.loops import LOOPS, loop_of
 from ..support.moments import HeldStep
-
-pytestmark = pytest.mark.anyio
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -167,15 +164,10 @@ async def test_a_thread_sees_the_caller_s_context_and_errors_come_back_as_themse
 async def test_what_a_cancelled_or_abandoned_call_comes_to_is_not_lost(grace_secs: int) -> None:
     held, late = HeldStep(lambda: "late"), list[Any]()
     thread = WorkThread(current_engine(), "asynchooks-test")
-    async with anyio.create_task_group() as group:
-        group.start_soon(thread.run, held, grace_secs, late.append)
-        await held.has_begun()
-        group.cancel_scope.cancel()
-        if grace_secs:
-            held.may_end.set()
+    await held.cancel_in(thread.run, held, grace_secs, late.append, ends=grace_secs > 0)
     held.may_end.set()
     with anyio.fail_after(20):
         while not late:
-            await anyio.lowlevel.checkpoint()
+            await turns()
     assert [outcome.value for outcome in late] == ["late"]
     thread.close()

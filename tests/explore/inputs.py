@@ -23,6 +23,7 @@ from asynchooks import (
 from asynchooks.data import WhenStale, map_concurrent, prefetch, repeat, rollouts, shielded
 from asynchooks.simulation import Simulation
 
+from ..support.moments import at
 from .training import (
     Boom,
     Model,
@@ -30,6 +31,7 @@ from .training import (
     Waiting,
     directory_of,
     train,
+    train_together,
     workers,
 )
 
@@ -54,14 +56,6 @@ class Numbers:
             self.num_closed += 1
 
 
-class WaitsBehindStep(SessionRunHook):
-    def __init__(self, simulation: Simulation) -> None:
-        self.sleep = simulation.sleep
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        await self.sleep(0.0)
-
-
 async def each_item_once(simulation: Simulation) -> None:
     """Two lives of two workers; the second goes on at the last checkpoint, to the end."""
     counts = np.zeros(3)
@@ -77,7 +71,8 @@ async def each_item_once(simulation: Simulation) -> None:
         if i == 0:
             hooks.append(CheckpointSaverHook(place, save_steps=1, saver=saver))
         else:
-            hooks.append(WaitsBehindStep(simulation))  # another worker may save meanwhile
+            # another worker may save meanwhile
+            hooks.append(at(after_run=lambda *_: simulation.sleep(0.0)))
         await train(creator, [*hooks, FeedHook(source, "row")])
 
     for last_step, name in ((2, "worker"), (9, "last")):
@@ -120,57 +115,67 @@ async def input_ends_for_all_workers(simulation: Simulation) -> None:
     assert numbers.num_closed == 1 or not whole, numbers.num_closed
 
 
-class Leaves(SessionRunHook):
-    """Ends its session with the first row in hand."""
+def rows_are_given_back(secs: float) -> Program:
+    """By a worker that leaves with its first row in hand, at once to another one that waits."""
 
-    async def before_run(self, run_context: Any) -> None:
-        raise StopTraining
+    async def main(simulation: Simulation) -> None:
+        used: dict[int, float] = {}
 
+        async def rows() -> AsyncIterator[int]:
+            for row in range(3):
+                yield row
+            await simulation.sleep(9.0)
 
-async def rows_are_given_back(simulation: Simulation) -> None:
-    """By a worker that leaves without a step, to another one that trains on."""
-    used: list[int] = []
-    source = prefetch(range(3), 1)
+        async def step(row: int) -> dict[str, Any]:
+            await simulation.sleep(1.0)
+            assert row not in used
+            used[row] = simulation.now
+            return {}
 
-    async def step(row: int) -> dict[str, Any]:
-        await simulation.sleep(1.0)
-        used.append(row)
-        return {}
+        async def leave(run_context: Any) -> None:
+            if secs:
+                await simulation.sleep(secs)
+            raise StopTraining
 
-    creator = SharedSessionCreator(step, num_workers=2)
+        creator, source = SharedSessionCreator(step, num_workers=2), prefetch(rows(), 1)
+        leaving, staying = [FeedHook(source, "row"), at(before_run=leave)], FeedHook(source, "row")
+        whole = await train_together(simulation, creator, leaving, [staying], last_step=None)
+        if len(whole) == 2:
+            assert sorted(used.values()) == [1.0, 2.0, max(3.0, secs + 1.0)], used
 
-    async def worker(i: int) -> None:
-        await train(creator, [FeedHook(source, "row"), *([Leaves()] if i == 0 else [])])
-
-    whole = await workers(simulation, worker, 2)
-    assert sorted(used) == [0, 1, 2] or len(whole) < 2, used
-
-
-async def the_limit_ends_waits_for_items(simulation: Simulation) -> None:
-    """Also one that another worker brings along later, and reaches."""
-    model = Model(simulation)
-
-    async def never() -> AsyncIterator[dict[str, Any]]:
-        await simulation.sleep(9.0)
-        yield {}
-
-    creator = SharedSessionCreator(model.step, num_workers=2)
-
-    async def worker(i: int) -> None:
-        await simulation.sleep(0.5 * i)
-        hooks = [StopAtStepHook(last_step=1)] if i else [FeedHook(never())]
-        await train(creator, hooks)
-
-    whole = await workers(simulation, worker, 2)
-    assert simulation.now <= 1.5 or len(whole) < 2, simulation.now
+    return main
 
 
-class WaitsBeforeStep(SessionRunHook):
-    def __init__(self, simulation: Simulation) -> None:
-        self.sleep = simulation.sleep
+def the_limit_ends_waits_for_items(by_loop: bool) -> Program:
+    """Also one that another worker brings along later, and reaches; a loop then ends."""
 
-    async def before_run(self, run_context: Any) -> None:
-        await self.sleep(1.0)
+    async def main(simulation: Simulation) -> None:
+        model, looped = Model(simulation), list[int]()
+
+        async def never() -> AsyncIterator[dict[str, Any]]:
+            await simulation.sleep(9.0)
+            yield {}
+
+        creator = SharedSessionCreator(model.step, num_workers=2)
+
+        async def reads() -> None:
+            if not by_loop:
+                await train(creator, [FeedHook(never())])
+                return
+            async with MonitoredSession([], creator) as session:
+                async for _ in session.batches(never()):
+                    pass
+                looped.append(model.steps)
+
+        async def worker(i: int) -> None:
+            await simulation.sleep(0.5 * i)
+            await (train(creator, [StopAtStepHook(last_step=1)]) if i else reads())
+
+        whole = await workers(simulation, worker, 2)
+        if len(whole) == 2:
+            assert (simulation.now <= 1.5, looped) == (True, [1] * by_loop), simulation.now
+
+    return main
 
 
 def items_wait_for_a_late_restore(secs: float) -> Program:
@@ -207,7 +212,7 @@ def items_wait_for_a_late_restore(secs: float) -> Program:
 
         async def reads() -> None:
             nonlocal is_gone
-            hooks = [FeedHook(source, "row"), WaitsBeforeStep(simulation)]
+            hooks = [FeedHook(source, "row"), at(before_run=lambda _: simulation.sleep(1.0))]
             try:
                 async with MonitoredSession(hooks, creator) as session:
                     await simulation.sleep(0.5)
@@ -272,11 +277,8 @@ async def passes_end_once(simulation: Simulation) -> None:
             ended.append(epoch)
 
     creator = SharedSessionCreator(step, num_workers=2)
-
-    async def worker(i: int) -> None:
-        await train(creator, [FeedHook(source, "row", after_epoch=after_epoch)])
-
-    whole = await workers(simulation, worker, 2)
+    feeds = [[FeedHook(source, "row", after_epoch=after_epoch)] for _ in range(2)]
+    whole = await train_together(simulation, creator, *feeds, last_step=None)
     assert ended == [0, 1][: len(ended)], ended
     assert len(ended) == 2 or len(whole) < 2, ended
     assert model.steps == 6 or len(whole) < 2, model.steps
@@ -419,11 +421,8 @@ def rollouts_stay_within_their_bound(num_learners: int, when_stale: WhenStale) -
             rollout, range(6), 2, concurrency=3, max_staleness=1, when_stale=when_stale
         )
         creator = SharedSessionCreator(step, num_workers=num_learners)
-
-        async def worker(i: int) -> None:
-            await train(creator, [FeedHook(source, "results")])
-
-        whole = await workers(simulation, worker, num_learners)
+        feeds = [[FeedHook(source, "results")] for _ in range(num_learners)]
+        whole = await train_together(simulation, creator, *feeds, last_step=None)
         assert max(ages, default=0) <= 1, ages
         assert len(seen) == len(set(seen)), seen
         if len(whole) == num_learners:

@@ -37,12 +37,12 @@ from asynchooks.data import prefetch
 from asynchooks.protocols import ParameterServer, ProtocolHook, StaleSynchronous
 from asynchooks.simulation import Simulation
 
+from ..support.moments import at
 from .training import (
     MOMENTS,
     NUM_STEPS,
     NUM_WORKERS,
     Boom,
-    MachineCreator,
     Machines,
     Model,
     Program,
@@ -50,6 +50,7 @@ from .training import (
     directory_of,
     run_if_open,
     train,
+    train_together,
     until_stop,
     workers,
 )
@@ -61,21 +62,17 @@ def exact_stop(num_workers: int, stride: int = 1) -> Program:
     """At the step, not before and not beyond it, also where each run makes several."""
 
     async def main(simulation: Simulation) -> None:
-        model, ends = Model(simulation), {}
-        last_step = NUM_STEPS * stride
+        model, last_step = Model(simulation), NUM_STEPS * stride
 
         async def step() -> dict[str, Any]:
             await model.step()
             return {"global_step": model.steps * stride}
 
         creator = SharedSessionCreator(model.step if stride == 1 else step, num_workers)
-
-        async def worker(i: int) -> None:
-            ends[i] = await train(creator, [StopAtStepHook(last_step=last_step)])
-
-        whole = await workers(simulation, worker, num_workers)
-        assert ends == dict.fromkeys(whole, last_step), ends
-        assert model.steps == NUM_STEPS or not whole, model.steps
+        hooks: list[Any] = [[]] * num_workers
+        ends = await train_together(simulation, creator, *hooks, last_step=last_step)
+        assert set(ends.values()) <= {last_step}, ends
+        assert model.steps == NUM_STEPS or not ends, model.steps
 
     return main
 
@@ -266,16 +263,6 @@ def no_step_runs_beside_the_exclusive_side(has_limit: bool) -> Program:
     return main
 
 
-class Slow(SessionRunHook):
-    """Waits 2 s behind each step."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.sleep = simulation.sleep
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        await self.sleep(2.0)
-
-
 async def a_turn_comes_as_the_step_ends(simulation: Simulation) -> None:
     """Not when its run does, which goes on in hooks."""
     model, entered = Model(simulation), []
@@ -291,35 +278,25 @@ async def a_turn_comes_as_the_step_ends(simulation: Simulation) -> None:
         def body(session: Any) -> None:
             session.start_soon(hold, session)
 
-        hooks = [Slow(simulation), StopAtStepHook(last_step=1)]
+        slow = at(after_run=lambda *_: simulation.sleep(2.0))
+        hooks = [slow, StopAtStepHook(last_step=1)]
         await train(FunctionSessionCreator(model.step), hooks, body)
 
     whole = await workers(simulation, worker, 1)
     assert entered == [1.0] or not whole, entered
 
 
-class Evaluating(SessionRunHook):
-    """Looks at the model after each run, alone with it, for half a step."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        run_context.finish_with(self.evaluate, exclusive=True)
-
-    async def evaluate(self) -> None:
-        with self.model.held():
-            await self.model.simulation.sleep(0.5)
-
-
 async def evaluations_are_alone(simulation: Simulation) -> None:
+    """Each worker looks at the model after each of its runs, for half a step."""
     model = Model(simulation)
+
+    async def evaluate() -> None:
+        with model.held():
+            await simulation.sleep(0.5)
+
+    evaluates = at(after_run=lambda context, _: context.finish_with(evaluate, exclusive=True))
     creator = SharedSessionCreator(model.step, num_workers=2)
-
-    async def worker(i: int) -> None:
-        await train(creator, [Evaluating(model), StopAtStepHook(last_step=NUM_STEPS)])
-
-    whole = await workers(simulation, worker, 2)
+    whole = await train_together(simulation, creator, [evaluates], [evaluates])
     assert model.steps == NUM_STEPS or not whole, model.steps
 
 
@@ -345,11 +322,7 @@ async def values_carry_their_step(simulation: Simulation) -> None:
     model, hooks = Model(simulation), [Recorded(simulation) for _ in range(NUM_WORKERS)]
     histories = [HistoryHook("steps", every_n_steps=1) for _ in range(NUM_WORKERS)]
     creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
-
-    async def worker(i: int) -> None:
-        await train(creator, [hooks[i], histories[i], StopAtStepHook(last_step=NUM_STEPS)])
-
-    whole = await workers(simulation, worker)
+    whole = await train_together(simulation, creator, *zip(hooks, histories, strict=True))
     rows = sorted(row for each in hooks for row in each.rows)
     assert all(step == steps for step, steps in rows), rows
     if len(whole) == NUM_WORKERS:
@@ -383,16 +356,6 @@ async def one_stops_all(simulation: Simulation) -> None:
         assert model.steps < stopped[0] + NUM_WORKERS, (model.steps, stopped)
 
 
-class EndsLate(SessionRunHook):
-    """Its session is open for 2 s longer."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.sleep = simulation.sleep
-
-    async def end(self, session: Any) -> None:
-        await self.sleep(2.0)
-
-
 class StopsAll(SessionRunHook):
     """Stops all workers in a run; its own side tasks go on until `end` of all hooks."""
 
@@ -420,7 +383,8 @@ def a_stop_of_all_reaches_late_sessions(by_hook: bool) -> Program:
         creator = SharedSessionCreator(model.step, num_workers=NUM_WORKERS)
 
         async def asks() -> None:
-            hooks = [*([StopsAll()] if by_hook else []), EndsLate(simulation)]
+            ends_late = at(end=lambda _: simulation.sleep(2.0))
+            hooks = [*([StopsAll()] if by_hook else []), ends_late]
             try:
                 async with MonitoredSession(hooks, creator) as session:
                     for _ in range(2):
@@ -481,7 +445,8 @@ def a_stop_ends_every_wait(*kinds: str) -> Program:
     """At once; of each kind there is one worker, and one that trains."""
 
     async def main(simulation: Simulation) -> None:
-        model, sessions, waiting = Model(simulation), {}, []
+        model, sessions, waiting, most = Model(simulation), {}, [], math.inf
+        looped: list[MonitoredSession] = []
         creator = SharedSessionCreator(model.step, num_workers=len(kinds) + 1)
 
         async def wait(fn: Any, *args: Any) -> None:
@@ -503,6 +468,12 @@ def a_stop_ends_every_wait(*kinds: str) -> Program:
             await simulation.sleep(math.inf)
             yield 0
 
+        async def loop(session: Any) -> None:
+            async for _ in session.batches(never()):
+                pass
+            assert session.should_stop()
+            looped.append(session)
+
         async def worker(i: int) -> None:
             kind = [*kinds, "trains"][i]
             hooks: list[SessionRunHook] = []
@@ -522,40 +493,54 @@ def a_stop_ends_every_wait(*kinds: str) -> Program:
                 elif kind == "side task":
                     session.start_soon(wait, session.global_step.wait_for, 99)
 
-            await train(creator, [*hooks, StopAtStepHook(last_step=9)], body)
+            if kind == "loop":
+                async with MonitoredSession([], creator) as session:
+                    sessions[i] = session
+                    await wait(loop, session)
+            else:
+                await train(creator, [*hooks, StopAtStepHook(last_step=9)], body)
             del sessions[i]
 
         async def stop() -> None:
+            nonlocal most
             await simulation.sleep(1.5)
             if sessions:
-                next(iter(sessions.values())).request_stop(all_workers=True)
+                most = model.steps + model.num_under_way
+                session = next(iter(sessions.values()))
+                session.request_stop(all_workers=True)
                 await simulation.quiescence()
                 assert not waiting, waiting
+                assert session.global_step.statistics().tasks_waiting_for_step == 0
 
         stopping = simulation.start(stop)
-        await workers(simulation, worker, len(kinds) + 1)
+        whole = await workers(simulation, worker, len(kinds) + 1)
         await stopping.wait()
         assert simulation.now <= 2.0, simulation.now
+        assert len(looped) == kinds.count("loop") or len(whole) <= len(kinds), looped
+        assert model.steps <= most, "a step begins after the stop"
 
     return main
 
 
-def leaving_waits_for_a_run_of_another_task(error: Exception | None) -> Program:
-    """Behind the block no step is under way, and the hooks are over; also after an error."""
+def leaving_waits_for_a_run_of_another_task(
+    error: Exception | None, waits: bool = False
+) -> Program:
+    """Behind the block no step is under way, and the hooks are over; also after an error.
+
+    Where the run waits for a step of its own, leaving ends that wait.
+    """
 
     async def main(simulation: Simulation) -> None:
         model, hook, runs = Model(simulation), Waiting(simulation), []
-
-        async def train() -> None:
-            async with MonitoredSession([hook], FunctionSessionCreator(model.step)) as session:
-                runs.append(simulation.start(run_if_open, session, name="worker 1"))
-                await simulation.sleep(0.5)
-                if error is not None:
-                    raise error
+        waiter = [GlobalStepWaiterHook(9)] if waits else []
 
         async def worker() -> None:
             try:
-                await train()
+                async with MonitoredSession([hook, *waiter], model.step) as session:
+                    runs.append(simulation.start(run_if_open, session, name="worker 1"))
+                    await simulation.sleep(0.5)
+                    if error is not None:
+                        raise error
             except Boom as raised:
                 assert raised is error
             finally:
@@ -565,6 +550,7 @@ def leaving_waits_for_a_run_of_another_task(error: Exception | None) -> Program:
         await simulation.start(worker, name="worker 0").wait()
         for each in runs:
             await each.wait()
+        assert not waits or simulation.now <= 1.0, "leaving ends no wait"
 
     return main
 
@@ -634,12 +620,10 @@ async def errors_leave_as_themselves(simulation: Simulation) -> None:
     model, hooks = Model(simulation), [Waiting(simulation), Waiting(simulation)]
     creator = SharedSessionCreator(model.step, num_workers=2)
 
-    async def other() -> None:
-        await train(creator, [StopAtStepHook(last_step=NUM_STEPS)])
-
-    task = simulation.start(other, name="worker 1")
+    limit = StopAtStepHook(last_step=NUM_STEPS)
+    task = simulation.start(train, creator, [limit], name="worker 1")
     try:
-        await train(creator, [*hooks, StopAtStepHook(last_step=NUM_STEPS)])
+        await train(creator, [*hooks, limit])
     finally:
         await task.wait()
         for each in hooks:
@@ -651,11 +635,7 @@ async def hooks_see_their_moments_in_order(simulation: Simulation) -> None:
     model = Model(simulation)
     creator = SharedSessionCreator(model.step, num_workers=2)
     hooks = [[Waiting(simulation), Waiting(simulation)], [Waiting(simulation)]]
-
-    async def worker(i: int) -> None:
-        await train(creator, [*hooks[i], StopAtStepHook(last_step=2)])
-
-    whole = await workers(simulation, worker, 2)
+    whole = await train_together(simulation, creator, *hooks, last_step=2)
     for i, its in enumerate(hooks):
         for each in its:
             assert re.fullmatch(MOMENTS, each.moments), each.moments
@@ -668,7 +648,7 @@ async def hooks_see_their_moments_in_order(simulation: Simulation) -> None:
 
 async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
     """And what they wait for by `or_stop` has ended before, with its clean-up."""
-    model, running = Model(simulation), set()
+    model, running, sessions = Model(simulation), set(), list[Any]()
     creator = SharedSessionCreator(model.step, num_workers=2)
 
     async def call(name: str) -> None:
@@ -681,27 +661,48 @@ async def side_tasks_end_with_their_session(simulation: Simulation) -> None:
             finally:
                 running.remove(name)
 
+    async def never() -> Any:
+        await simulation.sleep(math.inf)
+        yield 0
+
+    async def read(batches: Any, name: str) -> None:
+        running.add(name)
+        try:
+            async for _ in batches:
+                pass
+        finally:
+            running.remove(name)
+
     async def task(session: Any, name: str) -> None:
         running.add(name)
         try:
             await session.or_stop(call, f"call of {name}")
+        except StopTraining as stop:
+            try:
+                session.start_soon(call, "another")
+                raise AssertionError("a side task begins at the end") from stop
+            except StopTraining:
+                pass
         finally:
             assert f"call of {name}" not in running
             running.remove(name)
 
     async def worker(i: int) -> None:
         def body(session: Any) -> None:
+            sessions.append(session)
             session.start_soon(task, session, f"task {i}")
+            session.start_soon(read, session.batches(never()), f"loop {i}")
             session.start_soon(call, f"cancelled {i}", cancel_at_end=True)
 
         try:
             await train(creator, [StopAtStepHook(last_step=NUM_STEPS)], body)
         finally:
-            mine = {f"task {i}", f"call of task {i}", f"cancelled {i}"}
+            mine = {f"{what} {i}" for what in ("task", "call of task", "cancelled", "loop")}
             assert not running & mine, running
 
     await workers(simulation, worker, 2)
     assert simulation.now <= NUM_STEPS, simulation.now
+    assert [each.status().side_tasks for each in sessions] == [()] * len(sessions)
 
 
 class Chain(SessionRunHook):
@@ -855,7 +856,7 @@ async def the_last_one_closes(simulation: Simulation) -> None:
     Then the same creator serves another training, which knows no limit and no stop of the first.
     """
     machines = Machines(simulation)
-    creator = SharedSessionCreator(MachineCreator(machines))
+    creator = SharedSessionCreator(machines)
 
     async def worker(i: int) -> None:
         await simulation.sleep(0.5 * i)
@@ -866,17 +867,14 @@ async def the_last_one_closes(simulation: Simulation) -> None:
                 if i == 2 and machines.steps >= 5:
                     session.request_stop(all_workers=True)
 
-    async def again(i: int) -> None:
-        await train(creator, [StopAtStepHook(last_step=num_steps + 3)])
-
     whole = await workers(simulation, worker)
     assert len(machines.made) == 1 or len(whole) < NUM_WORKERS, machines
     assert all(each.is_closed for each in machines.made)
     assert machines.steps >= 5 or not whole, machines.steps
     num_made, num_steps = len(machines.made), machines.steps
-    whole = await workers(simulation, again, 2)
-    assert machines.steps == num_steps + 3 or not whole, machines.steps
-    assert len(machines.made) == num_made + 1 or len(whole) < 2, machines
+    again = await train_together(simulation, creator, [], [], last_step=num_steps + 3)
+    assert machines.steps == num_steps + 3 or not again, machines.steps
+    assert len(machines.made) == num_made + 1 or len(again) < 2, machines
     assert all(each.is_closed for each in machines.made)
 
 
@@ -905,87 +903,51 @@ class TasksOfRaw(SessionRunHook):
 
 async def lost_sessions_are_replaced_once(simulation: Simulation) -> None:
     """For all workers; each row is used once, and no step runs on a lost one."""
-    machines, ends = Machines(simulation), {}
-    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
-    source = prefetch(range(3), 1)
-
-    async def worker(i: int) -> None:
-        ends[i] = await train(creator, [FeedHook(source, "row")])
-
-    async def lose() -> None:
-        await simulation.sleep(0.5)
-        machines.lose()
-
-    losing = simulation.start(lose)
-    whole = await workers(simulation, worker, 2)
-    await losing.wait()
+    machines, source = Machines(simulation), prefetch(range(3), 1)
+    creator = SharedSessionCreator(machines, num_workers=2)
+    feeds = [[FeedHook(source, "row")] for _ in range(2)]
+    async with machines.lost_after(0.5):
+        ends = await train_together(simulation, creator, *feeds, last_step=None)
     assert all(each.is_closed for each in machines.made), machines
     assert len(machines.made) <= 1 + machines.num_lost, machines
     assert len(machines.rows) == len(set(machines.rows)), machines.rows
-    if len(whole) == 2:
+    if len(ends) == 2:
         assert sorted(machines.rows) == [0, 1, 2], machines.rows
         assert machines.steps == 3 == max(ends.values()), (machines, ends)
 
 
 async def stops_are_exact_though_sessions_are_lost(simulation: Simulation) -> None:
     """Twice, and side tasks of a raw session end with it."""
-    machines, ends = Machines(simulation), {}
-    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
-
-    async def worker(i: int) -> None:
-        hooks = [TasksOfRaw(simulation), StopAtStepHook(last_step=3)]
-        ends[i] = await train(creator, hooks if i == 0 else hooks[1:])
-
-    async def lose() -> None:
-        await simulation.sleep(1.0)
-        machines.lose()
-        await simulation.sleep(1.5)
-        machines.lose()
-
-    losing = simulation.start(lose)
-    whole = await workers(simulation, worker, 2)
-    await losing.wait()
+    machines = Machines(simulation)
+    creator = SharedSessionCreator(machines, num_workers=2)
+    async with machines.lost_after(1.0, 1.5):
+        ends = await train_together(simulation, creator, [TasksOfRaw(simulation)], [])
     assert all(each.is_closed for each in machines.made), machines
     assert len(machines.made) <= 1 + machines.num_lost, machines
-    assert ends == dict.fromkeys(whole, 3), ends
-    assert machines.steps == 3 or not whole, machines.steps
-
-
-class Uses(SessionRunHook):
-    """Needs the session of its run for 1.5 s before the step."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.sleep = simulation.sleep
-
-    async def before_run(self, run_context: Any) -> None:
-        await self.sleep(1.5)
-        if run_context.session.is_closed:
-            raise Boom("the session is closed")
+    assert set(ends.values()) <= {NUM_STEPS}, ends
+    assert machines.steps == NUM_STEPS or not ends, machines.steps
 
 
 async def hooks_survive_that_their_session_is_replaced(simulation: Simulation) -> None:
     """By another worker, under a hook, whose error tells that the session is closed."""
     machines = Machines(simulation)
-    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+    creator = SharedSessionCreator(machines, num_workers=2)
 
-    async def worker(i: int) -> None:
-        hooks = [Uses(simulation)] if i == 0 else []
-        await train(creator, [*hooks, StopAtStepHook(last_step=4)])
+    async def use(run_context: Any) -> None:
+        await simulation.sleep(1.5)
+        if run_context.session.is_closed:
+            raise Boom("the session is closed")
 
-    async def lose() -> None:
-        await simulation.sleep(0.5)
-        machines.lose()
-
-    losing = simulation.start(lose)
-    whole = await workers(simulation, worker, 2)
-    await losing.wait()
+    async with machines.lost_after(0.5):
+        uses = at(before_run=use)
+        whole = await train_together(simulation, creator, [uses], [], last_step=4)
     assert machines.steps == 4 or not whole, machines
 
 
 async def steps_on_a_lost_machine_do_not_count(simulation: Simulation) -> None:
     """One worker finds that the machine is lost; the step of the other goes on beside the next."""
     machines, ends = Machines(simulation, fails_all=False), {}
-    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+    creator = SharedSessionCreator(machines, num_workers=2)
 
     async def worker(i: int) -> None:
         async with MonitoredSession([StopAtStepHook(last_step=4)], creator) as session:
@@ -993,14 +955,8 @@ async def steps_on_a_lost_machine_do_not_count(simulation: Simulation) -> None:
                 await session.run([], {"secs": 1.0 + i})
         ends[i] = session.global_step.value
 
-    async def lose() -> None:
-        for _ in range(2):
-            await simulation.sleep(1.5)
-            machines.lose()
-
-    losing = simulation.start(lose)
-    whole = await workers(simulation, worker, 2)
-    await losing.wait()
+    async with machines.lost_after(1.5, 1.5):
+        whole = await workers(simulation, worker, 2)
     assert machines.steps == 4 or not whole, machines
     assert ends == dict.fromkeys(whole, 4), ends
 
@@ -1010,15 +966,11 @@ def stops_stand_though_a_session_is_lost(who: str) -> Program:
 
     async def main(simulation: Simulation) -> None:
         machines, left = Machines(simulation), []
-        creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+        creator = SharedSessionCreator(machines, num_workers=2)
 
         async def fail() -> None:
             await simulation.sleep(2.0)
             raise Boom
-
-        async def lose() -> None:
-            await simulation.sleep(2.5)
-            machines.lose()
 
         async def stop(session: Any) -> None:
             await simulation.sleep(2.0)
@@ -1040,9 +992,8 @@ def stops_stand_though_a_session_is_lost(who: str) -> Program:
             except Boom:
                 left.append(i)
 
-        losing = simulation.start(lose)
-        whole = await workers(simulation, worker, 2)
-        await losing.wait()
+        async with machines.lost_after(2.5):
+            whole = await workers(simulation, worker, 2)
         if len(whole) == 2:
             assert left == [0] * (who == "side task"), left
             assert machines.steps <= 6, machines.steps
@@ -1050,10 +1001,53 @@ def stops_stand_though_a_session_is_lost(who: str) -> Program:
     return main
 
 
+def an_end_meets_losses(how: str) -> Program:
+    """Another worker replaces the session before the end, and the one that is made for the end.
+
+    The end is of a body that was not stopped, was stopped by a hook, or has a failed side task.
+    """
+
+    async def main(simulation: Simulation) -> None:
+        machines, hook = Machines(simulation), Waiting(simulation)
+        reasons, cuts = list[str](), list[BaseException]()
+        creator = SharedSessionCreator(machines, num_workers=2)
+
+        async def fail() -> None:
+            raise Boom
+
+        async def leaves() -> None:
+            stops = at(
+                after_create_session=lambda *_: simulation.sleep(2.0),
+                after_run=lambda context, _: how == "stopped" and context.request_stop("enough"),
+                end=lambda _: reasons.append(str(session.stop_reason)),
+            )
+            async with MonitoredSession([hook, stops], creator) as session:
+                await session.run([])
+                if how == "side task":
+                    session.start_soon(fail)
+                await simulation.sleep(1.5)
+
+        async def worker(i: int) -> None:
+            try:
+                await (train(creator, [StopAtStepHook(last_step=12)]) if i else leaves())
+            except Boom as error:
+                assert how == "side task"
+                cuts.extend(filter(None, [error.__context__]))  # it leaves before a cancellation
+
+        async with machines.lost_after(3.5, 2.0):
+            whole = await workers(simulation, worker, 2)
+        if len(whole) == 2 and not cuts:
+            ends = {"clean": "ccedz", "stopped": "ccedz", "side task": "edxz"}
+            assert hook.moments.endswith(ends[how]), hook.moments
+            assert ["enough" in each for each in reasons] == [how == "stopped"], reasons
+
+    return main
+
+
 async def a_stop_of_all_stands_where_the_session_was_replaced(simulation: Simulation) -> None:
     """The worker whose hook asked for it pauses; meanwhile another one replaces what is lost."""
     machines = Machines(simulation)
-    creator = SharedSessionCreator(MachineCreator(machines), num_workers=2)
+    creator = SharedSessionCreator(machines, num_workers=2)
 
     async def worker(i: int) -> None:
         await simulation.sleep(0.5 * i)
@@ -1063,13 +1057,8 @@ async def a_stop_of_all_stands_where_the_session_was_replaced(simulation: Simula
                 await session.run([])
                 await simulation.sleep(1.5 * (i == 0))
 
-    async def lose() -> None:
-        await simulation.sleep(1.25)
-        machines.lose()
-
-    losing = simulation.start(lose)
-    whole = await workers(simulation, worker, 2)
-    await losing.wait()
+    async with machines.lost_after(1.25):
+        whole = await workers(simulation, worker, 2)
     assert machines.steps <= 2 or len(whole) < 2, machines.steps
 
 
@@ -1096,14 +1085,11 @@ def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Prog
         place, creator = directory_of(simulation), SharedSessionCreator(step, num_workers=2)
         evaluated: list[float] = []
 
-        class Evaluates(SessionRunHook):
-            async def after_run(self, run_context: Any, run_values: Any) -> None:
-                run_context.finish_with(self.evaluate, exclusive=True)
+        async def evaluate() -> None:
+            evaluated.append(weights[0])
+            await simulation.sleep(0.0)
 
-            async def evaluate(self) -> None:
-                evaluated.append(weights[0])
-                await simulation.sleep(0.0)
-
+        evaluates = at(after_run=lambda context, _: context.finish_with(evaluate, exclusive=True))
         saving = CheckpointSaverHook(
             place,
             save_steps=1,
@@ -1113,11 +1099,7 @@ def checkpoints_are_of_one_step_and_have_its_metric(is_background: bool) -> Prog
             background=is_background,
         )
 
-        async def worker(i: int) -> None:
-            hooks = [Evaluates(), saving] if i == 0 else []
-            await train(creator, [*hooks, StopAtStepHook(last_step=NUM_STEPS)])
-
-        whole = await workers(simulation, worker, 2)
+        whole = await train_together(simulation, creator, [evaluates, saving], [])
         checkpoints = CheckpointDirectory(place).checkpoints()
         steps = [each.step for each in checkpoints]
         assert steps[-1:] == [NUM_STEPS] or 0 not in whole, steps
@@ -1149,12 +1131,7 @@ async def no_half_made_step_is_saved(simulation: Simulation) -> None:
     place, creator = directory_of(simulation), SharedSessionCreator(step, num_workers=2)
     saver = StateDictSaver(model={"weights": weights})
     saving = CheckpointSaverHook(place, save_steps=1, saver=saver)
-
-    async def worker(i: int) -> None:
-        hooks = [saving] if i == 0 else []
-        await train(creator, [*hooks, StopAtStepHook(last_step=NUM_STEPS)])
-
-    await workers(simulation, worker, 2)
+    await train_together(simulation, creator, [saving], [])
     for each in CheckpointDirectory(place).checkpoints():
         saver.restore(each.prefix)
         assert weights[0] == weights[1] == each.step, (weights, each)
@@ -1171,14 +1148,9 @@ async def no_bad_model_is_saved(simulation: Simulation) -> None:
 
     place, creator = directory_of(simulation), SharedSessionCreator(step, num_workers=2)
     saver = StateDictSaver(model={"weights": weights})
-
-    async def worker(i: int) -> None:
-        hooks: list[SessionRunHook] = [NanTensorHook("loss", fail_on_nan_loss=False)]
-        if i == 0:
-            hooks.append(CheckpointSaverHook(place, save_steps=1, saver=saver))
-        await train(creator, [*hooks, StopAtStepHook(last_step=20)])
-
-    whole = await workers(simulation, worker, 2)
+    saving = CheckpointSaverHook(place, save_steps=1, saver=saver)
+    one, other = (NanTensorHook("loss", fail_on_nan_loss=False) for _ in range(2))
+    whole = await train_together(simulation, creator, [one, saving], [other], last_step=20)
     assert all(each.step < 3 for each in CheckpointDirectory(place).checkpoints())
     assert weights[0] <= 5.0 or len(whole) < 2, weights
 
@@ -1201,12 +1173,7 @@ async def the_best_model_is_brought_back(simulation: Simulation) -> None:
         retention=Retention(keep_best=1, mode="min"),
         metric="loss",
     )
-
-    async def worker(i: int) -> None:
-        hooks = [early, saving] if i == 0 else []
-        await train(creator, [*hooks, StopAtStepHook(last_step=20)])
-
-    whole = await workers(simulation, worker, 2)
+    whole = await train_together(simulation, creator, [early, saving], [], last_step=20)
     if len(whole) == 2:
         assert weights[0] == early.best_step, (weights, early.best_step)
         assert early.best == abs(weights[0] - 2.0), (weights, early.best)

@@ -14,6 +14,10 @@ from .promises import PROMISES
 WORKERS = "worker*"
 """The names of tasks that are cancelled at any wait."""
 COUNTING = (
+    "a clean end meets losses",
+    "a failed end meets losses",
+    "a stopped end meets losses",
+    "a row goes to one that waits",
     "a turn comes",
     "first error leaves",
     "items came before a restore",

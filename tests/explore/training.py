@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -22,6 +22,8 @@ from asynchooks import (
     RawSession,
     SessionCreator,
     SessionRunHook,
+    SharedSessionCreator,
+    StopAtStepHook,
     StopTraining,
 )
 from asynchooks.simulation import Simulation
@@ -76,9 +78,9 @@ class Model:
             self.is_held = False
 
 
-@dataclass
-class Machines:
-    """Machines that train one after the other; each begins at the step that was made last."""
+@dataclass(eq=False)
+class Machines(SessionCreator):
+    """Makes machines that train one after the other; each begins at the step made last."""
 
     simulation: Simulation
     steps: int = 0
@@ -94,6 +96,25 @@ class Machines:
         if self.made and not self.made[-1].is_lost:
             self.made[-1].is_lost = True
             self.num_lost += 1
+
+    @asynccontextmanager
+    async def lost_after(self, *pauses: float) -> AsyncIterator[None]:
+        """Within the block, the present machine breaks down behind each of these pauses."""
+
+        async def lose() -> None:
+            for secs in pauses:
+                await self.simulation.sleep(secs)
+                self.lose()
+
+        losing = self.simulation.start(lose)
+        yield
+        await losing.wait()
+
+    async def create_session(self) -> RawSession:
+        await self.simulation.sleep(0.0)
+        machine = Machine(self)
+        self.made.append(machine)
+        return machine
 
 
 class Machine(RawSession):
@@ -139,50 +160,36 @@ class Machine(RawSession):
         self.is_closed = True
 
 
-class MachineCreator(SessionCreator):
-    def __init__(self, machines: Machines) -> None:
-        self.machines = machines
-
-    async def create_session(self) -> RawSession:
-        await self.machines.simulation.sleep(0.0)
-        machine = Machine(self.machines)
-        self.machines.made.append(machine)
-        return machine
-
-
 class Waiting(SessionRunHook):
     """Waits in each of its moments, and notes them: each one by a letter."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.sleep, self.moments = simulation.sleep, ""
 
-    async def begin(self) -> None:
-        self.moments += "b"
+    async def note(self, letter: str) -> None:
+        self.moments += letter
         await self.sleep(0.0)
+
+    async def begin(self) -> None:
+        await self.note("b")
 
     async def after_create_session(self, session: Any, coord: Any) -> None:
-        self.moments += "c"
-        await self.sleep(0.0)
+        await self.note("c")
 
     async def before_run(self, run_context: Any) -> None:
-        self.moments += "r"
-        await self.sleep(0.0)
+        await self.note("r")
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.moments += "a"
-        await self.sleep(0.0)
+        await self.note("a")
 
     async def before_end(self, session: Any) -> None:
-        self.moments += "e"
-        await self.sleep(0.0)
+        await self.note("e")
 
     async def end(self, session: Any) -> None:
-        self.moments += "d"
-        await self.sleep(0.0)
+        await self.note("d")
 
     async def on_error(self, session: Any, error: BaseException) -> None:
-        self.moments += "x"
-        await self.sleep(0.0)
+        await self.note("x")
 
     async def after_close(self, error: BaseException | None) -> None:
         self.moments += "z"
@@ -245,6 +252,26 @@ async def workers(
         await each.wait()
     assert is_cancelled or not cut, cut
     return whole
+
+
+async def train_together(
+    simulation: Simulation,
+    creator: SharedSessionCreator,
+    *hooks: Sequence[Any],
+    last_step: int | None = NUM_STEPS,
+) -> dict[int, int]:
+    """Train, as `workers`, one with each sequence of hooks, up to that step or for ever.
+
+    Returns the steps at the ends of those that were not cancelled.
+    """
+    ends = {}
+
+    async def worker(i: int) -> None:
+        limit = [] if last_step is None else [StopAtStepHook(last_step=last_step)]
+        ends[i] = await train(creator, [*hooks[i], *limit])
+
+    await workers(simulation, worker, len(hooks))
+    return ends
 
 
 async def until_stop(fn: Callable[..., Awaitable[Any]], *args: Any) -> None:

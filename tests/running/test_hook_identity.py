@@ -28,8 +28,6 @@ from ..hooks.forwarding import Forwards, ForwardsAll, bare, twice
 from ..support.moments import at
 from ..support.step_loops import run_steps
 
-pytestmark = pytest.mark.anyio
-
 Hooks = Sequence[SessionRunHook]
 
 

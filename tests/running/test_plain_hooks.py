@@ -14,8 +14,6 @@ from asynchooks.testing import RecordingHook
 from ..support.helpers import in_task
 from ..support.moments import HeldStep, at, counting, plain_at
 
-pytestmark = pytest.mark.anyio
-
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -25,11 +24,9 @@ from asynchooks.testing import RecordingHook
 from ..hooks.savers import Cell, PlainSaver, session_on
 from ..support.afterwards import nothing_left
 from ..support.faults import LOOPS, Halt
-from ..support.helpers import counting_creator, raises_at
+from ..support.helpers import counting_creator, raises_at, turns
 from ..support.moments import counting
 from ..support.moments import train as run_steps
-
-pytestmark = pytest.mark.anyio
 
 KINDS: dict[str, Callable[[], BaseException]] = {
     "own": lambda: Halt("halt"),
@@ -49,7 +46,7 @@ class Place:
         self.is_raised = False
 
     async def fail(self, *_: Any) -> Any:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         self.fail_here()
 
     def fail_here(self, *_: Any) -> Any:
@@ -158,14 +155,14 @@ async def sibling() -> AsyncIterator[None]:
         nonlocal num_turns
         while True:
             num_turns += 1
-            await anyio.lowlevel.checkpoint()
+            await turns()
 
     async with anyio.create_task_group() as group:
         group.start_soon(turn)
         yield
         before = num_turns
         while num_turns < before + 3:
-            await anyio.lowlevel.checkpoint()
+            await turns()
         group.cancel_scope.cancel()
 
 
@@ -215,7 +212,7 @@ async def test_a_cancellation_of_the_host_is_not_lost_in_that_of_a_side_task(way
         async with counting() as session:
             session.start_soon(wait_for, future)
             await session.run([])
-            await anyio.lowlevel.checkpoint()
+            await turns()
             future.cancel()  # as something else in the process does
             if way == "task":
                 task.cancel()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-import anyio
 import pytest
 
 from asynchooks import (
@@ -18,10 +17,7 @@ from asynchooks import (
 from asynchooks.data import batch, prefetch
 
 from ..hooks.inputs import Counted, Diary, gated
-from ..support.helpers import in_task, settle
 from ..support.threads import threads_left
-
-pytestmark = pytest.mark.anyio
 
 
 async def train(session: MonitoredSession, source: Any, until: int | None = None) -> None:
@@ -71,38 +67,6 @@ async def test_a_loop_ends_at_the_limit_and_what_is_left_is_there_for_others() -
         async for item in batches:
             await other.run([], {"x": item})
     assert diary.items == [0, 1, 2, 99, *range(3, 9)]
-
-
-@pytest.mark.parametrize("how", ["request_stop", "the limit", "the end"])
-async def test_a_stop_ends_the_wait_of_a_loop(how: str) -> None:
-    never, diary, after = anyio.Event(), Diary(), list[bool]()
-    creator = SharedSessionCreator(diary.creator)
-    session = MonitoredSession([], creator, step_runner="inline")
-
-    async def read() -> None:
-        await train(session, gated(range(9), {2: never}))
-        after.append(session.should_stop())
-
-    async def body() -> None:
-        async with session:
-            if how == "the end":
-                session.start_soon(read)
-                await settle()
-            else:
-                await read()
-
-    limit = [StopAtStepHook(last_step=3)]
-    with anyio.fail_after(20):
-        async with in_task(body):
-            if how == "request_stop":
-                session.request_stop()
-            elif how == "the limit":
-                async with MonitoredSession(limit, creator, step_runner="inline") as other:
-                    await other.run([], {"x": 7})
-                    await settle()
-                    assert after == [True]
-    assert diary.items[:2] == [0, 1]
-    assert after == [True] or how == "the end"
 
 
 @pytest.mark.parametrize("how", ["break", "error", "end", "never begun", "aclose"])

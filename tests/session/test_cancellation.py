@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -22,7 +21,7 @@ from asynchooks import (
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import settle
+from ..support.helpers import settle, turns
 from ..support.moments import at
 from ..support.threads import own_threads
 
@@ -38,15 +37,15 @@ class Awaits:
         )  # fmt: skip
 
     async def turn(self, *_: object) -> None:
-        await anyio.lowlevel.checkpoint()
+        await turns()
 
     async def begin(self) -> None:
         self.begun += 1
-        await anyio.lowlevel.checkpoint()
+        await turns()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         coord.start_soon(self.side_task, coord)
-        await anyio.lowlevel.checkpoint()
+        await turns()
 
     async def side_task(self, coord: Coordinator) -> None:
         self.side_tasks += 1
@@ -55,13 +54,12 @@ class Awaits:
         finally:
             try:
                 with anyio.move_on_after(5, shield=True):
-                    for _ in range(5):  # its clean-up takes a while, too
-                        await anyio.lowlevel.checkpoint()
+                    await turns(5)  # its clean-up takes a while, too
             finally:
                 self.side_tasks -= 1
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         self.errors += 1
 
 
@@ -118,7 +116,7 @@ class Program(ScriptedSessionCreator):
             while not session.should_stop():
                 await session.run([])
             async with self.step.exclusive():
-                await anyio.lowlevel.checkpoint()
+                await turns()
         self.has_finished = True
 
     def check(self, num_cancellations: int = 1) -> None:
@@ -141,7 +139,6 @@ def join_threads() -> None:
 RUNNERS = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 
 
-@pytest.mark.anyio
 @RUNNERS
 async def test_a_cancelled_scope_leaves_nothing_behind_wherever_it_comes(step_runner: Any) -> None:
     for n in range(1, 400):
@@ -195,7 +192,6 @@ def test_native_asyncio_cancellations_leave_nothing_behind(
     asyncio.run(main())
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("moment", ["on_error", "after_close"])
 async def test_a_hook_that_hangs_holds_a_cancelled_session_for_the_grace_period(
     moment: str, caplog: pytest.LogCaptureFixture
@@ -203,7 +199,7 @@ async def test_a_hook_that_hangs_holds_a_cancelled_session_for_the_grace_period(
     log: list[str] = []
 
     async def let_go(*_: object) -> None:
-        await anyio.lowlevel.checkpoint()  # shielded from the cancellation of the block
+        await turns()  # shielded from the cancellation of the block
         log.append("let go")
 
     async def hang(*_: object) -> None:
@@ -220,7 +216,6 @@ async def test_a_hook_that_hangs_holds_a_cancelled_session_for_the_grace_period(
     assert f"{moment} of At took longer than the grace period" in caplog.text
 
 
-@pytest.mark.anyio
 async def test_an_after_close_of_a_clean_end_may_take_longer_than_the_grace_period() -> None:
     seen: list[str] = []
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -26,16 +25,14 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks.simulation import Simulation
-from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import ScriptedSession
 
 from ..hooks.preemptions import Counter, handlers_are_kept, saved_counts, saving, train
 from ..hooks.savers import is_free
 from ..simulation.engines import on_every_engine
-from ..support.helpers import counting_creator
-from ..support.moments import at, counting
+from ..support.helpers import counting_creator, turns
+from ..support.moments import at, counting, scripted
 from ..support.threads import own_threads, threads_left
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +97,7 @@ async def test_one_of_several_on_a_model_leaves_the_others_at_work_and_the_last_
 async def test_side_tasks_do_not_keep_it() -> None:
     session = await opened([], counting_creator())
     session.start_soon(anyio.sleep_forever)
-    await anyio.lowlevel.checkpoint()
+    await turns()
     seen = weakref.ref(session)
     with pytest.warns(ResourceWarning):
         del session
@@ -147,7 +144,7 @@ def test_one_that_is_thrown_away_while_its_raw_session_closes_calls_on_drop() ->
             await anyio.sleep_forever()
 
     async def main() -> None:
-        async with MonitoredSession([hook], ScriptedSessionCreator([Raw()])):
+        async with scripted([Raw()], hook):
             """It closes the raw session."""
 
     async def throw_away() -> None:
@@ -209,4 +206,4 @@ async def test_the_garbage_collector_may_drop_it_while_its_step_is_locked() -> N
         assert await anyio.to_thread.run_sync(has_collected.wait, 10)
         with anyio.fail_after(10):  # a thread takes it off that waits for the lock
             while step.statistics().workers_open == 2:
-                await anyio.lowlevel.checkpoint()
+                await turns()

@@ -16,7 +16,7 @@ from ..support.faults import (
     play,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 STEPS = ["inline step", "step in a thread", "async step"]
 SIDE_TASKS = ["side task of coord", "side task of the session"]

@@ -15,7 +15,7 @@ from ..support.afterwards import check_gate, check_others, nothing_left
 from ..support.faults import LOOPS, Fault, Kind, Start, Witness, Worker, covering, play
 from ..support.moments import at
 
-pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 LISTENER = ["listener's begin", "listener's end"]
 LISTENER_AT_SAVES = ["listener's before_save", "listener's after_save"]

@@ -32,10 +32,8 @@ from asynchooks import (
 )
 from asynchooks._stopping import session_stop
 
-from ..support.helpers import cancelled_when_settled, settle
+from ..support.helpers import cancelled_when_settled, settle, turns
 from ..support.moments import at
-
-pytestmark = pytest.mark.anyio
 
 
 def step() -> dict[str, float]:
@@ -99,7 +97,7 @@ async def test_a_wait_in_the_body_after_a_stop_is_told_of_once(
             session.request_stop("enough")
         with anyio.fail_after(20):
             while not caplog.text:  # as `await queue.get()`, which nobody fills any more
-                await anyio.lowlevel.checkpoint()
+                await turns()
         session.request_stop("once more")
         await settle()
     assert caplog.text.count("`await session.or_stop(queue.get)`") == 1

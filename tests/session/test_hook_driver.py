@@ -9,8 +9,6 @@ from asynchooks.testing import HookDriver, RecordingHook, ScriptedSession, Scrip
 
 from ..support.moments import moments_of
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_opening_steps_and_leaving_call_the_moments_in_order() -> None:
     hook = RecordingHook("hook", fetches="loss")

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -21,12 +19,10 @@ from asynchooks import (
     SessionRunValues,
     StopReason,
 )
-from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import ScriptedSession
 
-from ..support.helpers import raises_at
-from ..support.moments import NOW, at, counting, lost
-
-pytestmark = pytest.mark.anyio
+from ..support.helpers import raises_at, turns
+from ..support.moments import NOW, at, counting, lost, scripted
 
 
 class Model:
@@ -75,7 +71,7 @@ class JsonSaver(SessionRunHook):
 
     async def save(self, step: int) -> None:
         weight = self.model.weight
-        await anyio.lowlevel.checkpoint()  # another worker would run a step here
+        await turns()  # another worker would run a step here
         assert self.model.weight == weight
         self.path.write_text(json.dumps({"step": step, "weight": weight}))
         self.log.append(f"saved {step}")
@@ -146,7 +142,7 @@ async def test_the_first_hook_that_restores_at_all_decides(tmp_path: Path) -> No
 
 def notes(log: list[str], what: str, *asks: Any) -> Callable[[], Any]:
     async def note() -> None:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         log.append(what)
         for each in asks:
             each()
@@ -234,12 +230,12 @@ async def test_after_close_comes_also_where_the_close_of_the_raw_session_raises(
 
     class Raw(ScriptedSession):
         async def close(self) -> None:  # type: ignore[override]
-            await anyio.lowlevel.checkpoint()
+            await turns()
             raise error
 
     with pytest.raises(type(error)) as caught:
         hooks = [at(after_close=seen.append)]
-        async with MonitoredSession(hooks, ScriptedSessionCreator([Raw()])):
+        async with scripted([Raw()], *hooks):
             pass
     assert caught.value is error
     assert seen == [error]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 import pytest
@@ -14,17 +13,14 @@ import pytest
 from asynchooks import (
     CheckpointSaverHook,
     MonitoredSession,
-    SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..support.helpers import in_task, settle
+from ..support.helpers import cancelled_when_settled, in_task, turns
 from ..support.moments import HeldStep, at, lost
-
-pytestmark = pytest.mark.anyio
 
 
 class Model:
@@ -41,49 +37,6 @@ class Model:
     async def lose_in(self, session: MonitoredSession) -> None:
         self.loses = True
         await session.run([])
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-async def test_a_clean_end_is_one_also_where_the_successor_is_replaced_meanwhile(
-    is_stopped: bool,
-) -> None:
-    """And the reason of a stop stays."""
-    model, is_there, may_go_on, has_run, may_leave = Model(), *(anyio.Event() for _ in range(4))
-    creator, log = SharedSessionCreator(model.step), list[str]()
-
-    async def created(raw: Any, coord: Any) -> None:
-        log.append("created")
-        if len(log) == 2:
-            is_there.set()
-            await may_go_on.wait()
-
-    def after_run(run_context: SessionRunContext, run_values: Any) -> None:
-        if is_stopped:
-            run_context.request_stop("it is enough")
-
-    hook = at(
-        after_create_session=created,
-        after_run=after_run,
-        end=lambda raw: log.append(f"ended, {session.stop_reason}"),
-    )
-    session = MonitoredSession([hook], creator)
-
-    async def run_once() -> None:
-        async with session:
-            await session.run([])
-            has_run.set()
-            await may_leave.wait()
-
-    async with MonitoredSession([], creator) as other, in_task(run_once):
-        await has_run.wait()
-        await model.lose_in(other)
-        may_leave.set()
-        await is_there.wait()
-        await model.lose_in(other)
-        may_go_on.set()
-    assert log[:3] == ["created"] * 3
-    assert log[3:] == [f"ended, {session.stop_reason}"]
-    assert ("it is enough" in log[3]) == is_stopped
 
 
 @pytest.mark.parametrize("goes_on", ["the same worker", "another worker"])
@@ -111,10 +64,7 @@ async def test_a_recovery_that_is_cancelled_as_it_waits_does_not_forget_the_loss
     ):
         await is_there.wait()
         lost_one = session.raw_session()
-        async with anyio.create_task_group() as group:
-            group.start_soon(model.lose_in, session)
-            await settle()
-            group.cancel_scope.cancel()
+        assert await cancelled_when_settled(model.lose_in, session)
         may_go_on.set()
         first = session if goes_on == "the same worker" else other
         await first.run([])
@@ -140,13 +90,10 @@ async def test_a_loss_that_a_cancelled_call_finds_is_a_loss(goes_on: str, tmp_pa
     ) as session:
         for _ in range(2):
             await session.run([])
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, [])
-            await held.has_begun()
-            group.cancel_scope.cancel()
+        await held.cancel_in(session.run, [], ends=False)
         held.may_end.set()
         while weights[0] != -100:
-            await anyio.lowlevel.checkpoint()
+            await turns()
         if goes_on == "a run":
             await session.run([])
             assert (weights[0], session.global_step.value) == (3, 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -14,10 +13,8 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import KeepsCoord, in_task, raises_at, settle
-from ..support.moments import at, counting, moments_of
-
-pytestmark = pytest.mark.anyio
+from ..support.helpers import KeepsCoord, cancelled_when_settled, in_task, raises_at, settle, turns
+from ..support.moments import at, counting, moments_of, scripted
 
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
 ENDS = pytest.mark.parametrize("error", [StopTraining, StopIteration, StopAsyncIteration])
@@ -52,7 +49,7 @@ async def test_an_error_in_the_block_leaves_without_end_and_with_on_error_in_rev
     log: list[tuple[str, str]] = []
     hooks, raw = [RecordingHook("a", log), RecordingHook("b", log)], ScriptedSession()
     with pytest.raises(type(error)) as caught:
-        async with MonitoredSession(hooks, ScriptedSessionCreator([raw])) as session:
+        async with scripted([raw], *hooks) as session:
             log.clear()
             raise error
     assert caught.value is hooks[0].errors[0] is error
@@ -76,7 +73,7 @@ async def test_end_of_later_hooks_runs_when_an_earlier_end_fails() -> None:
     hook, raw = RecordingHook("a"), ScriptedSession()
     hooks = [raises_at("end", ValueError("in end")), hook]
     with pytest.raises(ValueError, match="in end") as caught:
-        async with MonitoredSession(hooks, ScriptedSessionCreator([raw])):
+        async with scripted([raw], *hooks):
             pass
     assert "end" in moments_of(hook)
     assert raw.is_closed
@@ -111,7 +108,7 @@ async def test_or_stop_returns_raises_ends_with_the_stop_and_passes_a_cancellati
     ended: list[bool] = []
 
     async def value() -> int:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         return 7
 
     async def forever() -> None:
@@ -124,10 +121,7 @@ async def test_or_stop_returns_raises_ends_with_the_stop_and_passes_a_cancellati
         assert await session.or_stop(value) == 7
         with pytest.raises(ValueError, match="foreign"):
             await session.or_stop(raise_error, ValueError("foreign"))
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.or_stop, forever)
-            await settle()
-            group.cancel_scope.cancel()
+        assert await cancelled_when_settled(session.or_stop, forever)
         async with (
             in_task(session.or_stop, forever) as waiting,
             in_task(session.global_step.wait_for, 100) as waiting_for_step,

@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -15,72 +14,32 @@ from asynchooks import (
     SharedSessionCreator,
     StepContext,
     StopAtStepHook,
-    StopTraining,
 )
 from asynchooks.data import map_concurrent
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import in_task, settle
-from ..support.moments import HeldStep, at, counting, losing, lost, moments_of, train
-
-pytestmark = pytest.mark.anyio
+from ..support.helpers import cancelled_when_settled, in_task, settle, turns
+from ..support.moments import HeldStep, at, counting, losing, lost, moments_of, scripted, train
 
 
-@pytest.mark.parametrize("what", ["close", "run"])
-async def test_leaving_waits_for_what_another_task_does(what: str) -> None:
+async def test_leaving_waits_for_a_close_in_another_task() -> None:
+    """For a run, see tests/explore."""
     may_go_on, log = anyio.Event(), list[str]()
+
+    async def end(session: Any) -> None:
+        await may_go_on.wait()
+        log.append("end")
 
     async def go_on() -> None:
         await settle()
         may_go_on.set()
 
-    async def wait(*_: object) -> dict[str, int]:
-        await may_go_on.wait()
-        log.append(what)
-        return {}
-
-    hooks = [at(end=wait)] if what == "close" else []
     async with anyio.create_task_group() as group:
-        async with MonitoredSession(hooks, wait if what == "run" else dict) as session:
-            group.start_soon(*([session.run, []] if what == "run" else [session.close]))
+        async with counting(at(end=end)) as session:
+            group.start_soon(session.close)
             await settle()
             group.start_soon(go_on)
-        assert log == [what]
-
-
-async def test_leaving_by_an_error_waits_for_another_task_s_run() -> None:
-    may_go_on, log = anyio.Event(), list[str]()
-
-    async def step() -> dict[str, int]:
-        await may_go_on.wait()
-        log.append("run")
-        return {}
-
-    async def go_on() -> None:
-        await settle()
-        may_go_on.set()
-
-    async with anyio.create_task_group() as group:
-        with pytest.raises(ValueError, match="of the block"):
-            async with MonitoredSession([], step) as session:
-                group.start_soon(session.run, [])
-                await settle()
-                group.start_soon(go_on)
-                raise ValueError("of the block")
-        assert log == ["run"]
-
-
-async def test_a_run_that_waits_for_its_turn_makes_no_step_after_a_stop() -> None:
-    async def run() -> None:
-        with pytest.raises(StopTraining, match="waiting to run a step"):
-            await session.run([])
-
-    async with anyio.create_task_group() as group, counting() as session:
-        async with session.global_step.exclusive():
-            group.start_soon(run)
-            await settle()
-            session.request_stop()  # and its turn comes before it goes on
-    assert session.global_step == 0
+        assert log == ["end"]
 
 
 async def test_a_side_task_that_fails_behind_a_cancellation_stops_the_other_workers() -> None:
@@ -99,18 +58,6 @@ async def test_a_side_task_that_fails_behind_a_cancellation_stops_the_other_work
                 scope.cancel()
                 await anyio.sleep_forever()
         assert other.should_stop()
-
-
-async def test_leaving_ends_the_wait_in_another_task_s_run() -> None:
-    async def run() -> None:
-        with pytest.raises(StopTraining):
-            await session.run([])
-
-    session = counting(at(before_run=lambda context: context.global_step.wait_for(9)))
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as group, session:
-            group.start_soon(run)
-            await settle()
 
 
 async def test_a_run_while_the_session_opens_is_refused() -> None:
@@ -168,10 +115,7 @@ async def test_a_run_cancelled_while_it_recovers_leaves_the_session_usable() -> 
     hook = at(after_create_session=lambda _, coord: coord.start_soon(may_go_on.wait))
     creator = ScriptedSessionCreator(raws)
     async with MonitoredSession([hook], creator, step_runner="inline") as session:
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, [])
-            await settle()
-            group.cancel_scope.cancel()
+        assert await cancelled_when_settled(session.run, [])
         may_go_on.set()
         assert not session.should_stop()
         assert await session.run([]) == []
@@ -186,7 +130,7 @@ async def test_a_session_whose_hooks_were_not_all_called_is_never_handed_out() -
             raise ValueError("in after_create_session")
 
     hooks = [at(after_create_session=fail_once), last]
-    async with MonitoredSession(hooks, ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, *hooks) as session:
         with pytest.raises(ValueError, match="in after_create_session"):
             await session.run([])
         assert session.should_stop()
@@ -224,18 +168,13 @@ async def test_a_coroutine_that_a_thread_made_too_late_is_closed_and_gives_its_t
         async with session:
             await acts[place]()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(act)
-        await held.has_begun()
-        group.cancel_scope.cancel()
-        if grace_secs > 1 or place == "map":
-            held.may_end.set()
+    await held.cancel_in(act, ends=grace_secs > 1 or place == "map")
     held.may_end.set()
     with anyio.fail_after(20):
         while not made or inspect.getcoroutinestate(made[0]) != inspect.CORO_CLOSED:
-            await anyio.lowlevel.checkpoint()
+            await turns()
         while session.global_step.statistics().tickets:
-            await anyio.lowlevel.checkpoint()
+            await turns()
     assert len(made) == 1
 
 
@@ -251,10 +190,7 @@ async def test_near_the_limit_a_step_that_never_ends_stops_the_others_short_and_
     hooks = [StopAtStepHook(last_step=10)]
     other = MonitoredSession([], creator, 0.01, step_runner="thread")
     async with MonitoredSession(hooks, creator, 0.01) as session, other:
-        async with anyio.create_task_group() as group:
-            group.start_soon(other.run, [], {"hangs": True})
-            await held.has_begun()
-            group.cancel_scope.cancel()
+        await held.cancel_in(other.run, [], {"hangs": True}, ends=False)
         await train(session)
         assert session.global_step.value == 9
         assert session.global_step.statistics().tickets == 1  # the thread still holds it

@@ -21,11 +21,9 @@ from asynchooks import (
 from asynchooks.metrics import Histogram
 from asynchooks.simulation import Simulation
 
-from ..simulation.engines import on_every_engine
+from ..simulation.engines import simulated
 from ..support.helpers import settle
 from ..support.moments import at, counting, train
-
-pytestmark = pytest.mark.anyio
 
 MOMENTS = ["begin", "after_create_session", "before_run", "end", "after_close"]
 
@@ -60,35 +58,32 @@ async def test_phase_limit_and_reason_are_those_of_the_moment_and_metrics_may_be
     assert after.metrics == {"seen": 4.0}
 
 
-@on_every_engine
-def test_the_rate_is_that_of_the_last_ten_seconds_and_begins_afresh_at_a_loss(backend: Any) -> None:
-    simulation, rates = Simulation(backend=backend), list[Any]()
-    pause = 1.0
+@simulated
+async def test_the_rate_is_that_of_the_last_ten_seconds_and_begins_afresh_at_a_loss(
+    simulation: Simulation,
+) -> None:
+    rates, pause = list[Any](), 1.0
 
     async def step() -> dict[str, float]:
         await simulation.sleep(pause)
         return {}
 
-    async def main() -> None:
-        nonlocal pause
-        creator = SharedSessionCreator(step)
-        async with MonitoredSession([StopAtStepHook(last_step=100)], creator) as session:
-            rates.append(session.status())
-            for _ in range(20):
-                await session.run([])
-            rates.append(session.status())
-            pause = 0.25
-            for _ in range(48):
-                await session.run([])
-                session.status()
-            rates.append(session.status())
-            session.global_step.restart(60)
-            rates.append(session.status())
-            await session.run([])
-            rates.append(session.status())
+    creator = SharedSessionCreator(step)
+    async with MonitoredSession([StopAtStepHook(last_step=100)], creator) as session:
         rates.append(session.status())
-
-    simulation.run(main)
+        for _ in range(20):
+            await session.run([])
+        rates.append(session.status())
+        pause = 0.25
+        for _ in range(48):
+            await session.run([])
+            session.status()
+        rates.append(session.status())
+        session.global_step.restart(60)
+        rates.append(session.status())
+        await session.run([])
+        rates.append(session.status())
+    rates.append(session.status())
     assert [(each.steps_per_sec, each.secs_left) for each in rates] == [
         (None, None), (1.0, 80.0), (4.0, 8.0), (None, None), (4.0, 9.75), (None, None),
     ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -17,9 +16,8 @@ from asynchooks import (
     StopAtStepHook,
 )
 
+from ..support.helpers import turns
 from ..support.moments import at, together, train
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread", "async"])
@@ -33,7 +31,7 @@ async def test_a_run_knows_its_own_step_while_others_go_on(stride: int, runner: 
         return {"made": made, **({"global_step": made} if stride > 1 else {})}
 
     async def async_step() -> dict[str, int]:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         return step()
 
     def before_run(run_context: SessionRunContext) -> SessionRunArgs:
@@ -43,7 +41,7 @@ async def test_a_run_knows_its_own_step_while_others_go_on(stride: int, runner: 
     async def after_run(run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if run_context.step == 1:
             await run_context.global_step.wait_for(2)  # by another worker
-        await anyio.lowlevel.checkpoint()
+        await turns()
         seen.append((run_context.step, run_values.results))
         others.append(run_context.global_step.value - run_context.step)
 

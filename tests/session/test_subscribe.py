@@ -8,20 +8,17 @@ import weakref
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
 from asynchooks import MonitoredSession, Status, StopAtStepHook, Subscription
 from asynchooks.simulation import Simulation
 
-from ..simulation.engines import on_every_engine
-from ..support.helpers import in_task, raises_at, settle
+from ..simulation.engines import simulated
+from ..support.helpers import in_task, raises_at, settle, turns
 from ..support.loops import anyio_backend as anyio_backend
 from ..support.moments import at, counting
 from ..support.moments import train as run_steps
-
-pytestmark = pytest.mark.anyio
 
 ALL = ["new", "opening", *["open"] * 4, "closing", "closed"]
 
@@ -176,8 +173,7 @@ async def test_statuses_that_never_cease_do_not_hold_the_loop() -> None:
                 assert num_seen < 100_000, "it never lets other tasks run"
 
         group.start_soon(watch)
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
+        await turns(20)
         group.cancel_scope.cancel()
     assert num_seen > 0
 
@@ -197,23 +193,20 @@ async def test_another_event_loop_in_a_thread_may_follow() -> None:
     assert phases(there.value) == ALL
 
 
-@on_every_engine
-def test_it_gives_one_every_so_many_seconds(backend: Any) -> None:
-    simulation, seen = Simulation(backend=backend), list[tuple[float, str]]()
+@simulated
+async def test_it_gives_one_every_so_many_seconds(simulation: Simulation) -> None:
+    seen: list[tuple[float, str]] = []
 
     async def watch(session: MonitoredSession) -> None:
         async for status in session.subscribe(every_secs=2.0):
             seen.append((simulation.now, status.phase))
 
-    async def main() -> None:
-        session = counting()
-        task = simulation.start(watch, session)
-        await simulation.sleep(1.0)
-        async with session:
-            await simulation.sleep(5.0)
-        await task.wait()
-
-    simulation.run(main)
+    session = counting()
+    task = simulation.start(watch, session)
+    await simulation.sleep(1.0)
+    async with session:
+        await simulation.sleep(5.0)
+    await task.wait()
     assert seen == [
         (0.0, "new"), (1.0, "opening"), (1.0, "open"), (3.0, "open"), (5.0, "open"),
         (6.0, "closing"), (6.0, "closed"),

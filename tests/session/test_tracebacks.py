@@ -19,8 +19,6 @@ from asynchooks import (
 
 from ..support.helpers import raises_at
 
-pytestmark = pytest.mark.anyio
-
 OURS = str(Path(asynchooks.__file__).parent) + "/"
 RUNNERS = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]

@@ -1,4 +1,4 @@
-"""Tests that take `backend`, or a simulation, run on every engine."""
+"""What tests of simulations share."""
 
 from __future__ import annotations
 
@@ -6,22 +6,8 @@ from typing import Any
 
 import pytest
 
-from asynchooks.simulation import Simulation
-
-from .engines import BACKENDS
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
 
 @pytest.fixture
 def log() -> list[Any]:
     """What a test's tasks have done, in order."""
     return []
-
-
-@pytest.fixture
-def simulation(backend: Any) -> Simulation:
-    return Simulation(backend=backend)

@@ -23,7 +23,7 @@ from asynchooks.simulation import (
 )
 from asynchooks.simulation import explore as search
 
-from .engines import BACKENDS
+from .engines import on_event_loops
 
 Program = Callable[[Simulation], Awaitable[Any]]
 
@@ -111,7 +111,6 @@ async def lost_event(simulation: Simulation) -> None:
     assert log[0] == "event", log
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_every_order_is_tried_once(backend: Any) -> None:
     seen: list[str] = []
     found = explore(permuting(seen), backend=backend, max_delays=6)
@@ -123,7 +122,6 @@ def test_every_order_is_tried_once(backend: Any) -> None:
     assert len(few) < len(seen)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_race_is_found_told_and_replayed(backend: Any) -> None:
     error = failure_of(lost_update, backend=backend)
     assert isinstance(error.__cause__, AssertionError)
@@ -134,7 +132,7 @@ def test_a_race_is_found_told_and_replayed(backend: Any) -> None:
     assert repr(error.schedule) in str(error)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@on_event_loops
 def test_what_an_event_loop_wakes_and_what_asynchooks_wakes_run_in_either_order(
     backend: Any,
 ) -> None:
@@ -142,19 +140,11 @@ def test_what_an_event_loop_wakes_and_what_asynchooks_wakes_run_in_either_order(
 
 
 def test_the_first_failure_has_the_fewest_deviations() -> None:
+    seen: list[str] = []
+
     async def main(simulation: Simulation) -> None:
-        order = ""
-
-        async def run(name: str) -> None:
-            nonlocal order
-            await simulation.sleep(1.0)
-            order += name
-
-        tasks = [simulation.start(run, name) for name in "abcd"]
-        await simulation.sleep(2.0)
-        for each in tasks:
-            await each.wait()
-        assert order not in ("acbd", "dcba")
+        await permuting(seen, "abcd")(simulation)
+        assert seen[-1] not in ("acbd", "dcba")
 
     assert len(failure_of(main, max_delays=4).deviations) == 2
 
@@ -165,11 +155,8 @@ async def deadlock(simulation: Simulation) -> None:
         if second_task.is_done:
             await simulation.sleep(float("inf"))
 
-    async def second() -> None:
-        await simulation.sleep(0.0)
-
     first_task = simulation.start(first, name="first")
-    second_task: Any = simulation.start(second, name="second")
+    second_task: Any = simulation.start(simulation.sleep, 0.0, name="second")
     await first_task.wait()
     await second_task.wait()
 
@@ -178,7 +165,6 @@ def test_a_deadlock_in_one_order_is_a_failure() -> None:
     assert isinstance(failure_of(deadlock).__cause__, DeadlockError)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_task_that_main_leaves_is_a_failure(backend: Any) -> None:
     async def main(simulation: Simulation) -> None:
         simulation.start(simulation.sleep, 5.0, name="forgotten")
@@ -190,7 +176,6 @@ def test_a_task_that_main_leaves_is_a_failure(backend: Any) -> None:
         replay(main, error, backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_task_is_cancelled_at_each_of_its_waits(backend: Any) -> None:
     ends: list[int] = []
 
@@ -211,7 +196,6 @@ def test_a_task_is_cancelled_at_each_of_its_waits(backend: Any) -> None:
     assert {*ends} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_clean_up_that_a_cancellation_skips_is_found(backend: Any) -> None:
     async def main(simulation: Simulation) -> None:
         held = False
@@ -232,7 +216,6 @@ def test_clean_up_that_a_cancellation_skips_is_found(backend: Any) -> None:
         replay(main, error, backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_is_raised_at_each_await_of_the_user(backend: Any) -> None:
     seen: list[Any] = []
 

@@ -43,11 +43,8 @@ def test_sleeps_end_at_exactly_their_times_and_equal_ones_in_the_order_of_asking
 
 @pytest.mark.parametrize("secs", [-1e-300, math.nan, "1", None])
 def test_a_sleep_of_no_length_is_refused(simulation: Simulation, secs: Any) -> None:
-    async def main() -> None:
-        await simulation.sleep(secs)
-
     with pytest.raises(ValueError, match=rf"secs is {secs!r}; give virtual seconds >= 0"):
-        simulation.run(main)
+        simulation.run(simulation.sleep, secs)
 
 
 @simulated
@@ -228,7 +225,7 @@ def test_until_a_time_lets_its_events_happen_and_none_later(simulation: Simulati
     assert simulation.run(main, until=3) is None
     assert times == [1.0, 2.0, 3.0, 3.25]
     between = Simulation(backend=simulation.backend)
-    between.run(lambda: between.sleep(10), until=2.5)
+    between.run(between.sleep, 10, until=2.5)
     assert between.now == 2.5
 
 

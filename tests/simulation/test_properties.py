@@ -33,28 +33,32 @@ class Halted(BaseException):
     """What a script raises that is no Exception."""
 
 
+def _op(name: str, *args: st.SearchStrategy[Any]) -> st.SearchStrategy[Op]:
+    return st.tuples(st.just(name), *args)
+
+
 def _simple() -> st.SearchStrategy[Op]:
     scripts, slots = st.integers(0, NUM_SCRIPTS - 1), st.integers(0, NUM_SLOTS - 1)
     return st.one_of(
-        st.tuples(st.just("sleep"), _SECS),
-        st.tuples(st.just("sleep"), _SECS),
-        st.tuples(st.just("quiescence")),
-        st.tuples(st.just("start"), scripts),
-        st.tuples(st.just("cancel"), scripts),
-        st.tuples(st.just("wait"), scripts, st.one_of(st.none(), _SECS)),
-        st.tuples(st.just("park"), slots, st.one_of(st.none(), _SECS, _SECS)),
-        st.tuples(st.just("wake"), slots),
-        st.tuples(st.just("set"), st.integers(0, 2)),
-        st.tuples(st.just("fail"), st.sampled_from([Failed, Failed, Halted])),
+        _op("sleep", _SECS),
+        _op("sleep", _SECS),
+        _op("quiescence"),
+        _op("start", scripts),
+        _op("cancel", scripts),
+        _op("wait", scripts, st.none() | _SECS),
+        _op("park", slots, st.one_of(st.none(), _SECS, _SECS)),
+        _op("wake", slots),
+        _op("set", st.integers(0, 2)),
+        _op("fail", st.sampled_from([Failed, Failed, Halted])),
     )
 
 
 def _nested(ops: st.SearchStrategy[Op]) -> st.SearchStrategy[Op]:
     bodies = st.lists(ops, min_size=1, max_size=4)
     return st.one_of(
-        st.tuples(st.just("shield"), st.one_of(st.none(), _SECS), bodies),
-        st.tuples(st.just("finally"), bodies, bodies),
-        st.tuples(st.just("swallow"), bodies),
+        _op("shield", st.none() | _SECS, bodies),
+        _op("finally", bodies, bodies),
+        _op("swallow", bodies),
     )
 
 

@@ -108,9 +108,9 @@ def test_ctrl_c_ends_the_run_with_clean_up_in_virtual_time_busy_or_waiting() -> 
 
 
 def test_a_second_run_is_refused(simulation: Simulation) -> None:
-    simulation.run(lambda: simulation.sleep(1))
+    simulation.run(simulation.sleep, 1)
     with pytest.raises(SimulationError, match="has run; make another one"):
-        simulation.run(lambda: simulation.sleep(1))
+        simulation.run(simulation.sleep, 1)
     with pytest.raises(SimulationError, match="the simulation is over"):
         simulation.start(simulation.sleep, 1)
 

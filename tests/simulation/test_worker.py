@@ -17,7 +17,6 @@ from asynchooks.simulation import (
     Exponential,
     Network,
     Preemption,
-    Queue,
     Simulation,
     Uniform,
     Worker,
@@ -86,26 +85,23 @@ def test_a_session_gives_the_outcome_of_its_step_which_an_update_may_make_useles
     [(1, [0.0, 0.0, 0.5, 5.0], [1.0, 2.0, 3.0, 6.0], 1.0 + 1.5),
      (2, [0.0, 0.0, 0.5, 0.75], [1.0, 1.0, 2.0, 2.0], 0.5 + 0.25)],
 )  # fmt: skip
-def test_requests_are_served_in_order_of_arrival(
+@simulated
+async def test_requests_are_served_in_order_of_arrival(
     simulation: Simulation, num_servers: int, arrivals: list[float], ends: list[float],
     queued: float, log: list[float],
 ) -> None:  # fmt: skip
-    queues: list[Queue] = []
+    queue = simulation.queue(Constant(1.0), num_servers=num_servers)
 
     async def customer(arrives: float) -> None:
         await simulation.sleep(arrives)
-        took = await queues[0].serve()
+        took = await queue.serve()
         assert took == simulation.now - arrives
         log.append(simulation.now)
 
-    async def main() -> None:
-        queues.append(simulation.queue(Constant(1.0), num_servers=num_servers))
-        for task in [simulation.start(customer, each) for each in arrivals]:
-            await task.wait()
-
-    simulation.run(main)
+    for task in [simulation.start(customer, each) for each in arrivals]:
+        await task.wait()
     assert log == ends
-    assert (queues[0].num_served, queues[0].secs_busy, queues[0].secs_queued) == (4, 4.0, queued)
+    assert (queue.num_served, queue.secs_busy, queue.secs_queued) == (4, 4.0, queued)
 
 
 @simulated

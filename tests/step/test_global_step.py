@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,13 +28,10 @@ from asynchooks import (
 )
 from asynchooks.simulation import Simulation
 
-from ..simulation.engines import on_every_engine
-from ..support.helpers import counting_creator, in_task, settle
-from ..support.moments import together
+from ..simulation.engines import simulated
+from ..support.helpers import counting_creator, in_task, settle, turns
 from ..support.steps import Call, bound
 from ..support.virtual_kernel import Trampoline
-
-pytestmark = pytest.mark.anyio
 
 
 def test_it_stands_for_its_value_where_a_number_is_meant() -> None:
@@ -62,11 +58,11 @@ async def test_a_waiter_gets_the_value_that_woke_it_though_the_step_has_gone_bac
     assert late.value == 13
 
 
-@given(st.lists(st.tuples(st.sampled_from("wcp"), st.integers(0, 9)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("wwccppt"), st.integers(0, 9)), max_size=60))
 def test_those_due_are_woken_once_in_order_of_step_and_asking(
     actions: list[tuple[str, int]],
 ) -> None:
-    """They wait, are cancelled, or a step is published and set back."""
+    """They wait, are cancelled, many time out, or a step is published and set back."""
     step, engine, woken = GlobalStep(-1), Trampoline(), list[tuple[int, int]]()
     waiting: dict[tuple[int, int], Call] = {}
 
@@ -80,6 +76,11 @@ def test_those_due_are_woken_once_in_order_of_step_and_asking(
         elif action == "c" and waiting:
             waiting.pop(sorted(waiting)[number % len(waiting)]).cancel()
             engine.fire_next()
+        elif action == "t":
+            for _ in range(70):  # entries of waits that have ended are swept
+                outcome = Call(step.wait_for, number, engine=engine, timeout=0).outcome
+                assert isinstance(outcome, TimeoutError)
+            assert str(outcome).startswith(f"global_step {number} did not come within 0 s")
         elif action == "p":
             step.publish(number)
             step.restart(-1)
@@ -98,23 +99,6 @@ def test_a_value_below_or_of_another_epoch_is_ignored() -> None:
     step.restart(2)
     step.publish(9, epoch=0)
     assert (seen, step.value) == ([5, 5, 6, 7], 2)
-
-
-async def test_many_waits_that_time_out_leave_the_others_their_order() -> None:
-    step, seen = GlobalStep(), list[int]()
-
-    async def wait(value: int) -> None:
-        seen.append(await step.wait_for(value))
-
-    async with in_task(together, *(partial(wait, value) for value in (3, 1, 5, 2, 4))):
-        for value in range(300):
-            with pytest.raises(TimeoutError, match=r"global_step \d did not come within 0 s"):
-                await step.wait_for(1 + value % 7, timeout=0)
-        assert step.statistics().tasks_waiting_for_step == 5
-        for value in range(1, 6):
-            step.publish(value)
-            await settle()
-    assert seen == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("timeout", ["1", True, -1, math.nan])
@@ -187,7 +171,7 @@ async def test_a_lone_step_that_waits_for_itself_is_an_error(is_base: bool) -> N
     """By the handle of the session, or by that of its creator."""
 
     async def train() -> dict[str, Any]:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         step = session.raw_session().global_step if is_base else session.global_step
         with pytest.raises(StepUnreachableError, match=f"global_step 3 can .*{ITSELF}"):
             await step.wait_for(3)
@@ -246,9 +230,8 @@ async def test_a_step_that_waits_for_workers_that_wait_for_its_end_is_an_error()
     assert other.global_step.value == 2
 
 
-@on_every_engine
-def test_the_wait_of_a_body_that_is_left_alone_is_lost(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+@simulated
+async def test_the_wait_of_a_body_that_is_left_alone_is_lost(simulation: Simulation) -> None:
     creator = SharedSessionCreator(counting_creator())
 
     async def train() -> None:
@@ -257,22 +240,18 @@ def test_the_wait_of_a_body_that_is_left_alone_is_lost(backend: Any) -> None:
                 await session.run([])
                 await simulation.sleep(20.0)
 
-    async def main() -> None:
-        async with MonitoredSession([], creator) as session:
-            simulation.start(train)
-            await simulation.sleep(0.0)
-            assert await session.global_step.wait_for(4) == 4
-            with pytest.raises(StepUnreachableError):
-                await session.global_step.wait_for(5)
-            assert simulation.now == 90.0
-
-    simulation.run(main)
+    async with MonitoredSession([], creator) as session:
+        simulation.start(train)
+        await simulation.sleep(0.0)
+        assert await session.global_step.wait_for(4) == 4
+        with pytest.raises(StepUnreachableError):
+            await session.global_step.wait_for(5)
+        assert simulation.now == 90.0
 
 
-@on_every_engine
 @pytest.mark.parametrize("what", ["a run", "a publisher", "a timeout"])
-def test_a_body_waits_on_for_what_comes_late(backend: Any, what: str) -> None:
-    simulation = Simulation(backend=backend)
+@simulated
+async def test_a_body_waits_on_for_what_comes_late(simulation: Simulation, what: str) -> None:
     step = GlobalStep(num_workers=1, published_only=what == "a publisher")
 
     async def train() -> dict[str, Any]:
@@ -283,19 +262,16 @@ def test_a_body_waits_on_for_what_comes_late(backend: Any, what: str) -> None:
         await simulation.sleep(100.0)
         step.publish(1)
 
-    async def main() -> None:
-        async with MonitoredSession([], FunctionSessionCreator(train, global_step=step)) as session:
-            if what == "a timeout":
-                with pytest.raises(TimeoutError):
-                    await session.global_step.wait_for(9, timeout=100.0)
-            else:
-                call = partial(session.run, []) if what == "a run" else publish
-                task = simulation.start(call)
-                assert await session.global_step.wait_for(1) == 1
-                await task.wait()
-        assert simulation.now == 100.0
-
-    simulation.run(main)
+    async with MonitoredSession([], FunctionSessionCreator(train, global_step=step)) as session:
+        if what == "a timeout":
+            with pytest.raises(TimeoutError):
+                await session.global_step.wait_for(9, timeout=100.0)
+        else:
+            call = partial(session.run, []) if what == "a run" else publish
+            task = simulation.start(call)
+            assert await session.global_step.wait_for(1) == 1
+            await task.wait()
+    assert simulation.now == 100.0
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
@@ -363,7 +339,7 @@ def test_what_is_no_step_and_no_number_of_workers_are_refused() -> None:
 
 
 async def says_nothing() -> dict[str, float]:
-    await anyio.lowlevel.checkpoint()
+    await turns()
     return {}
 
 

@@ -23,8 +23,6 @@ from ..support.helpers import in_task
 from ..support.steps import Call, IdleSource, World, ask, fed, run, take
 from ..support.virtual_kernel import Trampoline
 
-pytestmark = pytest.mark.anyio
-
 LIVE, LOST, CLOSED = SourceState.LIVE, SourceState.LOST, SourceState.CLOSED
 
 

@@ -8,15 +8,12 @@ import threading
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import Coordinator, MonitoredSession
 
-from ..support.helpers import KeepsCoord, counting_creator, in_task
+from ..support.helpers import KeepsCoord, counting_creator, in_task, turns
 from ..support.moments import at
-
-pytestmark = pytest.mark.anyio
 
 
 def started(target: Any, name: str = "worker") -> threading.Thread:
@@ -84,7 +81,7 @@ async def test_stop_on_exception_reports_errors_and_lets_interrupts_and_cancella
             raise error
     with anyio.CancelScope() as scope, coord.stop_on_exception():
         scope.cancel()
-        await anyio.lowlevel.checkpoint()
+        await turns()
     assert scope.cancelled_caught
     assert not coord.should_stop()
     with coord.stop_on_exception():

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -18,10 +17,8 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import settle
+from ..support.helpers import settle, turns
 from ..support.moments import NOW, at, counting, train
-
-pytestmark = pytest.mark.anyio
 
 
 class TakenError(PreemptionError):
@@ -44,7 +41,7 @@ async def fan_out(*parts: Callable[[], Coroutine[Any, Any, object]]) -> None:
 
 async def lose(make: Callable[[], Exception] = lost) -> None:
     async def fail() -> None:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         raise make()
 
     await fan_out(anyio.sleep_forever, fail)

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -23,7 +22,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import RecordingHook, ScriptedSession
 
 from ..support.helpers import KeepsCoord, in_task, raises_at
 from ..support.moments import (
@@ -35,17 +34,14 @@ from ..support.moments import (
     losing_step,
     lost,
     moments_of,
-    together,
-    train,
+    scripted,
 )
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_lost_session_is_recreated_and_the_run_repeated_hooks_included() -> None:
     raws, hook, keeps, seen = losing(), RecordingHook("a"), KeepsCoord(), list[Any]()
     sees = at(before_run=lambda _: seen.append(sys.exception()))
-    async with MonitoredSession([hook, keeps, sees], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, hook, keeps, sees) as session:
         async with in_task(session.global_step.wait_for, 1) as waiting:  # no wait ends
             assert await session.run([]) == []
         assert waiting.value == 1
@@ -69,7 +65,7 @@ async def test_preemption_while_creating_is_retried_with_a_new_coordinator_each_
                 raise lost()
 
     hook, raws = FailsTwice(), list[Any]([lost(), *(ScriptedSession() for _ in range(3))])
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws), recovery=NOW) as session:
+    async with scripted(raws, hook, recovery=NOW) as session:
         assert session.raw_session() is raws[3]
     assert len(set(map(id, hook.coords))) == 3
     with pytest.raises(PreemptionError):
@@ -86,7 +82,7 @@ async def test_a_stop_of_a_hook_is_forgotten_with_the_raw_session(found: str) ->
 
     stops = at(before_run=stop) if in_run else at(after_run=stop)
     raws = losing() if in_run else [ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession([keeps, stops], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, keeps, stops) as session:
         await session.run([])
         if not in_run:
             assert session.should_stop()
@@ -114,7 +110,7 @@ class ReportsInRun(KeepsCoord):
 async def test_a_run_error_while_the_coordinator_holds_a_preemption_recovers() -> None:
     hook = ReportsInRun(lost())
     raws = [ScriptedSession([ValueError("a consequence")]), ScriptedSession()]
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, hook) as session:
         assert await session.run([]) == []
         assert not session.should_stop()
     assert len(hook.coords) == 2
@@ -126,7 +122,7 @@ async def test_another_error_of_the_coordinator_replaces_a_preemption_and_no_oth
 ) -> None:
     held, raw = ValueError("held"), ScriptedSession([of_run])
     with pytest.raises(ValueError, match="held") as caught:
-        async with MonitoredSession([ReportsInRun(held)], ScriptedSessionCreator([raw])) as session:
+        async with scripted([raw], ReportsInRun(held)) as session:
             with pytest.raises((ValueError, KeyError)) as left:
                 await session.run([])
             with pytest.raises(StopTraining, match="no run begins after a stop"):
@@ -159,7 +155,7 @@ async def test_a_preemption_held_at_the_end_and_an_error_in_closing_are_only_log
             raise ValueError("cannot close")
 
     keeps, hook = KeepsCoord(), RecordingHook("a")
-    async with MonitoredSession([keeps, hook], ScriptedSessionCreator([FailsToClose()])):
+    async with scripted([FailsToClose()], keeps, hook):
         keeps.coord.request_stop(lost())
     assert "the machine went away" in caplog.text
     assert "cannot close" in caplog.text
@@ -175,38 +171,9 @@ async def test_step_fn_is_called_again_with_the_new_raw_session() -> None:
             await step_context.run_with_hooks([])
         return "done"
 
-    async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws) as session:
         assert await session.run_step_fn(step_fn) == "done"
     assert seen == raws
-
-
-async def test_a_shared_session_is_recreated_once_for_all_workers() -> None:
-    raws = losing(after=6)
-    creator = SharedSessionCreator(ScriptedSessionCreator(raws))
-
-    async def worker() -> None:
-        async with MonitoredSession([StopAtStepHook(last_step=20)], creator) as session:
-            await train(session)
-            assert (session.global_step.value, session.global_step.epoch) == (20, 1)
-
-    await together(*[worker] * 4)
-    assert [raw.is_closed for raw in raws] == [True, True]
-    assert raws[1].read_step() == 20
-
-
-async def test_a_worker_on_its_way_to_a_run_does_not_run_on_a_session_given_up_meanwhile() -> None:
-    may_go, raws = anyio.Event(), losing()
-    creator = SharedSessionCreator(ScriptedSessionCreator(raws))
-
-    async def late() -> None:
-        async with MonitoredSession([at(before_run=lambda _: may_go.wait())], creator) as session:
-            await session.run([])
-            assert session.raw_session() is raws[1]
-
-    async with MonitoredSession([], creator) as session, in_task(late):
-        await session.run([])
-        may_go.set()
-    assert [raw.num_runs for raw in raws] == [1, 2]
 
 
 async def test_a_function_session_keeps_its_step_when_recreated() -> None:
@@ -319,30 +286,3 @@ async def test_a_step_that_outlives_its_raw_session_counts_and_exclusive_waits_f
             with pytest.raises(StopTraining):
                 await loses.run([])
     assert num_steps == 2
-
-
-async def test_a_side_tasks_error_costs_no_end_where_another_worker_loses_the_session() -> None:
-    has_failed, is_recovered, has_ended = (anyio.Event() for _ in range(3))
-    hook, creator = RecordingHook("a"), SharedSessionCreator(losing_step(2))
-
-    async def fail() -> None:
-        raise ValueError("the side task")
-
-    async def other() -> None:
-        async with MonitoredSession([], creator, recovery=NOW) as session:
-            await has_failed.wait()
-            await session.run([])
-            is_recovered.set()
-            await has_ended.wait()
-
-    async with in_task(other):
-        with pytest.raises(ValueError, match="the side task"):
-            async with MonitoredSession([hook], creator, recovery=NOW) as session:
-                await session.run([])
-                session.start_soon(fail)
-                while not session.should_stop():
-                    await anyio.lowlevel.checkpoint()
-                has_failed.set()
-                await is_recovered.wait()
-        has_ended.set()
-    assert moments_of(hook)[-2:] == ["end", "on_error"]

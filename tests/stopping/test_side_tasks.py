@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
     Coordinator,
-    MonitoredSession,
     OnFailure,
     Restart,
     StopTraining,
 )
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import RecordingHook, ScriptedSession
 
-from ..support.helpers import KeepsCoord, settle
-from ..support.moments import at, counting, losing, lost, moments_of
-
-pytestmark = pytest.mark.anyio
+from ..support.helpers import KeepsCoord, settle, turns
+from ..support.moments import at, counting, losing, lost, moments_of, scripted
 
 
 class Failing:
@@ -82,35 +77,6 @@ async def test_the_first_error_leaves_from_wherever_it_comes_and_the_next_is_its
     assert errors[0].__notes__[-1] == f"then, {last}: KeyError('second')"
 
 
-async def test_at_a_clean_end_side_tasks_are_stopped_and_start_no_other_ones() -> None:
-    log: list[str] = []
-
-    async def act() -> None:
-        try:
-            while True:
-                await session.or_stop(anyio.lowlevel.checkpoint)
-        finally:
-            log.append("or_stop")
-
-    async def start_another() -> None:
-        with contextlib.suppress(StopTraining):
-            await session.global_step.wait_for(10**6)
-        with pytest.raises(StopTraining, match="the session ends"):
-            session.start_soon(anyio.lowlevel.checkpoint)
-        log.append("refused")
-
-    async with counting() as session:
-        task = Failing(session)
-        for each in (task, act, start_another):
-            session.start_soon(each)
-        for _ in range(5):
-            await anyio.lowlevel.checkpoint()
-    assert task.is_stopped
-    assert sorted(log) == ["or_stop", "refused"]
-    assert session.stop_reason is None
-    assert session.status().side_tasks == ()
-
-
 async def test_a_side_task_that_stops_unasked_is_said(caplog: pytest.LogCaptureFixture) -> None:
     async with counting() as session:
         session.start_soon(Failing(session, StopTraining("had enough")))
@@ -166,7 +132,7 @@ async def test_a_side_task_of_the_session_outlives_a_lost_raw_session_and_a_hook
         log.append("hook's ends")
 
     hooks = [at(after_create_session=lambda _, coord: coord.start_soon(watch, coord))]
-    async with MonitoredSession(hooks, ScriptedSessionCreator(losing())) as session:
+    async with scripted(losing(), *hooks) as session:
         await settle()
         task = Failing(session)
         session.start_soon(task)
@@ -182,7 +148,7 @@ async def test_a_side_task_of_the_session_outlives_a_lost_raw_session_and_a_hook
 async def test_a_preemption_error_in_a_task_of_the_session_leaves_and_recovers_nothing() -> None:
     raw, error = ScriptedSession(), lost("of the task")
     with pytest.raises(type(error), match="of the task"):
-        async with MonitoredSession([], ScriptedSessionCreator([raw])) as session:
+        async with scripted([raw]) as session:
             session.start_soon(Failing(session, error))
             await settle()
             assert session.should_stop()
@@ -241,7 +207,7 @@ async def test_a_stop_ends_the_pause_before_a_restart() -> None:
             restart = Restart(first_pause_secs=3600, longest_pause_secs=3600)
             session.start_soon(task, on_failure=restart)
             while task.num_calls < 2:
-                await anyio.lowlevel.checkpoint()
+                await turns()
             await settle()
     assert task.num_calls == 2
 

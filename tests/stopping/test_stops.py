@@ -9,7 +9,6 @@ import threading
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -25,7 +24,7 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..support.faults import LOOPS
-from ..support.helpers import KeepsCoord, counting_creator, in_task, settle
+from ..support.helpers import KeepsCoord, counting_creator, in_task, settle, turns
 from ..support.moments import (
     NOW,
     at,
@@ -34,10 +33,9 @@ from ..support.moments import (
     losing_step,
     lost,
     moments_of,
+    scripted,
 )
 from ..support.stop_requests import AT, REASON, WAYS, Training
-
-pytestmark = pytest.mark.anyio
 
 KINDS = pytest.mark.parametrize("kind", ["plain", "async"])
 
@@ -48,7 +46,7 @@ def step_of(kind: str, calls: list[int]) -> Any:
         return {"calls": len(calls)}
 
     async def suspends(x: int = 0) -> dict[str, int]:
-        await anyio.lowlevel.checkpoint()
+        await turns()
         return step(x)
 
     return step if kind == "plain" else suspends
@@ -171,7 +169,7 @@ async def test_run_step_fn_does_not_refuse_but_its_runs_with_hooks_do() -> None:
 
 async def test_a_stop_that_was_asked_for_for_good_needs_no_recovery_first() -> None:
     hook, raws = KeepsCoord(), [ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, hook) as session:
         hook.coord.request_stop(lost())
         session.request_stop(REASON)
         await run_refused(session)
@@ -203,7 +201,7 @@ async def test_a_hook_s_stop_for_all_holds_over_a_recovery_and_reaches_its_coord
     keeps, seen = KeepsCoord(), list[bool]()
     acts = at(after_run=stop, end=lambda _: seen.append(keeps.coord.should_stop()))
     raws = [ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession([keeps, acts], ScriptedSessionCreator(raws)) as session:
+    async with scripted(raws, keeps, acts) as session:
         await session.run([])
         assert session.should_stop()
         if is_lost:

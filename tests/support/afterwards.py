@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 
 from asynchooks import SharedSessionCreator
 
 from .faults import Worker
+from .helpers import turns
 from .readings import descriptors
 
 
@@ -21,8 +21,7 @@ async def nothing_left() -> AsyncIterator[None]:
     """What is begun inside is over: tasks, threads, and descriptors by what they are open on."""
     tasks, threads, files = anyio.get_running_tasks(), set(threading.enumerate()), descriptors()
     yield
-    for _ in range(3):  # a task that has done its work ends
-        await anyio.lowlevel.checkpoint()
+    await turns(3)  # a task that has done its work ends
     assert [each for each in anyio.get_running_tasks() if each not in tasks] == []
     for thread in set(threading.enumerate()) - threads:
         if thread.name.startswith("Trio thread"):  # trio keeps them for its next call

@@ -30,6 +30,8 @@ from asynchooks import (
     StopReason,
 )
 
+from .helpers import turns
+
 MANY_SECS = 10
 """How long all workers together may take: a hang is what a broken stop looks like."""
 
@@ -157,9 +159,9 @@ class Fault:
 
     async def at(self, place: str) -> None:
         """A coroutine comes to the place."""
-        await anyio.lowlevel.checkpoint()
+        await turns()
         if self._plays(place, StopAsyncIteration):
-            await anyio.lowlevel.checkpoint()
+            await turns()
 
     def at_plain(self, place: str) -> None:
         """A plain function comes to it, on the event loop or in a thread."""
@@ -175,7 +177,7 @@ class Witness(SessionRunHook):
 
     async def _at(self, place: str) -> None:
         if self.fault is None:
-            await anyio.lowlevel.checkpoint()
+            await turns()
         else:
             await self.fault.at(place)
 
@@ -202,7 +204,7 @@ class Witness(SessionRunHook):
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         self.num_errors += 1
-        await anyio.lowlevel.checkpoint()
+        await turns()
 
 
 class Worker:
@@ -293,7 +295,7 @@ async def play(
             for _ in range(num_steps):
                 if not session.should_stop():
                     await session.run("loss")
-                    await anyio.lowlevel.checkpoint()
+                    await turns()
             return
         if start is Start.LAST and fault.place == "restore":
             workers[place].has_run.set()

@@ -26,6 +26,12 @@ def counting_creator() -> FunctionSessionCreator:
     return FunctionSessionCreator(counting_step()[0])
 
 
+async def turns(num: int = 1) -> None:
+    """Let each task that can run do so, so many times."""
+    for _ in range(num):
+        await anyio.lowlevel.checkpoint()
+
+
 async def settle() -> None:
     """Let every task that can run do so until it waits."""
     await anyio.wait_all_tasks_blocked()

@@ -5,13 +5,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from asynchooks import MonitoredSession, PreemptionError, Recovery, SessionRunHook
-from asynchooks.testing import RecordingHook, ScriptedSession
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, hook_of
+from .helpers import counting_creator, hook_of, turns
 
 NOW = Recovery(first_pause_secs=0, longest_pause_secs=0)
 LIMIT_SECS = 20.0
@@ -31,6 +30,11 @@ def plain_at(**moments: Callable[..., Any]) -> SessionRunHook:
 def counting(*hooks: Any, **options: Any) -> MonitoredSession:
     """A session of a step that counts its calls."""
     return MonitoredSession(hooks, counting_creator(), **options)
+
+
+def scripted(raws: list[Any], *hooks: Any, **options: Any) -> MonitoredSession:
+    """A session on these raw sessions, one after the other."""
+    return MonitoredSession(hooks, ScriptedSessionCreator(raws), **options)
 
 
 def moments_of(hook: RecordingHook) -> list[str]:
@@ -65,7 +69,7 @@ async def train(session: MonitoredSession, fetches: Any = ()) -> None:
     """Run steps until the session is to stop, letting other tasks run between them."""
     while not session.should_stop():
         await session.run(fetches)
-        await anyio.lowlevel.checkpoint()
+        await turns()
 
 
 async def together(*fns: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -94,5 +98,11 @@ class HeldStep:
     async def has_begun(self) -> None:
         assert await anyio.to_thread.run_sync(self.begun.wait, 30)
 
-    async def has_ended(self) -> None:
-        assert await anyio.to_thread.run_sync(self.ended.wait, 30)
+    async def cancel_in(self, fn: Callable[..., Any], *args: Any, ends: bool = True) -> None:
+        """Cancel a call as soon as this step has begun in it; its end may come then."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(fn, *args)
+            await self.has_begun()
+            group.cancel_scope.cancel()
+            if ends:
+                self.may_end.set()

@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from asynchooks import MonitoredSession, SessionCreator, SessionRunHook, StopReason
 from asynchooks.testing import RecordingHook
+
+from .helpers import turns
 
 AT = 3
 REASON = StopReason("the test", "it is enough")
@@ -77,7 +78,7 @@ class Asks(SessionRunHook):
             case "a side task that fails":
                 session.start_soon(fail, name="rollouts")
                 while not session.should_stop():
-                    await anyio.lowlevel.checkpoint()
+                    await turns()
 
 
 class PlainAsks(Asks):
@@ -140,7 +141,7 @@ class Training:
                     self.num_runs[i] += 1
                     if i == 0:
                         await self.asks.between(session)
-                    await anyio.lowlevel.checkpoint()
+                    await turns()
                 raise AssertionError("a stop was asked for, and no run ended the block")
         except OSError as error:
             self.left[i] = error

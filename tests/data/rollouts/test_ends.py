@@ -6,20 +6,15 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import FeedHook, MonitoredSession
 from asynchooks.data import shielded
 
 from ...support.afterwards import nothing_left
+from ...support.helpers import turns
 from ..sources import Source
 from .learning import GenerationError, Learner, Sandboxes, log_of, made
-
-
-async def turns(number: float) -> None:
-    for _ in range(int(number)):
-        await anyio.lowlevel.checkpoint()
 
 
 def boxes_in_turns() -> Sandboxes:
@@ -27,7 +22,6 @@ def boxes_in_turns() -> Sandboxes:
     return Sandboxes(lambda secs: turns(3), lambda: 0.0)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("why", ["data", "left", "error", "error of accept", "cancel"])
 @pytest.mark.parametrize("kind", ["items", "items_in_thread", "items_in_group"])
 async def test_the_source_is_closed_and_nothing_is_left(kind: str, why: str) -> None:
@@ -160,14 +154,13 @@ def test_a_timeout_within_a_shield_does_not_use_up_the_cancellation(learner: Lea
     assert ends == [3.0] * 2
 
 
-@pytest.mark.anyio
 async def test_what_a_call_sets_in_its_context_is_not_seen_by_the_next() -> None:
     tag: ContextVar[int] = ContextVar("tag", default=-1)
 
     async def answer(item: int) -> int:
         before = tag.get()
         tag.set(item)
-        await anyio.lowlevel.checkpoint()
+        await turns()
         assert tag.get() == item
         return before
 

@@ -262,7 +262,6 @@ def test_two_parts_of_one_name_are_an_error(live: Any, tmp_path: Path) -> None:
         life.train()
 
 
-@pytest.mark.anyio
 async def test_outside_of_a_journal_a_part_is_just_awaited() -> None:
     assert [await run_once("same", same, number) for number in range(2)] == [0, 1]
     with pytest.raises(TypeError, match="a text that names the part"):
@@ -521,7 +520,6 @@ def test_two_runs_cannot_use_one_journal(live: Any, place: Any) -> None:
     assert len(live(place).train(1).trained) == 2
 
 
-@pytest.mark.anyio
 async def test_a_stage_that_is_cancelled_while_it_opens_its_journal_leaves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,20 +6,19 @@ import math
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from asynchooks import (
     FeedHook,
     GlobalStep,
     InputError,
-    MonitoredSession,
     StopAtStepHook,
 )
 from asynchooks._engine.base import Slot
 from asynchooks.data import Rollout, WhenStale
 
-from ...support.helpers import settle
+from ...hooks.training import run_session
+from ...support.helpers import settle, turns
 from .learning import Learner, log_of, made
 
 
@@ -46,7 +45,6 @@ def test_what_was_begun_or_ready_begins_again_after_a_restore_in_order(learner: 
     assert learner.items == [[0, 3], [8, 9], [10, 11]]
 
 
-@pytest.mark.anyio
 async def test_several_batches_may_make_one_step() -> None:
     """Gradients of two batches are accumulated: the global step moves with each second run."""
     trained: list[int] = []
@@ -56,14 +54,11 @@ async def test_several_batches_may_make_one_step() -> None:
         assert all(each.staleness <= 1 for each in groups)
         return {"global_step": len(trained) // 4}
 
-    async with MonitoredSession([FeedHook(made(source=range(40)), "groups")], step) as session:
-        while not session.should_stop():
-            await session.run([])
+    session = await run_session([FeedHook(made(source=range(40)), "groups")], step)
     assert sorted(trained) == list(range(40))
     assert session.global_step.value == 10
 
 
-@pytest.mark.anyio
 async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop() -> None:
     seen: list[Rollout] = []
 
@@ -73,10 +68,7 @@ async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop
 
     async with made(source=range(1000), max_staleness=0) as stage:
         for _ in range(3):
-            hooks = [FeedHook(stage, "groups"), StopAtStepHook(last_step=5)]
-            async with MonitoredSession(hooks, step) as session:
-                while not session.should_stop():
-                    await session.run([])
+            await run_session([FeedHook(stage, "groups"), StopAtStepHook(last_step=5)], step)
         for _ in range(3):
             seen += await anext(stage)
     assert [each.place for each in seen] == list(range(36))
@@ -85,14 +77,13 @@ async def test_an_open_stage_serves_one_training_after_the_other_and_a_bare_loop
     assert found == [(n // 2, 0) for n in range(9)]
 
 
-@pytest.mark.anyio
 async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
     """Its reader is cancelled as it is put together."""
     scope, weights, seen = anyio.CancelScope(), [0], dict[int, int]()
 
     async def answer(item: int) -> int:
         seen[item] = weights[0]
-        await anyio.lowlevel.checkpoint()
+        await turns()
         return item
 
     def accept(item: int) -> bool:
@@ -168,7 +159,6 @@ def test_its_text_has_the_counts_of_items(learner: Learner) -> None:
 # A version that the program publishes
 
 
-@pytest.mark.anyio
 async def test_threads_may_publish_a_version_and_ask_for_statistics() -> None:
     version, ages = GlobalStep(), list[int]()
     async with made(source=range(40), version=version) as stage:

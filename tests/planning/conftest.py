@@ -1,3 +1,0 @@
-"""Tests that take `backend` run on every kernel."""
-
-from ..simulation.conftest import backend as backend
