@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -27,14 +26,12 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks.simulation import current_simulation
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import settle
 from ..support.hook_models import Losses
 from .preemptions import Counter, saving
 from .training import Holds, run_session, tasks
-from .virtual_time import now, pause, simulate
 
 pytestmark = pytest.mark.anyio
 INF = float("inf")
@@ -348,35 +345,3 @@ async def test_a_worker_that_stays_in_its_block_holds_nothing_up_and_makes_no_st
     assert model.count == 4
     assert "EarlyStoppingHook: no better than 2 of step 4" in str(other.stop_reason)
     assert log.log[-1] == ("other", "end")
-
-
-@pytest.mark.parametrize("secs", [5.0, math.inf])
-def test_a_step_that_is_under_way_is_waited_for_up_to_half_a_minute(
-    secs: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Losses(5, 3, 4, 2, 6, 7, 8)
-
-    async def step(is_slow: bool = False) -> dict[str, Any]:
-        if is_slow:
-            await pause(secs)
-        return model.step()
-
-    async def main() -> None:
-        async def run_slowly() -> None:
-            async with MonitoredSession([], creator, stop_grace_period_secs=0) as other:
-                await other.run([], {"is_slow": True})
-
-        creator = SharedSessionCreator(step)
-        async with MonitoredSession(early_stopping(tmp_path, model), creator) as session:
-            for _ in range(6):
-                await session.run([])
-            task = current_simulation().start(run_slowly)
-            await pause(0.0)
-            await session.run([])
-        assert min(secs, 30) <= now() < 40
-        task.cancel()
-        await task.wait()
-
-    simulate(main)
-    assert model.count == 4, "it comes back after the step"
-    assert ("Runs have been under way for 30 s" in caplog.text) is (secs > 30)

@@ -92,21 +92,15 @@ async def test_a_coroutine_comes_to_its_first_wait_before_the_next_step() -> Non
     assert seen == [(each, each, each) for each in (100, 200)]
 
 
-@both_modes
-async def test_no_worker_runs_a_step_during_an_exclusive_evaluation(mode: Evaluate) -> None:
-    """Nor where a concurrent one asks for that."""
+async def test_no_worker_runs_a_step_during_an_exclusive_evaluation() -> None:
     moves: list[int] = []
 
     async def evaluate(session: Any, step: int) -> dict[str, float]:
-        is_exclusive = mode is Evaluate.EXCLUSIVE
-        async with nullcontext() if is_exclusive else session.global_step.exclusive():
-            begun = session.global_step.value
-            assert step == begun or not is_exclusive
-            await settle()
-            moves.append(session.global_step.value - begun)
+        await settle()
+        moves.append(session.global_step.value - step)
         return {}
 
-    hook = EvaluationHook(evaluate, every_n_steps=10, mode=mode, at_end=False)
+    hook = EvaluationHook(evaluate, every_n_steps=10, mode=Evaluate.EXCLUSIVE, at_end=False)
     creator = SharedSessionCreator(suspending_step)
     async with tasks() as group:
         for hooks in ([hook], [], []):

@@ -23,14 +23,14 @@ from asynchooks import (
     SharedSessionCreator,
     StopTraining,
 )
-from asynchooks.data import batch, prefetch
+from asynchooks.data import prefetch
 from asynchooks.testing import RecordingHook
 
 from ..support.faults import FaultError
 from ..support.helpers import KeepsCoord, in_task, settle
 from ..support.threads import threads_left
 from .inputs import Counted, Diary, gated, trained_with, until_stopped
-from .training import Holds, run_and_close, run_session, run_to, tasks
+from .training import Holds, run_session, run_to, tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -106,24 +106,6 @@ async def test_an_empty_source_is_an_error_for_every_worker() -> None:
                 with pytest.raises(InputError, match="has no items"):
                     await a.run([])
                 await b.run([])
-
-
-@pytest.mark.parametrize("how", ["request_stop", "cancel"])
-async def test_a_stop_ends_the_wait_for_data_at_once(how: str) -> None:
-    diary, scope = Diary(), anyio.CancelScope()
-    source = batch(gated(range(9), {2: anyio.Event()}), 1)
-
-    async def train() -> None:
-        with scope:
-            await run_and_close(session)
-
-    session = MonitoredSession([FeedHook(source, "x")], diary.creator, step_runner="inline")
-    async with tasks() as group:
-        group.start_soon(train)
-        await settle()
-        assert diary.items == [0, 1]
-        scope.cancel() if how == "cancel" else session.request_stop()
-    assert diary.items == [0, 1]
 
 
 async def test_a_preemption_ends_the_wait_and_the_run_is_made_again_with_nothing_lost() -> None:

@@ -14,7 +14,6 @@ from asynchooks import (
     FeedHook,
     InputStateError,
     PreemptionError,
-    SharedSessionCreator,
     StopAtStepHook,
 )
 from asynchooks.data import Stage, batch, interleave, prefetch, repeat, shuffle, take
@@ -89,34 +88,6 @@ async def test_a_model_that_goes_back_ends_its_passes_again(
     model = Epochs({call: PreemptionError("lost") for call in calls})
     items = await train(prefetch(repeat(by_epoch, 4), 2), tmp_path, model=model)
     assert items == [0, 1, -1, 10, 11, -2, 20, 21, -3, 30, 31, -4]
-
-
-@pytest.mark.parametrize("num_workers", [1, 4])
-async def test_workers_call_it_once_for_each_pass_while_no_step_runs(num_workers: int) -> None:
-    in_step, ended, given = 0, list[int](), list[int]()
-
-    async def step(x: int) -> dict[str, Any]:
-        nonlocal in_step
-        in_step += 1
-        for _ in range(x % 3):
-            await anyio.lowlevel.checkpoint()
-        given.append(x)
-        in_step -= 1
-        return {}
-
-    async def end_epoch(session: Any, epoch: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        assert in_step == 0
-        ended.append(epoch)
-
-    creator = SharedSessionCreator(step, num_workers)
-    source = prefetch(repeat(range(10), 5), 4)
-    async with anyio.create_task_group() as workers:
-        for _ in range(num_workers):
-            hooks = [FeedHook(source, "x", after_epoch=end_epoch)]
-            workers.start_soon(run_session, hooks, creator)
-    assert ended == list(range(5))
-    assert sorted(given) == sorted(5 * list(range(10)))
 
 
 @pytest.mark.parametrize("error", [FaultError("it failed"), StopIteration("its data")])

@@ -17,7 +17,6 @@ from asynchooks import (
     CheckpointSaverHook,
     FunctionSessionCreator,
     MonitoredSession,
-    PreemptionError,
     Retention,
     SessionRunArgs,
     SessionRunContext,
@@ -26,7 +25,6 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks.checkpoints import CheckpointDirectory
 
 from ...support.moments import NOW, HeldStep, at
 from ..savers import metrics_of
@@ -171,29 +169,6 @@ async def test_a_cancelled_run_whose_step_was_made_gives_the_metric_of_its_step(
             step.may_end.set()
         assert session.global_step.value == 1
     assert metrics_of(tmp_path) == {0: None, 1: 1.0}
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-async def test_after_a_loss_no_checkpoint_has_a_metric_of_what_was_undone(
-    tmp_path: Path, num_workers: int
-) -> None:
-    model, is_lost = Model(), False
-
-    async def step() -> dict[str, Any]:
-        nonlocal is_lost
-        await anyio.lowlevel.checkpoint()
-        if model.count == 7 and not is_lost:
-            is_lost = True
-            raise PreemptionError("the machine went away")
-        return model.step()
-
-    saver = model.saver_hook(tmp_path, 5)
-    await run_workers(FunctionSessionCreator(step), [], [saver], num_workers, 20)
-    assert is_lost
-    for each in CheckpointDirectory(tmp_path).checkpoints():
-        StateDictSaver(weights=model.weights).restore(each.prefix)
-        assert each.metric in (None, model.weights["loss"][0])
-    assert len([each for each in metrics_of(tmp_path).values() if each is not None]) >= 2
 
 
 async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_it(

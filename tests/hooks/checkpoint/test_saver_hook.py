@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynchooks import (
-    CheckpointInUseError,
     CheckpointSaverHook,
     CheckpointVersionError,
     DamagedCheckpointError,
@@ -279,18 +278,6 @@ async def test_a_refusal_that_leaves_the_first_sessions_block_frees_the_director
 
 
 # Directories, and other places
-
-
-async def test_a_second_hook_on_a_directory_is_refused_and_the_first_goes_on(
-    tmp_path: Path,
-) -> None:
-    first = Held(tmp_path)
-    async with first.session:
-        with pytest.raises(CheckpointInUseError, match="this process uses it already") as caught:
-            await Held(tmp_path).session.open()
-        assert "in begin of CheckpointSaverHook" in caught.value.__notes__
-        await first.run(1)
-    assert saved(tmp_path) == {0: "0", 1: "1"}
 
 
 @pytest.mark.parametrize("error", [DamagedCheckpointError, CheckpointVersionError])
