@@ -16,7 +16,6 @@ import anyio.to_thread
 from asynchooks import (
     CheckpointInUseError,
     CheckpointSaverHook,
-    FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
     SessionRunContext,
@@ -149,7 +148,7 @@ class SlowCopy(CopyingSaver):
 
 
 def session_on(cell: Cell, *hooks: Any, **options: Any) -> MonitoredSession:
-    return MonitoredSession(hooks, FunctionSessionCreator(cell.step), **options)
+    return MonitoredSession(hooks, cell.step, **options)
 
 
 class Held:

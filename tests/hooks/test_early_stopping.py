@@ -271,7 +271,7 @@ async def train_life(
 
 
 @pytest.mark.parametrize("kind", ["fetch", "function", "evaluation"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     numbers=st.lists(st.integers(0, 6), min_size=1, max_size=LONGEST),
     at=st.integers(0, LONGEST), save_steps=st.integers(1, 4), saver_first=st.booleans(),

@@ -102,8 +102,6 @@ async def test_its_error_leaves_the_run_and_is_no_end_of_data(error: Exception) 
     assert model.items == [1]
 
 
-async def test_a_source_of_mixed_passes_and_what_is_no_function_are_refused() -> None:
+async def test_a_source_of_mixed_passes_is_refused() -> None:
     with pytest.raises(InputStateError, match="interleave.* mixes items of several passes"):
         await train(interleave([[1], [2]]))
-    with pytest.raises(TypeError, match="after_epoch is 3; give a function of the session and"):
-        FeedHook([1], after_epoch=3)  # type: ignore[arg-type]

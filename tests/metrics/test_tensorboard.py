@@ -19,7 +19,6 @@ from tensorboard.plugins.histogram.histograms_plugin import HistogramsPlugin
 
 from asynchooks import (
     CheckpointSaverHook,
-    FunctionSessionCreator,
     MetricsHook,
     MonitoredSession,
     StateDictSaver,
@@ -144,7 +143,7 @@ async def train(directory: Path, when_trained: Callable[[], object] = lambda: No
         SummarySaverHook(save_steps=1, output_dir=logs, summary_op="own"),
     ]
     with pytest.raises(ZeroDivisionError):
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        async with MonitoredSession(hooks, step) as session:
             for _ in range(6):
                 await session.run("loss")
             when_trained()

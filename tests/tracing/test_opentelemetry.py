@@ -18,12 +18,12 @@ from opentelemetry.trace import StatusCode
 from asynchooks import (
     EvaluationHook,
     FeedHook,
-    FunctionSessionCreator,
     MonitoredSession,
     OnFailure,
     SessionRunHook,
     TraceHook,
 )
+from asynchooks._engine.recording import recorded_in
 from asynchooks.data import rollouts
 
 from ..support.helpers import cancelled_when_settled, counting_creator, raises_at
@@ -108,7 +108,7 @@ async def test_spans_of_the_program_are_children_of_what_they_are_made_in() -> N
     groups = rollouts(ask, range(8), 2, concurrency=2, max_staleness=2)
     hooks = [TraceHook(tracer=exported.tracer), FeedHook(groups, "groups"),
              EvaluationHook(evaluate, 1, at_end=False)]  # fmt: skip
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+    async with MonitoredSession(hooks, step) as session:
         await session.run([])
         await session.run([])
     found = exported.paths()
@@ -161,7 +161,7 @@ async def fail_to_report() -> None:
 
 
 @pytest.mark.parametrize("is_last_first", [True, False])
-async def test_sessions_that_end_in_any_order_leave_no_span_current(
+async def test_sessions_that_end_in_any_order_leave_no_recorder_and_no_span_current(
     tmp_path: Path, is_last_first: bool
 ) -> None:
     exported = Exported()
@@ -175,6 +175,7 @@ async def test_sessions_that_end_in_any_order_leave_no_span_current(
         await each.close()
         with tracer.start_as_current_span("after"):
             pass
+    assert recorded_in.get() is None  # private: nothing public shows it
     assert not trace.get_current_span().get_span_context().is_valid
     first, second = exported.of("after")
     assert second.parent is None

@@ -15,7 +15,6 @@ from asynchooks import (
     EarlyStoppingHook,
     Evaluate,
     EvaluationHook,
-    FunctionSessionCreator,
     MonitoredSession,
     Retention,
 )
@@ -63,7 +62,7 @@ class Rig:
 
     def session(self, order: int = 1) -> MonitoredSession:
         """With the hooks in this order: as they stand, or with -1 the other way round."""
-        return MonitoredSession(self.hooks[::order], FunctionSessionCreator(self.model.step))
+        return MonitoredSession(self.hooks[::order], self.model.step)
 
     async def evaluate(self, session: Any, step: int) -> dict[str, float]:
         await anyio.lowlevel.checkpoint()

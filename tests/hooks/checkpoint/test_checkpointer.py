@@ -14,7 +14,6 @@ import pytest
 from asynchooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
-    FunctionSessionCreator,
     MonitoredSession,
     SessionRunContext,
     SharedSessionCreator,
@@ -293,7 +292,7 @@ async def test_no_run_begins_while_a_thread_that_was_given_up_still_copies(tmp_p
     cell = Cell()
     saver = SlowCopy(cell)
     hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver)
-    shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=2)
+    shared = SharedSessionCreator(cell.step, num_workers=2)
     options: Any = {"stop_grace_period_secs": 0}
     async with MonitoredSession([], shared, **options) as session:
         saver.copies.close()

@@ -147,7 +147,7 @@ async def test_a_saver_whose_worker_does_not_run_has_the_metric_of_the_last_run_
         outputs = model.step()
         return {} if is_bare else outputs
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(step)
     async with MonitoredSession([model.saver_hook(tmp_path)], creator):
         async with MonitoredSession([], creator) as other:
             await other.run([])
@@ -183,8 +183,7 @@ async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_
             model.step()
         return {"loss": float(call), "global_step": model.count}
 
-    creator = FunctionSessionCreator(step)
-    async with MonitoredSession([model.saver_hook(tmp_path)], creator) as session:
+    async with MonitoredSession([model.saver_hook(tmp_path)], step) as session:
         for _ in range(5):
             await session.run([])
     assert metrics_of(tmp_path) == {0: None, 2: 4.0}

@@ -18,7 +18,6 @@ from asynchooks import (
     CheckpointSaverHook,
     CheckpointVersionError,
     DamagedCheckpointError,
-    FunctionSessionCreator,
     MonitoredSession,
     Retention,
     SessionRunArgs,
@@ -187,7 +186,7 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
             await pause(next(secs))
             return cell.step()
 
-        shared = SharedSessionCreator(FunctionSessionCreator(step))
+        shared = SharedSessionCreator(step)
 
         async def slow() -> None:
             async with MonitoredSession([], shared) as session:
