@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from ...support.moments import NOW, HeldStep, at
+from ...support.moments import HeldStep, at, together, train
 from ..savers import metrics_of
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +40,6 @@ class Model:
     def __init__(self) -> None:
         self.weights = {"w": np.zeros(1), "loss": np.zeros(1)}
         self._lock, self._calls = threading.Lock(), itertools.count(1)
-        self._pauses = itertools.cycle((2, 0, 3, 1))
 
     @property
     def count(self) -> int:
@@ -53,8 +53,7 @@ class Model:
             return {"loss": loss, "minus": -loss}
 
     async def step_later(self) -> dict[str, Any]:
-        for _ in range(next(self._pauses)):
-            await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         return self.step()
 
     def step_in_two_phases(self) -> Any:
@@ -67,31 +66,6 @@ class Model:
         options = {"metric": "loss", "retention": ALL, **options}
         saver = StateDictSaver(weights=self.weights)
         return CheckpointSaverHook(path, save_steps=save_steps, saver=saver, **options)
-
-
-async def run_workers(
-    step: FunctionSessionCreator, hooks: list[Any], savers: list[Any], num: int, to: int,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Workers of one model, up to a step; the first saves, the others run a step for each of it."""
-    creator, has_run = SharedSessionCreator(step), anyio.Event()
-
-    async def work(place: int) -> None:
-        nonlocal has_run
-        own = [StopAtStepHook(last_step=to), *hooks, *(savers if place == 0 else ())]
-        async with MonitoredSession(own, creator, recovery=NOW, **options) as session:
-            while not session.should_stop():
-                await session.run([])
-                if place == 0:
-                    has_run.set()
-                    has_run = anyio.Event()
-                elif not session.should_stop():
-                    await session.or_stop(has_run.wait)
-        has_run.set()  # the limit ends no wait of the others
-
-    async with anyio.create_task_group() as group:
-        for place in range(num):
-            group.start_soon(work, place)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +85,26 @@ async def test_a_checkpoint_has_the_metric_of_the_run_of_its_step_with_any_numbe
     def note(run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         losses[run_context.step] = run_values.results
 
+    def session(*savers: Any) -> MonitoredSession:
+        hooks = [StopAtStepHook(last_step=5 * num_workers), notes, *savers]
+        return MonitoredSession(hooks, creator, step_runner=runner)
+
+    async def work() -> None:
+        async with session() as other:
+            await train(other)
+
     model, losses = Model(), dict[int, float]()
     notes = at(before_run=lambda run_context: SessionRunArgs("loss"), after_run=note)
     is_thread_safe = runner == "thread" and kind == "step"
     step = FunctionSessionCreator(getattr(model, kind), thread_safe=is_thread_safe)
+    creator = SharedSessionCreator(step)
     signs = {"loss": 1, "minus": -1}
     savers = [
         model.saver_hook(tmp_path / metric, 1, background=background, metric=metric)
         for metric in signs
     ]
-    await run_workers(step, [notes], savers, num_workers, 5 * num_workers, step_runner=runner)
+    async with session(*savers) as first:
+        await together(partial(train, first), *[work] * (num_workers - 1))
     for metric, sign in signs.items():
         metrics = metrics_of(tmp_path / metric)
         known = {step: value for step, value in metrics.items() if value is not None}
