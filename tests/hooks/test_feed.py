@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,15 +20,12 @@ from asynchooks import (
     PreemptionError,
     Recovery,
     SharedSessionCreator,
-    StopTraining,
 )
 from asynchooks.data import prefetch
-from asynchooks.testing import RecordingHook
 
 from ..support.faults import FaultError
 from ..support.helpers import KeepsCoord, in_task, settle
-from ..support.threads import threads_left
-from .inputs import Counted, Diary, gated, trained_with, until_stopped
+from .inputs import Diary, gated, until_stopped
 from .training import Holds, run_session, run_to, tasks
 
 pytestmark = pytest.mark.anyio
@@ -63,39 +59,6 @@ async def test_items_are_fed_where_names_say_or_their_structure_is_named(
     with pytest.raises(InputStructureError, match=given):
         await run_session([FeedHook(items, names)], step)
     assert len(seen) == 1
-
-
-async def test_the_end_of_the_source_ends_training_cleanly() -> None:
-    log, source, diary = RecordingHook("r"), Counted(2), Diary()
-    async with MonitoredSession([log, FeedHook(source, "x")], diary.creator) as session:
-        assert source.log == []
-        await session.run("x")
-        assert source.log == ["open"]
-        await session.run("x")
-        assert not session.should_stop()
-        with pytest.raises(StopTraining, match="the input .* has ended"):
-            await session.run("x")
-        await session.run("x")
-    assert source.log == ["open", "closed"]
-    assert "has ended" in str(session.stop_reason)
-    assert diary.items == [0, 1]
-    assert log.log[-1] == ("r", "end")
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_errors_of_the_source_leave_as_themselves(is_async: bool) -> None:
-    failure = ZeroDivisionError("in the source")
-
-    def plainly() -> Iterator[int]:
-        yield 0
-        raise failure
-
-    recording = RecordingHook("r")
-    source = Counted(1, failure) if is_async else plainly()
-    with pytest.raises(ZeroDivisionError):
-        await trained_with(source, hooks=[recording])
-    assert recording.errors == [failure]
-    assert not threads_left()
 
 
 async def test_an_empty_source_is_an_error_for_every_worker() -> None:
@@ -143,18 +106,17 @@ async def test_an_item_whose_step_failed_goes_to_another_worker_before_all_hooks
     None
 ):
     source, diary, may_end = prefetch(range(3), 1), Diary({1: FaultError()}), anyio.Event()
-    creator, holds = SharedSessionCreator(diary.creator), Holds("end", may_end)
+    creator, holds = SharedSessionCreator(diary.step), Holds("end", may_end)
 
     async def fail_and_end() -> None:
         async with MonitoredSession([FeedHook(source, "x"), holds], creator) as session:
             with pytest.raises(FaultError):
                 await session.run([])
 
-    async with MonitoredSession([FeedHook(source, "x")], creator) as other:
-        async with in_task(fail_and_end):
-            await holds.has_come.wait()
-            await run_to(other, 3)
-            may_end.set()
+    async with MonitoredSession([FeedHook(source, "x")], creator) as other, in_task(fail_and_end):
+        await holds.has_come.wait()
+        await run_to(other, 3)
+        may_end.set()
     assert diary.items == [0, 1, 2]
 
 

@@ -40,24 +40,6 @@ pytestmark = pytest.mark.anyio
 BACKGROUND = pytest.mark.parametrize("background", [False, True])
 
 
-async def test_steps_go_on_while_a_copy_is_written_and_the_copy_stays_as_it_was(
-    tmp_path: Path,
-) -> None:
-    held = Held(tmp_path, save_steps=5)
-    held.latch.close()
-    async with held.session:
-        await held.latch.wait_for_arrival()
-        await held.run(4)
-        assert saved(tmp_path) == {}
-        held.latch.open()
-        await held.hold_the_write_of_the_next_step()
-        await held.run(4)
-        assert (held.cell.value, saved(tmp_path)) == (9, {0: "0"})
-        held.latch.open()
-    assert saved(tmp_path) == {0: "0", 5: "5", 9: "9"}
-    assert threads_left() == []
-
-
 @pytest.mark.parametrize(
     ("saver", "background"), [(PlainSaver, False), (PlainSaver, True), (CopyingSaver, False)]
 )
