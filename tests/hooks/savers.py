@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import pytest
 
 from asynchooks import (
     CheckpointInUseError,
@@ -24,6 +25,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
+BACKGROUND = pytest.mark.parametrize("background", [False, True])
 LONG_SECS = 20.0
 """What never takes that long has failed."""
 

@@ -25,6 +25,7 @@ from asynchooks.data import prefetch
 
 from ..support.faults import FaultError
 from ..support.helpers import KeepsCoord, in_task, settle
+from ..support.moments import train as run_until_stopped
 from .inputs import Diary, gated, until_stopped
 from .training import Holds, run_session, run_to, tasks
 
@@ -141,8 +142,7 @@ async def test_nothing_is_lost_under_random_failures_losses_and_cancellations(se
     async def train(session: MonitoredSession) -> None:
         while not session.should_stop():
             with contextlib.suppress(FaultError):
-                await session.run([])
-            await anyio.lowlevel.checkpoint()
+                await run_until_stopped(session)
 
     async def worker(place: int) -> None:
         while place == 0 or draw.random() < 0.9:  # the first one comes back till the end

@@ -35,6 +35,7 @@ from asynchooks.simulation import Simulation
 
 from ..support.kept import Kept, Model
 from ..support.moments import at
+from ..support.moments import train as run_until_stopped
 from .inputs import saving
 from .training import run_session
 
@@ -194,9 +195,7 @@ async def test_a_sink_that_raises_is_logged_and_training_goes_on_unless_a_stop_i
         return
     with pytest.raises(ConnectionError, match="the tracker is away"):
         async with MonitoredSession([hook], Model()) as session:
-            while not session.should_stop():
-                await session.run("loss")
-                await anyio.lowlevel.checkpoint()
+            await run_until_stopped(session)
     with pytest.raises(ConnectionError, match="the tracker is away"):
         await train([hook], steps=1)  # at the end
 

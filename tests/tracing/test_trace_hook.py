@@ -47,6 +47,8 @@ from ..metrics.disks import AlmostFull
 from ..protocols.worlds import make_server
 from ..simulation.engines import BACKENDS
 from ..support.helpers import cancelled_when_settled, counting_creator, in_task, raises_at
+from ..support.moments import together
+from ..support.moments import train as run_until_stopped
 from ..support.step_loops import run_steps
 from ..support.threads import own_threads
 from .reading import Read, read
@@ -234,16 +236,13 @@ async def test_pushes_and_pulls_of_a_parameter_server_are_marked(path: Path) -> 
 
 async def test_one_hook_records_several_sessions_into_one_file(path: Path) -> None:
     hook = TraceHook(path)
-    creator: Any = SharedSessionCreator(counting_creator())
+    creator = SharedSessionCreator(counting_creator())
 
     async def worker() -> None:
         async with MonitoredSession([hook, Waits(), StopAtStepHook(20)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
+            await run_until_stopped(session)
 
-    async with anyio.create_task_group() as group:
-        for _ in range(3):
-            group.start_soon(worker)
+    await together(*[worker] * 3)
     found = read(path)
     runs = found.of("run")
     assert len(runs) == found.counters["global step"][-1][1] == 20

@@ -24,6 +24,7 @@ from ...support.helpers import in_task, settle
 from ...support.moments import at
 from ...support.threads import threads_left
 from ..savers import (
+    BACKGROUND,
     Cell,
     CopyingSaver,
     Held,
@@ -37,7 +38,6 @@ from ..savers import (
 )
 
 pytestmark = pytest.mark.anyio
-BACKGROUND = pytest.mark.parametrize("background", [False, True])
 
 
 @pytest.mark.parametrize(

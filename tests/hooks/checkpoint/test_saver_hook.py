@@ -34,7 +34,17 @@ from ...checkpoints.stores import names_in, rewrite, run_python
 from ...support.hook_models import Losses
 from ..lives import CrashError
 from ..preemptions import saving
-from ..savers import Cell, Counter, Held, PlainSaver, is_free, metrics_of, saved, session_on
+from ..savers import (
+    BACKGROUND,
+    Cell,
+    Counter,
+    Held,
+    PlainSaver,
+    is_free,
+    metrics_of,
+    saved,
+    session_on,
+)
 from ..training import run_session
 from ..virtual_time import now, pause, simulate
 
@@ -128,7 +138,7 @@ async def train_plain(
     return held
 
 
-@pytest.mark.parametrize("background", [False, True])
+@BACKGROUND
 async def test_a_session_goes_on_from_the_newest_step_without_saving_it_again(
     background: bool, tmp_path: Path
 ) -> None:
@@ -231,7 +241,7 @@ async def test_five_stay_unless_retention_says_otherwise(tmp_path: Path) -> None
     assert sorted(saved(tmp_path)) == [2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("background", [True, False])
+@BACKGROUND
 async def test_a_step_whose_metric_is_nan_is_saved_without_one_and_training_goes_on(
     background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -334,7 +344,7 @@ def test_a_full_disk_is_a_typed_error_and_the_older_ones_are_untouched(tmp_path:
     assert run_python(FULL_DISK, tmp_path).splitlines() == said * 2
 
 
-@pytest.mark.parametrize("background", [False, True])
+@BACKGROUND
 async def test_a_training_resumes_from_a_store(background: bool) -> None:
     client = pytest.importorskip("obstore").store.MemoryStore()
     for begun in (0, 5, 10):

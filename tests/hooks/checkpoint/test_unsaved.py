@@ -28,7 +28,7 @@ from ...support.helpers import raises_at
 from ...support.hook_models import Losses
 from ...support.loops import LOOPS
 from ..preemptions import saving
-from ..savers import Cell, CopyingSaver, Held, PlainSaver, check_that_training_goes_on
+from ..savers import BACKGROUND, Cell, CopyingSaver, Held, PlainSaver, check_that_training_goes_on
 from ..training import run_session
 
 pytestmark = pytest.mark.anyio
@@ -91,7 +91,7 @@ async def test_a_dropped_session_says_it(tmp_path: Path, caplog: pytest.LogCaptu
     assert warning.endswith("open sessions by `async with`, or `await session.close()`")
 
 
-@pytest.mark.parametrize("background", [False, True])
+@BACKGROUND
 @pytest.mark.parametrize("ending", ["just saved", "no step", "end fails"])
 async def test_nothing_is_said_where_nothing_is_unsaved(
     ending: str, background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
