@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +61,6 @@ async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(LONG_SECS):
         while not condition():
             await anyio.lowlevel.checkpoint()
-
-
-@contextmanager
-def hasty_threads() -> Iterator[None]:
-    """Threads take turns as often as can be: one that writes need not wait for an event loop."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 class Cell:
