@@ -13,11 +13,9 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 import pytest
 
 from asynchooks import (
-    CheckpointSaverHook,
     Coordinator,
     EvaluationHook,
     FeedHook,
@@ -30,7 +28,6 @@ from asynchooks import (
     SessionRunHook,
     SessionRunValues,
     SharedSessionCreator,
-    StateDictSaver,
     StopAtStepHook,
     TraceHook,
 )
@@ -43,10 +40,12 @@ from asynchooks.protocols import Asynchronous, ProtocolHook
 from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
+from ..hooks.preemptions import saving
 from ..metrics.disks import AlmostFull
 from ..protocols.worlds import make_server
 from ..simulation.engines import BACKENDS
 from ..support.helpers import cancelled_when_settled, counting_creator, in_task, raises_at
+from ..support.kept import Model
 from ..support.moments import together
 from ..support.moments import train as run_until_stopped
 from ..support.step_loops import run_steps
@@ -171,12 +170,11 @@ async def test_evaluations_saves_and_side_tasks_are_spans(tmp_path: Path) -> Non
         await anyio.lowlevel.checkpoint()
         return {"loss": 0.5}
 
-    saver = StateDictSaver(arrays={"w": np.zeros(3)})
     found = await train(
         tmp_path / "run.pftrace",
         EvaluationHook(evaluate, 2),
         EvaluationHook(lambda session, step: {"loss": 0.5}, 2, name="alone"),
-        CheckpointSaverHook(str(tmp_path / "ckpt"), save_steps=2, saver=saver, background=True),
+        saving(tmp_path / "ckpt", Model(), 2, background=True),
         Follows(),
     )
     assert {"eval", "session", "write a checkpoint", "follow"} <= {
