@@ -168,9 +168,7 @@ async def test_a_sink_that_hangs_holds_up_neither_training_nor_its_end() -> None
     sink, other = Hangs(), Kept()
     hook = MetricsHook([sink, other], "loss", every_n_steps=1)
     try:
-        async with MonitoredSession([hook], Model(), stop_grace_period_secs=0.05) as session:
-            for _ in range(1000):
-                await session.run("loss")
+        await run_session([hook], Model(), runs=1000, stop_grace_period_secs=0.05)
         assert hook.num_dropped >= 1000
         assert other.steps == list(range(1, 1001))
     finally:

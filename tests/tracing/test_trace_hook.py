@@ -22,8 +22,6 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     OnFailure,
-    PreemptionError,
-    Recovery,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
@@ -38,15 +36,16 @@ from asynchooks.data import map_concurrent, prefetch, rollouts
 from asynchooks.metrics._append import append_whole
 from asynchooks.protocols import Asynchronous, ProtocolHook
 from asynchooks.simulation import Simulation
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import RecordingHook, ScriptedSessionCreator
 
 from ..hooks.preemptions import saving
+from ..hooks.training import run_session
 from ..metrics.disks import AlmostFull
 from ..protocols.worlds import make_server
 from ..simulation.engines import BACKENDS
 from ..support.helpers import cancelled_when_settled, counting_creator, in_task, raises_at
 from ..support.kept import Model
-from ..support.moments import together
+from ..support.moments import NOW, losing, together
 from ..support.moments import train as run_until_stopped
 from ..support.step_loops import run_steps
 from ..support.threads import own_threads
@@ -93,11 +92,8 @@ async def train(
     path: Path, *hooks: SessionRunHook, num_runs: int = 3, creator: Any = None, **options: Any
 ) -> Read:
     """The trace of a session with these hooks, and no others that would show in it."""
-    trace = TraceHook(path, **options)
-    creator = creator or counting_creator()
-    async with MonitoredSession([trace, *hooks], creator, step_runner="inline") as session:
-        for _ in range(num_runs):
-            await session.run([])
+    hooks = (TraceHook(path, **options), *hooks)
+    await run_session(hooks, creator, runs=num_runs, step_runner="inline")
     return read(path)
 
 
@@ -153,12 +149,9 @@ async def test_a_run_that_is_cancelled_is_cut_where_it_waited(path: Path) -> Non
 
 
 async def test_a_run_that_is_made_again_is_cut_and_then_whole(path: Path) -> None:
-    creator = ScriptedSessionCreator(
-        [ScriptedSession([PreemptionError("lost")]), ScriptedSession()]
-    )
+    creator = ScriptedSessionCreator(losing())
     hooks = [TraceHook(path), RecordingHook("a")]
-    async with MonitoredSession(hooks, creator, recovery=Recovery(first_pause_secs=0)) as session:
-        await session.run([])
+    await run_session(hooks, creator, runs=1, recovery=NOW)
     found = read(path)
     names = [each.name for each in found.slices]
     assert [each for each in names if each.startswith("run")] == ["run (cut)", "run"]

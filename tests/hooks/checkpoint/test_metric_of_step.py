@@ -29,6 +29,7 @@ from asynchooks import (
 
 from ...support.moments import HeldStep, at, together, train
 from ..savers import metrics_of
+from ..training import run_session
 
 pytestmark = pytest.mark.anyio
 ALL = Retention(max_to_keep=None, keep_best=1)
@@ -167,7 +168,5 @@ async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_
             model.step()
         return {"loss": float(call), "global_step": model.count}
 
-    async with MonitoredSession([model.saver_hook(tmp_path)], step) as session:
-        for _ in range(5):
-            await session.run([])
+    await run_session([model.saver_hook(tmp_path)], step, runs=5)
     assert metrics_of(tmp_path) == {0: None, 2: 4.0}

@@ -199,8 +199,7 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
         shared = SharedSessionCreator(step)
 
         async def slow() -> None:
-            async with MonitoredSession([], shared) as session:
-                await session.run([])
+            await run_session([], shared, runs=1)
 
         hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=PlainSaver(cell))
         times = []
