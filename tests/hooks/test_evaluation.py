@@ -26,7 +26,13 @@ from asynchooks import (
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, counting_step, settle
+from ..support.helpers import (
+    cancelled_when_settled,
+    counting_creator,
+    counting_step,
+    in_task,
+    settle,
+)
 from ..support.moments import HeldStep, at, train
 from .evaluations import Failing, Gated, Notes, stop_when_settled
 from .training import run_session, run_to, suspending_step, tasks
@@ -135,13 +141,11 @@ async def test_a_plain_function_runs_in_a_thread_exclusively_unless_concurrent_i
     hook = EvaluationHook(evaluate, every_n_steps=1, at_end=False, mode=mode)
     creator = SharedSessionCreator(counting_creator())
     async with session_with(creator=creator) as other, session_with(hook, creator=creator) as one:
-        async with anyio.create_task_group() as group:
-            group.start_soon(one.run, [])
+        async with in_task(one.run, []):
             await evaluate.has_begun()
-            group.start_soon(other.run, [])
-            await settle()
-            assert other.global_step.value == (1 if mode is None else 2)
-            evaluate.may_end.set()
+            async with in_task(other.run, []):
+                assert other.global_step.value == (1 if mode is None else 2)
+                evaluate.may_end.set()
     assert hook.latest == {"step": 1.0}
 
 
@@ -210,17 +214,13 @@ async def test_one_that_waits_when_training_is_stopped_counts_as_not_finished(
 async def test_a_cancellation_ends_the_evaluation_and_flushes(mode: Evaluate) -> None:
     gated, writer = Gated(), Writer()
     hook = EvaluationHook(gated, every_n_steps=2, mode=mode, summary_writer=writer)
-    async with tasks() as group:
 
-        async def train() -> None:
-            async with session_with(hook) as session:
-                await run_to(session, 2)
-                await anyio.sleep_forever()
+    async def evaluate_and_wait() -> None:
+        async with session_with(hook) as session:
+            await run_to(session, 2)
+            await anyio.sleep_forever()
 
-        group.start_soon(train)
-        await gated.wait_for_begun(2)
-        await settle()
-        group.cancel_scope.cancel()
+    assert await cancelled_when_settled(evaluate_and_wait)
     assert (gated.begun, gated.ended, writer.flushes) == ([2], [], 1)
 
 

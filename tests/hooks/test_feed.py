@@ -75,9 +75,7 @@ async def test_an_empty_source_is_an_error_for_every_worker() -> None:
 async def test_a_preemption_ends_the_wait_and_the_run_is_made_again_with_nothing_lost() -> None:
     gate, diary, keeps = anyio.Event(), Diary(), KeepsCoord()
     hooks = [FeedHook(gated(range(4), {2: gate}), "x"), keeps]
-    async with tasks() as group:
-        group.start_soon(partial(run_session, hooks, diary.creator, step_runner="inline"))
-        await settle()
+    async with in_task(partial(run_session, hooks, diary.step, step_runner="inline")):
         keeps.coord.request_stop(PreemptionError("the machine goes away"))
         await settle()
         assert len(keeps.coords) == 2, "before the item came"

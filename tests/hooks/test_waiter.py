@@ -15,7 +15,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import counting_creator, in_task, settle
 from ..support.moments import at
 from .training import run_and_close, run_session
 
@@ -49,8 +49,7 @@ async def test_it_waits_before_the_first_run_of_a_session_only_and_logs_every_th
     hook = GlobalStepWaiterHook(2500)
     for num_sessions in (1, 2):
         async with MonitoredSession([hook], counting_creator()) as session:
-            async with anyio.create_task_group() as group:
-                group.start_soon(session.run, [])
+            async with in_task(session.run, []):
                 for value in range(100, 2501, 100):
                     await settle()
                     assert session.global_step.value == value - 100

@@ -283,8 +283,7 @@ async def test_no_run_begins_while_a_thread_that_was_given_up_still_copies(tmp_p
                 group.start_soon(MonitoredSession([hook], shared, **options).open)
                 await saver.copies.wait_for_arrival()
                 scope.cancel()
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, [])
+        async with in_task(session.run, []):
             statistics = session.global_step.statistics
             await until(lambda: statistics().tasks_waiting_for_ticket == 1)
             await settle()
