@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from asynchooks import MonitoredSession, RankStopHook, StopAtStepHook
+
 from ...checkpoints.ranks import run_ranks, start_ranks
 
 pytest.importorskip("torch")
@@ -288,3 +290,16 @@ def test_other_tasks_go_on_while_ranks_agree_and_workers_that_share_a_model_are_
     for lines in run_ranks(BESIDE, 2, backend):
         assert lines[0] == "3 the limit: global_step is at 3 of 3"
         assert "one of several that share a model in this process" in lines[1]
+
+
+@pytest.mark.anyio
+async def test_a_process_without_a_group_trains_as_without_the_hook() -> None:
+    hook = RankStopHook(every_n_steps=2)
+    async with MonitoredSession([hook, StopAtStepHook(3)], lambda: {"loss": 1.0}) as session:
+        while not session.should_stop():
+            await session.run("loss")
+            if session.global_step.value == 2:
+                session.request_stop("enough")
+                assert session.should_stop()
+    assert session.global_step.value == 2
+    assert str(session.stop_reason) == "session.request_stop: enough"
