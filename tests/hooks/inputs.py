@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from asynchooks import (
     FunctionSessionCreator,
     InputPositionHook,
     MonitoredSession,
-    SessionRunHook,
     StateDictSaver,
 )
 from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, shuffle
@@ -114,15 +113,13 @@ async def trained_with(
     last: int = 999,
     *,
     errors: Mapping[int, BaseException] | None = None,
-    hooks: Sequence[SessionRunHook] = (),
     by_loop: bool = False,
-    every: int = 4,
 ) -> Diary:
     """What a model was trained with, up to a step; it is restored from a path, and saved there."""
     diary = Diary(errors)
     feed = InputPositionHook(source) if by_loop else FeedHook(source, "x")
-    saver = [] if path is None else [saving(path, diary, every=every)]
-    async with MonitoredSession([feed, *saver, *hooks], diary.creator) as session:
+    saver = [] if path is None else [saving(path, diary)]
+    async with MonitoredSession([feed, *saver], diary.creator) as session:
         if by_loop:
             async for item in session.batches(source):
                 await session.run([], {"x": item})

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import pytest
 
 from asynchooks import (
     CheckpointInUseError,
     CheckpointSaverHook,
-    FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
     SessionRunContext,
@@ -25,6 +23,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
+BACKGROUND = pytest.mark.parametrize("background", [False, True])
 LONG_SECS = 20.0
 """What never takes that long has failed."""
 
@@ -62,17 +61,6 @@ async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(LONG_SECS):
         while not condition():
             await anyio.lowlevel.checkpoint()
-
-
-@contextmanager
-def hasty_threads() -> Iterator[None]:
-    """Threads take turns as often as can be: one that writes need not wait for an event loop."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 class Cell:
@@ -149,7 +137,7 @@ class SlowCopy(CopyingSaver):
 
 
 def session_on(cell: Cell, *hooks: Any, **options: Any) -> MonitoredSession:
-    return MonitoredSession(hooks, FunctionSessionCreator(cell.step), **options)
+    return MonitoredSession(hooks, cell.step, **options)
 
 
 class Held:

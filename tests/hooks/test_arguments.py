@@ -27,15 +27,17 @@ from asynchooks import (
     OnFailure,
     PreemptionHook,
     ProgressHook,
+    RankStopHook,
     Retention,
     StallHook,
     StepCounterHook,
     StopAtStepHook,
     SummarySaverHook,
     TimeLimitHook,
+    TraceHook,
 )
 from asynchooks.data import prefetch, repeat
-from asynchooks.metrics import histogram
+from asynchooks.metrics import CsvSink, histogram, mean
 
 SAVES = ("save_secs", "save_steps")
 EVERY = ("every_n_secs", "every_n_steps")
@@ -82,6 +84,11 @@ def test_both_spellings_are_one_option(hook: Callable[..., Any]) -> None:
             hook(**{ours: 7, theirs: 8})
 
 
+async def async_function(*_: Any) -> float:
+    return 1.0
+
+
+SINK = CsvSink("never made")
 LOG, EXCLUSIVE = OnFailure.LOG, Evaluate.EXCLUSIVE
 # the last ones are names of other libraries, or nearly right
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
@@ -96,9 +103,11 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (evaluation, {"every_n_steps": 1, "mode": "x"}, "give Evaluate.CONCURRENT or Eval"),
     (evaluation, {"every_n_steps": 1, "on_failure": LOG}, "default for a plain function. leaves"),
     (evaluation, {"every_n_steps": 1, "on_failure": LOG, "mode": EXCLUSIVE}, "leave it out, or"),
+    (evaluation, {"every_n_epochs": 0}, "every_n_epochs is 0"),
     (FeedFnHook, {"feed_fn": {"rate": 1}}, "give a function that returns a feed_dict"),
     *((FeedHook, {"source": each, "names": "x"}, "give a stage, an iterable or async")
       for each in (5, "text", {"a": 1})),
+    (FeedHook, {"source": [1], "after_epoch": 3}, "give a function of the session and"),
     (HistoryHook, {"values": {"step": "loss"}}, "a value is called 'step'"),
     (HistoryHook, {"values": histogram("loss")}, "keeps numbers, not histogram"),
     (HistoryHook, {"values": "loss", "every_n_steps": "mae"}, r"as a list: \['loss', 'mae'\]"),
@@ -106,6 +115,16 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (LoggingTensorHook, {"tensors": ["a"]}, "give at_end and/or exactly one"),
     (LoggingTensorHook, {"tensors": ["a"], "every_n_iter": 0}, "give a number of runs > 0"),
     (LoggingTensorHook, {"tensors": "loss", "every_n_iter": 1}, r"a list of names: \['loss'\]"),
+    (MetricsHook, {"sink": None}, "sink is None; give a sink of asynchooks.metrics"),
+    (MetricsHook, {"sink": async_function}, "a sink is the async function .*; give a plain one"),
+    (MetricsHook, {"sink": [SINK, SINK]}, "is there twice; give each sink once"),
+    (MetricsHook, {"sink": []}, "give at least one sink"),
+    *((MetricsHook, {"sink": print, "values": each}, message)
+      for each, message in (
+          ({"x": async_function}, "the value 'x' is the async function"),
+          ([lambda: 1.0], "has no name; give it one"),
+          (["loss", mean("loss")], "two values called 'loss'"))),
+    (MetricsHook, {"sink": print, "every_n_steps": 1, "every_n_secs": 5.0}, "at most one of them"),
     *((NanTensorHook, {"loss_tensor": "loss", "max_rollbacks": each}, "give an integer >= 0")
       for each in (-1, 1.5)),
     *((PreemptionHook, {"deadline_secs": each}, "give seconds > 0") for each in (0, math.nan, "5")),
@@ -117,6 +136,8 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (PreemptionHook, {"signals": [signal.SIGKILL]}, "SIGKILL, which no program can handle"),
     *((hook, {"source": [1]}, f"{hook.__name__} got .*; give the stage that the sess")
       for hook in (DataWaitHook, InputPositionHook)),
+    (RankStopHook, {"every_n_steps": 0}, "every_n_steps is 0; give an integer >= 1"),
+    (RankStopHook, {"timeout_secs": 0}, "timeout_secs is 0"),
     (StepCounterHook, {"every_n_secs": 1.0}, "got every_n_steps=100 and every_n_secs"),
     (StallHook, {"secs": 1, "on_stall": "STOP"}, r"give OnStall\.STOP or OnStall\.LOG"),
     *((StopAtStepHook, each, "give exactly one")
@@ -127,6 +148,11 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
       for secs in (0, math.nan, math.inf, "1", True)),
     *((SummarySaverHook, {"save_steps": 1, **each}, "give exactly one")
       for each in ({}, {"summary_op": "a", "scaffold": object()})),
+    (TraceHook, {}, "neither a path nor a tracer"),
+    (TraceHook, {"path": "a", "least_secs": -1}, "seconds >= 0"),
+    (TraceHook, {"path": "a", "flush_secs": 0}, "seconds > 0"),
+    (TraceHook, {"tracer": "mine"}, "get_tracer"),
+    (TraceHook, {"path": "a", "tracer": "mine"}, "list both hooks"),
     *((hook, {wrong: 5}, f"^{hook.__name__} got .*; write {right}")
       for hook, wrong, right in (
           (EvaluationHook, "every_n_iter", "every_n_steps"), (MetricsHook, "save_steps", "every_n"),

@@ -17,6 +17,7 @@ from asynchooks.data._division import divided_again
 from ..data.sources import read_all
 from ..support.moments import at
 from .inputs import Diary
+from .training import run_session
 
 pytestmark = pytest.mark.anyio
 
@@ -37,13 +38,8 @@ async def train(stage: Stage[Any], diary: Diary, num_runs: int) -> dict[str, Any
         has_item.set()
         await anyio.sleep_forever()
 
-    async def be_slow() -> None:
-        hooks = [FeedHook(stage, "x"), at(before_run=hold)]
-        async with MonitoredSession(hooks, creator) as session:
-            await session.run([])
-
     async with anyio.create_task_group() as group:
-        group.start_soon(be_slow)
+        group.start_soon(run_session, [FeedHook(stage, "x"), at(before_run=hold)], creator)
         await has_item.wait()
         hook = FeedHook(stage, "x")
         async with MonitoredSession([hook], creator) as session:

@@ -26,8 +26,14 @@ from asynchooks import (
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, counting_step, settle
-from ..support.moments import HeldStep, at
+from ..support.helpers import (
+    cancelled_when_settled,
+    counting_creator,
+    counting_step,
+    in_task,
+    settle,
+)
+from ..support.moments import HeldStep, at, train
 from .evaluations import Failing, Gated, Notes, stop_when_settled
 from .training import run_session, run_to, suspending_step, tasks
 from .virtual_time import Writer, now, pause, quarter_step, simulate
@@ -76,37 +82,29 @@ async def test_training_goes_on_during_a_concurrent_one_and_one_that_is_due_is_p
 
 
 async def test_a_coroutine_comes_to_its_first_wait_before_the_next_step() -> None:
-    step, calls = counting_step()
     seen = []
 
     async def evaluate(session: Any, step: int) -> dict[str, float]:
-        seen.append((step, session.global_step.value, len(calls)))
+        seen.append((step, session.global_step.value))
         await anyio.lowlevel.checkpoint()
         return {}
 
-    hook = EvaluationHook(evaluate, every_n_steps=100, at_end=False)
-    async with MonitoredSession([hook], step, step_runner="inline") as session:
+    async with session_with(EvaluationHook(evaluate, 100, at_end=False)) as session:
         for last in (150, 250):
             await run_to(session, last)
             await settle()
-    assert seen == [(each, each, each) for each in (100, 200)]
+    assert seen == [(100, 100), (200, 200)]
 
 
-@both_modes
-async def test_no_worker_runs_a_step_during_an_exclusive_evaluation(mode: Evaluate) -> None:
-    """Nor where a concurrent one asks for that."""
+async def test_no_worker_runs_a_step_during_an_exclusive_evaluation() -> None:
     moves: list[int] = []
 
     async def evaluate(session: Any, step: int) -> dict[str, float]:
-        is_exclusive = mode is Evaluate.EXCLUSIVE
-        async with nullcontext() if is_exclusive else session.global_step.exclusive():
-            begun = session.global_step.value
-            assert step == begun or not is_exclusive
-            await settle()
-            moves.append(session.global_step.value - begun)
+        await settle()
+        moves.append(session.global_step.value - step)
         return {}
 
-    hook = EvaluationHook(evaluate, every_n_steps=10, mode=mode, at_end=False)
+    hook = EvaluationHook(evaluate, every_n_steps=10, mode=Evaluate.EXCLUSIVE, at_end=False)
     creator = SharedSessionCreator(suspending_step)
     async with tasks() as group:
         for hooks in ([hook], [], []):
@@ -143,13 +141,11 @@ async def test_a_plain_function_runs_in_a_thread_exclusively_unless_concurrent_i
     hook = EvaluationHook(evaluate, every_n_steps=1, at_end=False, mode=mode)
     creator = SharedSessionCreator(counting_creator())
     async with session_with(creator=creator) as other, session_with(hook, creator=creator) as one:
-        async with anyio.create_task_group() as group:
-            group.start_soon(one.run, [])
+        async with in_task(one.run, []):
             await evaluate.has_begun()
-            group.start_soon(other.run, [])
-            await settle()
-            assert other.global_step.value == (1 if mode is None else 2)
-            evaluate.may_end.set()
+            async with in_task(other.run, []):
+                assert other.global_step.value == (1 if mode is None else 2)
+                evaluate.may_end.set()
     assert hook.latest == {"step": 1.0}
 
 
@@ -218,17 +214,13 @@ async def test_one_that_waits_when_training_is_stopped_counts_as_not_finished(
 async def test_a_cancellation_ends_the_evaluation_and_flushes(mode: Evaluate) -> None:
     gated, writer = Gated(), Writer()
     hook = EvaluationHook(gated, every_n_steps=2, mode=mode, summary_writer=writer)
-    async with tasks() as group:
 
-        async def train() -> None:
-            async with session_with(hook) as session:
-                await run_to(session, 2)
-                await anyio.sleep_forever()
+    async def evaluate_and_wait() -> None:
+        async with session_with(hook) as session:
+            await run_to(session, 2)
+            await anyio.sleep_forever()
 
-        group.start_soon(train)
-        await gated.wait_for_begun(2)
-        await settle()
-        group.cancel_scope.cancel()
+    assert await cancelled_when_settled(evaluate_and_wait)
     assert (gated.begun, gated.ended, writer.flushes) == ([2], [], 1)
 
 
@@ -237,8 +229,7 @@ async def test_an_error_in_a_concurrent_evaluation_stops_training_and_leaves_as_
     failing = Failing(error)
     with pytest.raises(ValueError, match="no data") as caught:
         async with session_with(EvaluationHook(failing, every_n_steps=2)) as session:
-            while not session.should_stop():
-                await session.run([])
+            await train(session)
     assert caught.value is error
     assert error.__notes__ == ["in the side task 'eval'"]
     assert str(session.stop_reason) == f"the side task 'eval': {error!r}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,16 +20,14 @@ from asynchooks import (
     PreemptionError,
     Recovery,
     SharedSessionCreator,
-    StopTraining,
 )
-from asynchooks.data import batch, prefetch
-from asynchooks.testing import RecordingHook
+from asynchooks.data import prefetch
 
 from ..support.faults import FaultError
 from ..support.helpers import KeepsCoord, in_task, settle
-from ..support.threads import threads_left
-from .inputs import Counted, Diary, gated, trained_with, until_stopped
-from .training import Holds, run_and_close, run_session, run_to, tasks
+from ..support.moments import train as run_until_stopped
+from .inputs import Diary, gated, until_stopped
+from .training import Holds, run_session, run_to, tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -65,39 +62,6 @@ async def test_items_are_fed_where_names_say_or_their_structure_is_named(
     assert len(seen) == 1
 
 
-async def test_the_end_of_the_source_ends_training_cleanly() -> None:
-    log, source, diary = RecordingHook("r"), Counted(2), Diary()
-    async with MonitoredSession([log, FeedHook(source, "x")], diary.creator) as session:
-        assert source.log == []
-        await session.run("x")
-        assert source.log == ["open"]
-        await session.run("x")
-        assert not session.should_stop()
-        with pytest.raises(StopTraining, match="the input .* has ended"):
-            await session.run("x")
-        await session.run("x")
-    assert source.log == ["open", "closed"]
-    assert "has ended" in str(session.stop_reason)
-    assert diary.items == [0, 1]
-    assert log.log[-1] == ("r", "end")
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_errors_of_the_source_leave_as_themselves(is_async: bool) -> None:
-    failure = ZeroDivisionError("in the source")
-
-    def plainly() -> Iterator[int]:
-        yield 0
-        raise failure
-
-    recording = RecordingHook("r")
-    source = Counted(1, failure) if is_async else plainly()
-    with pytest.raises(ZeroDivisionError):
-        await trained_with(source, hooks=[recording])
-    assert recording.errors == [failure]
-    assert not threads_left()
-
-
 async def test_an_empty_source_is_an_error_for_every_worker() -> None:
     source, creator = prefetch(list[int](), 2), SharedSessionCreator(Diary().creator)
     with pytest.raises(InputError, match="has no items: there is nothing to train with"):
@@ -108,30 +72,10 @@ async def test_an_empty_source_is_an_error_for_every_worker() -> None:
                 await b.run([])
 
 
-@pytest.mark.parametrize("how", ["request_stop", "cancel"])
-async def test_a_stop_ends_the_wait_for_data_at_once(how: str) -> None:
-    diary, scope = Diary(), anyio.CancelScope()
-    source = batch(gated(range(9), {2: anyio.Event()}), 1)
-
-    async def train() -> None:
-        with scope:
-            await run_and_close(session)
-
-    session = MonitoredSession([FeedHook(source, "x")], diary.creator, step_runner="inline")
-    async with tasks() as group:
-        group.start_soon(train)
-        await settle()
-        assert diary.items == [0, 1]
-        scope.cancel() if how == "cancel" else session.request_stop()
-    assert diary.items == [0, 1]
-
-
 async def test_a_preemption_ends_the_wait_and_the_run_is_made_again_with_nothing_lost() -> None:
     gate, diary, keeps = anyio.Event(), Diary(), KeepsCoord()
     hooks = [FeedHook(gated(range(4), {2: gate}), "x"), keeps]
-    async with tasks() as group:
-        group.start_soon(partial(run_session, hooks, diary.creator, step_runner="inline"))
-        await settle()
+    async with in_task(partial(run_session, hooks, diary.step, step_runner="inline")):
         keeps.coord.request_stop(PreemptionError("the machine goes away"))
         await settle()
         assert len(keeps.coords) == 2, "before the item came"
@@ -161,18 +105,17 @@ async def test_an_item_whose_step_failed_goes_to_another_worker_before_all_hooks
     None
 ):
     source, diary, may_end = prefetch(range(3), 1), Diary({1: FaultError()}), anyio.Event()
-    creator, holds = SharedSessionCreator(diary.creator), Holds("end", may_end)
+    creator, holds = SharedSessionCreator(diary.step), Holds("end", may_end)
 
     async def fail_and_end() -> None:
         async with MonitoredSession([FeedHook(source, "x"), holds], creator) as session:
             with pytest.raises(FaultError):
                 await session.run([])
 
-    async with MonitoredSession([FeedHook(source, "x")], creator) as other:
-        async with in_task(fail_and_end):
-            await holds.has_come.wait()
-            await run_to(other, 3)
-            may_end.set()
+    async with MonitoredSession([FeedHook(source, "x")], creator) as other, in_task(fail_and_end):
+        await holds.has_come.wait()
+        await run_to(other, 3)
+        may_end.set()
     assert diary.items == [0, 1, 2]
 
 
@@ -197,8 +140,7 @@ async def test_nothing_is_lost_under_random_failures_losses_and_cancellations(se
     async def train(session: MonitoredSession) -> None:
         while not session.should_stop():
             with contextlib.suppress(FaultError):
-                await session.run([])
-            await anyio.lowlevel.checkpoint()
+                await run_until_stopped(session)
 
     async def worker(place: int) -> None:
         while place == 0 or draw.random() < 0.9:  # the first one comes back till the end

@@ -14,7 +14,6 @@ from asynchooks import (
     FeedHook,
     InputStateError,
     PreemptionError,
-    SharedSessionCreator,
     StopAtStepHook,
 )
 from asynchooks.data import Stage, batch, interleave, prefetch, repeat, shuffle, take
@@ -91,34 +90,6 @@ async def test_a_model_that_goes_back_ends_its_passes_again(
     assert items == [0, 1, -1, 10, 11, -2, 20, 21, -3, 30, 31, -4]
 
 
-@pytest.mark.parametrize("num_workers", [1, 4])
-async def test_workers_call_it_once_for_each_pass_while_no_step_runs(num_workers: int) -> None:
-    in_step, ended, given = 0, list[int](), list[int]()
-
-    async def step(x: int) -> dict[str, Any]:
-        nonlocal in_step
-        in_step += 1
-        for _ in range(x % 3):
-            await anyio.lowlevel.checkpoint()
-        given.append(x)
-        in_step -= 1
-        return {}
-
-    async def end_epoch(session: Any, epoch: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        assert in_step == 0
-        ended.append(epoch)
-
-    creator = SharedSessionCreator(step, num_workers)
-    source = prefetch(repeat(range(10), 5), 4)
-    async with anyio.create_task_group() as workers:
-        for _ in range(num_workers):
-            hooks = [FeedHook(source, "x", after_epoch=end_epoch)]
-            workers.start_soon(run_session, hooks, creator)
-    assert ended == list(range(5))
-    assert sorted(given) == sorted(5 * list(range(10)))
-
-
 @pytest.mark.parametrize("error", [FaultError("it failed"), StopIteration("its data")])
 async def test_its_error_leaves_the_run_and_is_no_end_of_data(error: Exception) -> None:
     def end_epoch(session: Any, epoch: int) -> None:
@@ -131,8 +102,6 @@ async def test_its_error_leaves_the_run_and_is_no_end_of_data(error: Exception) 
     assert model.items == [1]
 
 
-async def test_a_source_of_mixed_passes_and_what_is_no_function_are_refused() -> None:
+async def test_a_source_of_mixed_passes_is_refused() -> None:
     with pytest.raises(InputStateError, match="interleave.* mixes items of several passes"):
         await train(interleave([[1], [2]]))
-    with pytest.raises(TypeError, match="after_epoch is 3; give a function of the session and"):
-        FeedHook([1], after_epoch=3)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from asynchooks import (
 )
 from asynchooks.data import batch, map_concurrent, prefetch, shuffle, take
 
-from ..support.helpers import settle
+from ..support.helpers import in_task, settle
 from ..support.threads import threads_left
 from .inputs import (
     PIPELINES,
@@ -36,7 +36,7 @@ from .inputs import (
     trained_with,
     until_stopped,
 )
-from .training import run_session, tasks
+from .training import run_session
 
 pytestmark = pytest.mark.anyio
 feed_or_loop = pytest.mark.parametrize("by_loop", [False, True])
@@ -183,9 +183,7 @@ async def test_an_item_that_another_worker_waits_for_is_not_used_twice(tmp_path:
     ):
         await saves.run([])
         await saves.run([])
-        async with tasks() as group:
-            group.start_soon(waits.run, [])
-            await settle()
+        async with in_task(waits.run, []):
             await loses.run([], {"x": 99})
             assert diary.items == [99], "it went back to the beginning, and ran again"
             await saves.run([])

@@ -17,12 +17,12 @@ from asynchooks import (
     StepCounterHook,
     StopAtStepHook,
 )
-from asynchooks.metrics import mean, steps_per_sec
+from asynchooks.metrics import mean
 
 from ..support.kept import Model
 from ..support.moments import at
 from .training import rows_of, run_session
-from .virtual_time import pause, quarter_step, simulate
+from .virtual_time import pause, simulate
 
 pytestmark = pytest.mark.anyio
 
@@ -77,12 +77,6 @@ async def test_a_session_without_a_run_since_it_opened_gives_nothing_at_its_end(
     points = Points()
     await run_session([points.hook({"mean": mean("loss"), "rate": lambda: 0.1}, 10)], runs=0)
     assert points == []
-
-
-def test_statistics_of_a_part_of_the_interval_are_not_given() -> None:
-    history = HistoryHook(steps_per_sec(), every_n_steps=4)
-    simulate(lambda: train([history], 6, quarter_step))
-    assert points_of(history) == [(1, {"steps_per_sec": 4.0}), (4, {"steps_per_sec": 4.0})]
 
 
 def test_hooks_with_a_timer_are_due_as_often_in_a_second_session(

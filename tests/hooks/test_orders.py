@@ -132,7 +132,7 @@ def result_of(
 ORDERS = st.permutations(range(NUM_HOOKS))
 
 
-@settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
 @given(
     order=ORDERS, later=ORDERS, best_at=st.integers(1, 30),
     interrupted_at=st.none() | st.integers(4, 9),

@@ -12,10 +12,9 @@ import pytest
 from asynchooks import FunctionSessionCreator, StepCounterHook
 from asynchooks.protocols import KBatchAsync, ParameterServer, ProtocolHook
 
-from ..support.helpers import raises_at
 from .event_files import scalars
 from .training import run_session
-from .virtual_time import Writer, quarter_step, simulate
+from .virtual_time import quarter_step, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -57,14 +56,3 @@ async def test_a_step_of_a_protocol_may_stand_still(caplog: pytest.LogCaptureFix
     await run_session([ProtocolHook(server, 0), StepCounterHook()], creator, runs=7)
     assert server.version == 2
     assert "has not moved" not in caplog.text
-
-
-def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() -> None:
-    writer = Writer()
-    hook = StepCounterHook(every_n_steps=2, summary_writer=writer)
-    simulate(lambda: run_session([hook], quarter_step, runs=3))
-    assert (writer.written, writer.flushes) == ([("global_step/sec", 4.0, 3)], 1)
-    fails = raises_at("before_run", ValueError)
-    with pytest.raises(ValueError):  # noqa: PT011
-        simulate(lambda: run_session([hook, fails], quarter_step, runs=1))
-    assert writer.flushes == 2

@@ -14,11 +14,9 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks.testing import RecordingHook
 
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import counting_creator, in_task, settle
 from ..support.moments import at
-from .evaluations import stop_when_settled
 from .training import run_and_close, run_session
 
 pytestmark = pytest.mark.anyio
@@ -51,8 +49,7 @@ async def test_it_waits_before_the_first_run_of_a_session_only_and_logs_every_th
     hook = GlobalStepWaiterHook(2500)
     for num_sessions in (1, 2):
         async with MonitoredSession([hook], counting_creator()) as session:
-            async with anyio.create_task_group() as group:
-                group.start_soon(session.run, [])
+            async with in_task(session.run, []):
                 for value in range(100, 2501, 100):
                     await settle()
                     assert session.global_step.value == value - 100
@@ -62,12 +59,3 @@ async def test_it_waits_before_the_first_run_of_a_session_only_and_logs_every_th
         waits = [each for each in caplog.messages if "Waiting for global step 2500" in each]
         assert len(waits) == 3 * num_sessions
         assert waits[-1].endswith("Current step is 2000.")
-
-
-async def test_a_stop_ends_the_wait_cleanly() -> None:
-    log = RecordingHook("a")
-    async with MonitoredSession([GlobalStepWaiterHook(10), log], counting_creator()) as session:
-        session.start_soon(stop_when_settled, session)
-        await session.run([])
-        raise AssertionError("not reached")
-    assert log.log[-1] == ("a", "end")

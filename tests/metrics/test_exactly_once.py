@@ -59,7 +59,7 @@ MOVES = st.lists(
 
 
 @pytest.mark.parametrize("name", SINKS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(moves=MOVES)
 def test_each_step_is_there_once_and_in_order_after_any_kills(
     name: str, moves: list[str | float]

@@ -117,15 +117,6 @@ def test_two_points_of_one_step_are_both_kept(case: Case, time: float) -> None:
     assert case.steps() == [1, 1]
 
 
-def test_lines_of_later_steps_are_removed_at_a_restore_and_at_a_rewind(case: Case) -> None:
-    case.write(1, 9)
-    sink = case.open(Resume(5, None))
-    assert case.steps() == [1, 2, 3, 4, 5]
-    sink.rewind(2)
-    assert case.steps() == [1, 2]
-    sink.close()
-
-
 def test_a_new_training_moves_the_file_of_an_earlier_one_aside(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,15 +18,14 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.histogram.histograms_plugin import HistogramsPlugin
 
 from asynchooks import (
-    CheckpointSaverHook,
-    FunctionSessionCreator,
     MetricsHook,
     MonitoredSession,
-    StateDictSaver,
     SummarySaverHook,
 )
 from asynchooks.metrics import Histogram, Point, Resume, TensorBoardSink
 
+from ..hooks.preemptions import saving
+from ..support.kept import Model
 from ..support.step_loops import run_steps
 from .readers import NEW, event_files, events_in, steps_shown, written
 
@@ -131,20 +130,18 @@ async def test_however_long_opening_takes_each_step_is_shown_once(
 
 async def train(directory: Path, when_trained: Callable[[], object] = lambda: None) -> None:
     """Continue a training whose hooks all write to one directory; killed without a last save."""
-    state = {"steps": np.zeros(())}
+    model, logs = Model(), str(directory / "logs")
 
-    def step() -> dict[str, float]:
-        state["steps"] += 1
-        return {"loss": float(state["steps"]), "own": 0.5}
+    async def step() -> dict[str, float]:
+        return {**await model(), "own": 0.5}
 
-    logs = str(directory / "logs")
     hooks = [
-        CheckpointSaverHook(directory / "saved", save_steps=4, saver=StateDictSaver(arrays=state)),
+        saving(directory / "saved", model, 4),
         MetricsHook(TensorBoardSink(logs), "loss", every_n_steps=1),
         SummarySaverHook(save_steps=1, output_dir=logs, summary_op="own"),
     ]
     with pytest.raises(ZeroDivisionError):
-        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        async with MonitoredSession(hooks, step) as session:
             for _ in range(6):
                 await session.run("loss")
             when_trained()

@@ -24,7 +24,6 @@ import numpy as np
 
 from asynchooks import (
     CheckpointSaverHook,
-    FunctionSessionCreator,
     MetricsHook,
     MonitoredSession,
     StateDictSaver,
@@ -92,8 +91,7 @@ async def train(
             CheckpointSaverHook("model", save_steps=10, saver=saver),
             MetricsHook(TensorBoardSink("logs"), "loss", every_n_steps=1),
         ]
-    creator = FunctionSessionCreator(train_step)
-    session = MonitoredSession(hooks, creator, stop_grace_period_secs=grace_secs)
+    session = MonitoredSession(hooks, train_step, stop_grace_period_secs=grace_secs)
     with suppress(TrainingFailedError):
         async with session:
             step = session.global_step.value

@@ -18,14 +18,15 @@ from opentelemetry.trace import StatusCode
 from asynchooks import (
     EvaluationHook,
     FeedHook,
-    FunctionSessionCreator,
     MonitoredSession,
     OnFailure,
     SessionRunHook,
     TraceHook,
 )
+from asynchooks._engine.recording import recorded_in
 from asynchooks.data import rollouts
 
+from ..hooks.training import run_session
 from ..support.helpers import cancelled_when_settled, counting_creator, raises_at
 from .reading import read
 from .test_trace_hook import Waits
@@ -63,10 +64,7 @@ class Exported:
 
 async def train(exported: Exported, *hooks: SessionRunHook) -> None:
     hook = TraceHook(tracer=exported.tracer, name="worker 3")
-    creator = counting_creator()
-    async with MonitoredSession([hook, *hooks], creator, step_runner="inline") as session:
-        for _ in range(2):
-            await session.run([])
+    await run_session([hook, *hooks], runs=2, step_runner="inline")
 
 
 async def test_runs_and_long_calls_of_hooks_are_spans_in_that_of_the_session() -> None:
@@ -108,9 +106,7 @@ async def test_spans_of_the_program_are_children_of_what_they_are_made_in() -> N
     groups = rollouts(ask, range(8), 2, concurrency=2, max_staleness=2)
     hooks = [TraceHook(tracer=exported.tracer), FeedHook(groups, "groups"),
              EvaluationHook(evaluate, 1, at_end=False)]  # fmt: skip
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        await session.run([])
-        await session.run([])
+    await run_session(hooks, step, runs=2)
     found = exported.paths()
     assert found["session/run/update"] == 2
     assert found["session/call ask/request"] >= 4
@@ -161,7 +157,7 @@ async def fail_to_report() -> None:
 
 
 @pytest.mark.parametrize("is_last_first", [True, False])
-async def test_sessions_that_end_in_any_order_leave_no_span_current(
+async def test_sessions_that_end_in_any_order_leave_no_recorder_and_no_span_current(
     tmp_path: Path, is_last_first: bool
 ) -> None:
     exported = Exported()
@@ -175,6 +171,7 @@ async def test_sessions_that_end_in_any_order_leave_no_span_current(
         await each.close()
         with tracer.start_as_current_span("after"):
             pass
+    assert recorded_in.get() is None  # private: nothing public shows it
     assert not trace.get_current_span().get_span_context().is_valid
     first, second = exported.of("after")
     assert second.parent is None

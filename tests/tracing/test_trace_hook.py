@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 import pytest
 
 from asynchooks import (
-    CheckpointSaverHook,
     Coordinator,
     EvaluationHook,
     FeedHook,
     FunctionSessionCreator,
     MonitoredSession,
     OnFailure,
-    PreemptionError,
-    Recovery,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
     SharedSessionCreator,
-    StateDictSaver,
     StopAtStepHook,
     TraceHook,
 )
@@ -43,12 +36,17 @@ from asynchooks.data import map_concurrent, prefetch, rollouts
 from asynchooks.metrics._append import append_whole
 from asynchooks.protocols import Asynchronous, ProtocolHook
 from asynchooks.simulation import Simulation
-from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import RecordingHook, ScriptedSessionCreator
 
+from ..hooks.preemptions import saving
+from ..hooks.training import run_session
 from ..metrics.disks import AlmostFull
 from ..protocols.worlds import make_server
 from ..simulation.engines import BACKENDS
 from ..support.helpers import cancelled_when_settled, counting_creator, in_task, raises_at
+from ..support.kept import Model
+from ..support.moments import NOW, losing, together
+from ..support.moments import train as run_until_stopped
 from ..support.step_loops import run_steps
 from ..support.threads import own_threads
 from .reading import Read, read
@@ -94,11 +92,8 @@ async def train(
     path: Path, *hooks: SessionRunHook, num_runs: int = 3, creator: Any = None, **options: Any
 ) -> Read:
     """The trace of a session with these hooks, and no others that would show in it."""
-    trace = TraceHook(path, **options)
-    creator = creator or counting_creator()
-    async with MonitoredSession([trace, *hooks], creator, step_runner="inline") as session:
-        for _ in range(num_runs):
-            await session.run([])
+    hooks = (TraceHook(path, **options), *hooks)
+    await run_session(hooks, creator, runs=num_runs, step_runner="inline")
     return read(path)
 
 
@@ -111,17 +106,6 @@ async def test_runs_steps_and_long_calls_of_hooks_are_nested_spans(path: Path) -
                "session/run/Waits.after_run"]  # fmt: skip
         assert sorted(found.paths("session")) == sorted(["session", *(3 * run)])
         assert [value for _, value in found.counters["global step"]] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("is_last_first", [True, False])
-async def test_sessions_that_end_in_any_order_leave_no_recorder(
-    tmp_path: Path, is_last_first: bool
-) -> None:
-    hooks = [TraceHook(tmp_path / name) for name in ("outer", "inner")]
-    sessions = [await MonitoredSession([each], counting_creator()).open() for each in hooks]
-    for each in reversed(sessions) if is_last_first else sessions:
-        await each.close()
-    assert recorded_in.get() is None
 
 
 async def test_short_calls_of_hooks_and_waits_are_left_out_unless_asked_for(path: Path) -> None:
@@ -165,12 +149,9 @@ async def test_a_run_that_is_cancelled_is_cut_where_it_waited(path: Path) -> Non
 
 
 async def test_a_run_that_is_made_again_is_cut_and_then_whole(path: Path) -> None:
-    creator = ScriptedSessionCreator(
-        [ScriptedSession([PreemptionError("lost")]), ScriptedSession()]
-    )
+    creator = ScriptedSessionCreator(losing())
     hooks = [TraceHook(path), RecordingHook("a")]
-    async with MonitoredSession(hooks, creator, recovery=Recovery(first_pause_secs=0)) as session:
-        await session.run([])
+    await run_session(hooks, creator, runs=1, recovery=NOW)
     found = read(path)
     names = [each.name for each in found.slices]
     assert [each for each in names if each.startswith("run")] == ["run (cut)", "run"]
@@ -182,12 +163,11 @@ async def test_evaluations_saves_and_side_tasks_are_spans(tmp_path: Path) -> Non
         await anyio.lowlevel.checkpoint()
         return {"loss": 0.5}
 
-    saver = StateDictSaver(arrays={"w": np.zeros(3)})
     found = await train(
         tmp_path / "run.pftrace",
         EvaluationHook(evaluate, 2),
         EvaluationHook(lambda session, step: {"loss": 0.5}, 2, name="alone"),
-        CheckpointSaverHook(str(tmp_path / "ckpt"), save_steps=2, saver=saver, background=True),
+        saving(tmp_path / "ckpt", Model(), 2, background=True),
         Follows(),
     )
     assert {"eval", "session", "write a checkpoint", "follow"} <= {
@@ -206,8 +186,9 @@ async def test_calls_of_rollouts_have_one_arrow_each_to_the_run_that_uses_them(
         return item
 
     groups = rollouts(answer, range(20), 2, concurrency=3, max_staleness=2)
-    creator = FunctionSessionCreator(lambda groups: {})
-    found = await train(path, FeedHook(groups, "groups"), creator=creator, flush_secs=0.005)
+    found = await train(
+        path, FeedHook(groups, "groups"), creator=lambda groups: {}, flush_secs=0.005
+    )
     calls = found.of("answer")
     assert {each.track for each in calls} == {"answer", "answer 2", "answer 3"}
     assert [len(each.flows) for each in calls] == [1] * len(calls)
@@ -221,9 +202,8 @@ async def test_calls_of_rollouts_have_one_arrow_each_to_the_run_that_uses_them(
 @pytest.mark.parametrize("double", [lambda item: 2 * item, sleepy])
 async def test_calls_and_reads_of_stages_are_spans(path: Path, double: Any) -> None:
     items = prefetch(map_concurrent(double, range(100), concurrency=2), 4)
-    creator = FunctionSessionCreator(lambda item: {})
     hooks = [FeedHook(items, "item"), Waits(0.01)]
-    found = await train(path, *hooks, creator=creator, flush_secs=0.005)
+    found = await train(path, *hooks, creator=lambda item: {}, flush_secs=0.005)
     assert len(found.of(double.__name__)) >= 3
     assert found.of("prefetch: read map_concurrent")
     held = [value for _, value in found.counters["prefetch: items held"]]
@@ -247,16 +227,13 @@ async def test_pushes_and_pulls_of_a_parameter_server_are_marked(path: Path) -> 
 
 async def test_one_hook_records_several_sessions_into_one_file(path: Path) -> None:
     hook = TraceHook(path)
-    creator: Any = SharedSessionCreator(counting_creator())
+    creator = SharedSessionCreator(counting_creator())
 
     async def worker() -> None:
         async with MonitoredSession([hook, Waits(), StopAtStepHook(20)], creator) as session:
-            while not session.should_stop():
-                await session.run([])
+            await run_until_stopped(session)
 
-    async with anyio.create_task_group() as group:
-        for _ in range(3):
-            group.start_soon(worker)
+    await together(*[worker] * 3)
     found = read(path)
     runs = found.of("run")
     assert len(runs) == found.counters["global step"][-1][1] == 20
@@ -379,21 +356,6 @@ async def test_a_run_by_another_task_does_not_cross_a_wait_of_the_first(path: Pa
     found = read(path)
     assert len(found.of("run")) == len(found.of("step")) == 3
     assert {each.path for each in found.of("step")} == {"session/run/step"}
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (TraceHook, "neither a path nor a tracer"),
-        (partial(TraceHook, "a", least_secs=-1), "seconds >= 0"),
-        (partial(TraceHook, "a", flush_secs=0), "seconds > 0"),
-        (partial(TraceHook, tracer="mine"), "get_tracer"),
-        (partial(TraceHook, "run.pftrace", tracer="mine"), "list both hooks"),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused(make: Callable[[], Any], match: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=match):
-        make()
 
 
 async def test_a_file_grows_while_training_goes_on_and_a_long_span_says_that_it_was_cut(

@@ -15,17 +15,15 @@ from asynchooks import (
     EarlyStoppingHook,
     Evaluate,
     EvaluationHook,
-    FunctionSessionCreator,
     MonitoredSession,
     Retention,
-    SharedSessionCreator,
 )
 
 from ...support.faults import covering
 from ..evaluations import Gated
 from ..preemptions import Counter, saved_counts, saving
 from ..savers import metrics_of, until
-from ..training import run_and_close, run_to, suspending_step
+from ..training import run_to
 
 pytestmark = pytest.mark.anyio
 KEEP_ALL = Retention(max_to_keep=None, keep_best=1)
@@ -64,7 +62,7 @@ class Rig:
 
     def session(self, order: int = 1) -> MonitoredSession:
         """With the hooks in this order: as they stand, or with -1 the other way round."""
-        return MonitoredSession(self.hooks[::order], FunctionSessionCreator(self.model.step))
+        return MonitoredSession(self.hooks[::order], self.model.step)
 
     async def evaluate(self, session: Any, step: int) -> dict[str, float]:
         await anyio.lowlevel.checkpoint()
@@ -138,24 +136,6 @@ async def test_a_final_evaluation_that_fails_keeps_no_final_checkpoint_back(tmp_
     with pytest.raises(ZeroDivisionError):
         await rig.train(at_most=10, order=-1)
     assert set(saved_counts(tmp_path)) == {8, 10}
-
-
-async def test_other_workers_move_nothing_between_an_evaluation_and_its_save(
-    tmp_path: Path,
-) -> None:
-    rig = Rig(tmp_path, 3, 50, background=True)
-
-    async def step() -> dict[str, Any]:
-        await suspending_step()
-        return rig.model.step()
-
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
-    async with anyio.create_task_group() as group:
-        for hooks in (rig.hooks, [], [], []):
-            group.start_soon(run_and_close, MonitoredSession(hooks, creator))
-    best = rig.model.count  # where other workers run decides which of equals was saved
-    assert distance(best) == min(map(distance, rig.seen))
-    assert metrics_of(tmp_path)[best] == distance(best)
 
 
 class BesideRig(Rig):

@@ -14,7 +14,6 @@ import pytest
 from asynchooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
-    FunctionSessionCreator,
     MonitoredSession,
     SessionRunContext,
     SharedSessionCreator,
@@ -25,6 +24,7 @@ from ...support.helpers import in_task, settle
 from ...support.moments import at
 from ...support.threads import threads_left
 from ..savers import (
+    BACKGROUND,
     Cell,
     CopyingSaver,
     Held,
@@ -38,25 +38,6 @@ from ..savers import (
 )
 
 pytestmark = pytest.mark.anyio
-BACKGROUND = pytest.mark.parametrize("background", [False, True])
-
-
-async def test_steps_go_on_while_a_copy_is_written_and_the_copy_stays_as_it_was(
-    tmp_path: Path,
-) -> None:
-    held = Held(tmp_path, save_steps=5)
-    held.latch.close()
-    async with held.session:
-        await held.latch.wait_for_arrival()
-        await held.run(4)
-        assert saved(tmp_path) == {}
-        held.latch.open()
-        await held.hold_the_write_of_the_next_step()
-        await held.run(4)
-        assert (held.cell.value, saved(tmp_path)) == (9, {0: "0"})
-        held.latch.open()
-    assert saved(tmp_path) == {0: "0", 5: "5", 9: "9"}
-    assert threads_left() == []
 
 
 @pytest.mark.parametrize(
@@ -293,7 +274,7 @@ async def test_no_run_begins_while_a_thread_that_was_given_up_still_copies(tmp_p
     cell = Cell()
     saver = SlowCopy(cell)
     hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver)
-    shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=2)
+    shared = SharedSessionCreator(cell.step, num_workers=2)
     options: Any = {"stop_grace_period_secs": 0}
     async with MonitoredSession([], shared, **options) as session:
         saver.copies.close()
@@ -302,8 +283,7 @@ async def test_no_run_begins_while_a_thread_that_was_given_up_still_copies(tmp_p
                 group.start_soon(MonitoredSession([hook], shared, **options).open)
                 await saver.copies.wait_for_arrival()
                 scope.cancel()
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, [])
+        async with in_task(session.run, []):
             statistics = session.global_step.statistics
             await until(lambda: statistics().tasks_waiting_for_ticket == 1)
             await settle()

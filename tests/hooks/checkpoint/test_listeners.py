@@ -14,10 +14,9 @@ import pytest
 from asynchooks import CheckpointSaverListener, StopTraining
 
 from ...support.helpers import in_task, settle
-from ..savers import CopyingSaver, Held, PlainSaver, check_that_training_goes_on, saved
+from ..savers import BACKGROUND, CopyingSaver, Held, PlainSaver, check_that_training_goes_on, saved
 
 pytestmark = pytest.mark.anyio
-BACKGROUND = pytest.mark.parametrize("background", [False, True])
 
 
 def listener(fn: Callable[[str, Any, int], Any], *, is_plain: bool = False) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from asynchooks import (
     CheckpointSaverHook,
     FunctionSessionCreator,
     MonitoredSession,
-    PreemptionError,
     Retention,
     SessionRunArgs,
     SessionRunContext,
@@ -26,10 +26,10 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks.checkpoints import CheckpointDirectory
 
-from ...support.moments import NOW, HeldStep, at
+from ...support.moments import HeldStep, at, together, train
 from ..savers import metrics_of
+from ..training import run_session
 
 pytestmark = pytest.mark.anyio
 ALL = Retention(max_to_keep=None, keep_best=1)
@@ -41,7 +41,6 @@ class Model:
     def __init__(self) -> None:
         self.weights = {"w": np.zeros(1), "loss": np.zeros(1)}
         self._lock, self._calls = threading.Lock(), itertools.count(1)
-        self._pauses = itertools.cycle((2, 0, 3, 1))
 
     @property
     def count(self) -> int:
@@ -55,8 +54,7 @@ class Model:
             return {"loss": loss, "minus": -loss}
 
     async def step_later(self) -> dict[str, Any]:
-        for _ in range(next(self._pauses)):
-            await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         return self.step()
 
     def step_in_two_phases(self) -> Any:
@@ -69,31 +67,6 @@ class Model:
         options = {"metric": "loss", "retention": ALL, **options}
         saver = StateDictSaver(weights=self.weights)
         return CheckpointSaverHook(path, save_steps=save_steps, saver=saver, **options)
-
-
-async def run_workers(
-    step: FunctionSessionCreator, hooks: list[Any], savers: list[Any], num: int, to: int,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Workers of one model, up to a step; the first saves, the others run a step for each of it."""
-    creator, has_run = SharedSessionCreator(step), anyio.Event()
-
-    async def work(place: int) -> None:
-        nonlocal has_run
-        own = [StopAtStepHook(last_step=to), *hooks, *(savers if place == 0 else ())]
-        async with MonitoredSession(own, creator, recovery=NOW, **options) as session:
-            while not session.should_stop():
-                await session.run([])
-                if place == 0:
-                    has_run.set()
-                    has_run = anyio.Event()
-                elif not session.should_stop():
-                    await session.or_stop(has_run.wait)
-        has_run.set()  # the limit ends no wait of the others
-
-    async with anyio.create_task_group() as group:
-        for place in range(num):
-            group.start_soon(work, place)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +86,26 @@ async def test_a_checkpoint_has_the_metric_of_the_run_of_its_step_with_any_numbe
     def note(run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         losses[run_context.step] = run_values.results
 
+    def session(*savers: Any) -> MonitoredSession:
+        hooks = [StopAtStepHook(last_step=5 * num_workers), notes, *savers]
+        return MonitoredSession(hooks, creator, step_runner=runner)
+
+    async def work() -> None:
+        async with session() as other:
+            await train(other)
+
     model, losses = Model(), dict[int, float]()
     notes = at(before_run=lambda run_context: SessionRunArgs("loss"), after_run=note)
     is_thread_safe = runner == "thread" and kind == "step"
     step = FunctionSessionCreator(getattr(model, kind), thread_safe=is_thread_safe)
+    creator = SharedSessionCreator(step)
     signs = {"loss": 1, "minus": -1}
     savers = [
         model.saver_hook(tmp_path / metric, 1, background=background, metric=metric)
         for metric in signs
     ]
-    await run_workers(step, [notes], savers, num_workers, 5 * num_workers, step_runner=runner)
+    async with session(*savers) as first:
+        await together(partial(train, first), *[work] * (num_workers - 1))
     for metric, sign in signs.items():
         metrics = metrics_of(tmp_path / metric)
         known = {step: value for step, value in metrics.items() if value is not None}
@@ -149,7 +132,7 @@ async def test_a_saver_whose_worker_does_not_run_has_the_metric_of_the_last_run_
         outputs = model.step()
         return {} if is_bare else outputs
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(step)
     async with MonitoredSession([model.saver_hook(tmp_path)], creator):
         async with MonitoredSession([], creator) as other:
             await other.run([])
@@ -173,29 +156,6 @@ async def test_a_cancelled_run_whose_step_was_made_gives_the_metric_of_its_step(
     assert metrics_of(tmp_path) == {0: None, 1: 1.0}
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-async def test_after_a_loss_no_checkpoint_has_a_metric_of_what_was_undone(
-    tmp_path: Path, num_workers: int
-) -> None:
-    model, is_lost = Model(), False
-
-    async def step() -> dict[str, Any]:
-        nonlocal is_lost
-        await anyio.lowlevel.checkpoint()
-        if model.count == 7 and not is_lost:
-            is_lost = True
-            raise PreemptionError("the machine went away")
-        return model.step()
-
-    saver = model.saver_hook(tmp_path, 5)
-    await run_workers(FunctionSessionCreator(step), [], [saver], num_workers, 20)
-    assert is_lost
-    for each in CheckpointDirectory(tmp_path).checkpoints():
-        StateDictSaver(weights=model.weights).restore(each.prefix)
-        assert each.metric in (None, model.weights["loss"][0])
-    assert len([each for each in metrics_of(tmp_path).values() if each is not None]) >= 2
-
-
 async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_it(
     tmp_path: Path,
 ) -> None:
@@ -208,8 +168,5 @@ async def test_a_metric_that_comes_to_a_step_twice_is_that_of_the_run_that_made_
             model.step()
         return {"loss": float(call), "global_step": model.count}
 
-    creator = FunctionSessionCreator(step)
-    async with MonitoredSession([model.saver_hook(tmp_path)], creator) as session:
-        for _ in range(5):
-            await session.run([])
+    await run_session([model.saver_hook(tmp_path)], step, runs=5)
     assert metrics_of(tmp_path) == {0: None, 2: 4.0}

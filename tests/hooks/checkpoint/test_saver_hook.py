@@ -15,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynchooks import (
-    CheckpointInUseError,
     CheckpointSaverHook,
     CheckpointVersionError,
     DamagedCheckpointError,
-    FunctionSessionCreator,
     MonitoredSession,
     Retention,
     SessionRunArgs,
@@ -36,7 +34,17 @@ from ...checkpoints.stores import names_in, rewrite, run_python
 from ...support.hook_models import Losses
 from ..lives import CrashError
 from ..preemptions import saving
-from ..savers import Cell, Counter, Held, PlainSaver, is_free, metrics_of, saved, session_on
+from ..savers import (
+    BACKGROUND,
+    Cell,
+    Counter,
+    Held,
+    PlainSaver,
+    is_free,
+    metrics_of,
+    saved,
+    session_on,
+)
 from ..training import run_session
 from ..virtual_time import now, pause, simulate
 
@@ -130,7 +138,7 @@ async def train_plain(
     return held
 
 
-@pytest.mark.parametrize("background", [False, True])
+@BACKGROUND
 async def test_a_session_goes_on_from_the_newest_step_without_saving_it_again(
     background: bool, tmp_path: Path
 ) -> None:
@@ -188,11 +196,10 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
             await pause(next(secs))
             return cell.step()
 
-        shared = SharedSessionCreator(FunctionSessionCreator(step))
+        shared = SharedSessionCreator(step)
 
         async def slow() -> None:
-            async with MonitoredSession([], shared) as session:
-                await session.run([])
+            await run_session([], shared, runs=1)
 
         hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=PlainSaver(cell))
         times = []
@@ -233,7 +240,7 @@ async def test_five_stay_unless_retention_says_otherwise(tmp_path: Path) -> None
     assert sorted(saved(tmp_path)) == [2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("background", [True, False])
+@BACKGROUND
 async def test_a_step_whose_metric_is_nan_is_saved_without_one_and_training_goes_on(
     background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,18 +286,6 @@ async def test_a_refusal_that_leaves_the_first_sessions_block_frees_the_director
 
 
 # Directories, and other places
-
-
-async def test_a_second_hook_on_a_directory_is_refused_and_the_first_goes_on(
-    tmp_path: Path,
-) -> None:
-    first = Held(tmp_path)
-    async with first.session:
-        with pytest.raises(CheckpointInUseError, match="this process uses it already") as caught:
-            await Held(tmp_path).session.open()
-        assert "in begin of CheckpointSaverHook" in caught.value.__notes__
-        await first.run(1)
-    assert saved(tmp_path) == {0: "0", 1: "1"}
 
 
 @pytest.mark.parametrize("error", [DamagedCheckpointError, CheckpointVersionError])
@@ -348,7 +343,7 @@ def test_a_full_disk_is_a_typed_error_and_the_older_ones_are_untouched(tmp_path:
     assert run_python(FULL_DISK, tmp_path).splitlines() == said * 2
 
 
-@pytest.mark.parametrize("background", [False, True])
+@BACKGROUND
 async def test_a_training_resumes_from_a_store(background: bool) -> None:
     client = pytest.importorskip("obstore").store.MemoryStore()
     for begun in (0, 5, 10):

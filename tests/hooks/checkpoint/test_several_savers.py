@@ -16,7 +16,6 @@ from asynchooks import (
     CheckpointError,
     CheckpointSaverHook,
     EarlyStoppingHook,
-    FunctionSessionCreator,
     MonitoredSession,
     NanTensorHook,
     PreemptionError,
@@ -160,7 +159,7 @@ def test_savers_in_the_sessions_of_two_workers_restore_the_newest(tmp_path: Path
             await anyio.sleep(1)  # the workers take turns
             return training.step()
 
-        creator = SharedSessionCreator(FunctionSessionCreator(step))
+        creator = SharedSessionCreator(step)
         async with anyio.create_task_group() as workers:
             for name in EVERY:
                 saver = training.saver(name, save_secs=EVERY[name], save_steps=None)
@@ -189,7 +188,7 @@ async def test_two_sessions_with_savers_are_refused_where_their_hooks_have_state
     tmp_path: Path,
 ) -> None:
     training = Training(tmp_path)
-    creator = SharedSessionCreator(FunctionSessionCreator(training.step))
+    creator = SharedSessionCreator(training.step)
     async with MonitoredSession([training.saver("often")], creator):
         hooks = [training.saver("rare"), EarlyStoppingHook("loss", patience=500)]
         with pytest.raises(CheckpointError, match="to one session"):

@@ -17,7 +17,6 @@ import pytest
 from asynchooks import (
     CheckpointError,
     CheckpointSaverHook,
-    FunctionSessionCreator,
     MonitoredSession,
     NanLossDuringTrainingError,
     NanTensorHook,
@@ -29,7 +28,7 @@ from ...support.helpers import raises_at
 from ...support.hook_models import Losses
 from ...support.loops import LOOPS
 from ..preemptions import saving
-from ..savers import Cell, CopyingSaver, Held, PlainSaver, check_that_training_goes_on
+from ..savers import BACKGROUND, Cell, CopyingSaver, Held, PlainSaver, check_that_training_goes_on
 from ..training import run_session
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +91,7 @@ async def test_a_dropped_session_says_it(tmp_path: Path, caplog: pytest.LogCaptu
     assert warning.endswith("open sessions by `async with`, or `await session.close()`")
 
 
-@pytest.mark.parametrize("background", [False, True])
+@BACKGROUND
 @pytest.mark.parametrize("ending", ["just saved", "no step", "end fails"])
 async def test_nothing_is_said_where_nothing_is_unsaved(
     ending: str, background: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -155,7 +154,7 @@ async def test_workers_of_one_model_say_it_once_and_again_after_a_later_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cell = Cell()
-    creator = SharedSessionCreator(FunctionSessionCreator(cell.step))
+    creator = SharedSessionCreator(cell.step)
     saver = PlainSaver(cell)
 
     def session(number: int) -> MonitoredSession:
@@ -179,8 +178,7 @@ async def test_of_two_savers_of_one_model_the_newest_checkpoint_counts(
 ) -> None:
     often = held_in(tmp_path / "often", save_steps=5)
     seldom = CheckpointSaverHook(tmp_path / "seldom", save_steps=100, saver=often.saver)
-    creator = FunctionSessionCreator(often.cell.step)
-    await interrupted(MonitoredSession([seldom, often.hook], creator), 12)
+    await interrupted(MonitoredSession([seldom, often.hook], often.cell.step), 12)
     [warning] = caplog.messages
     assert f"The newest checkpoint in {tmp_path / 'often'} is of step 10: 2 steps are" in warning
 

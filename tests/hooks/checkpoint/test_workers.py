@@ -6,94 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 from asynchooks import (
-    CheckpointSaverHook,
     DamagedCheckpointError,
-    FunctionSessionCreator,
     MonitoredSession,
-    PreemptionError,
-    Retention,
     SharedSessionCreator,
-    StateDictSaver,
-    WhenBusy,
 )
-from asynchooks.checkpoints import CheckpointDirectory
 
 from ...support.helpers import in_task, settle
-from ...support.moments import at
+from ...support.moments import HeldStep, at, lost
 from ..savers import (
-    Cell,
     CopyingSaver,
     Counter,
     Fragile,
     Held,
-    Latch,
     PlainSaver,
-    hasty_threads,
     saved,
     until,
 )
 
 pytestmark = pytest.mark.anyio
-
-
-class Numbers:
-    """Eight numbers, which each step moves by one, one after the other."""
-
-    def __init__(self) -> None:
-        self.weights = {"w": np.zeros(8, int)}
-
-    def step(self) -> dict[str, int]:
-        for place in range(8):
-            self.weights["w"][place] += 1
-        return {}
-
-    def saver_hook(self, path: Path, **options: Any) -> CheckpointSaverHook:
-        saver = StateDictSaver(weights=self.weights)
-        return CheckpointSaverHook(path, save_steps=1, saver=saver, **options)
-
-
-def check_saved(path: Path, num: int) -> None:
-    """At least so many checkpoints, each of one step."""
-    found = CheckpointDirectory(path).checkpoints()
-    assert len(found) >= num
-    for each in found:
-        numbers = Numbers()
-        StateDictSaver(weights=numbers.weights).restore(each.prefix)
-        assert numbers.weights["w"].tolist() == [each.step] * 8
-
-
-@pytest.mark.parametrize(
-    ("background", "when_busy"),
-    [(False, WhenBusy.WAIT), (True, WhenBusy.WAIT), (True, WhenBusy.SKIP)],
-)
-async def test_a_checkpoint_holds_one_step_while_workers_run_in_threads(
-    background: bool, when_busy: WhenBusy, tmp_path: Path
-) -> None:
-    numbers = Numbers()
-    hook = numbers.saver_hook(
-        tmp_path, background=background, when_busy=when_busy, retention=Retention(max_to_keep=None)
-    )
-    shared = SharedSessionCreator(FunctionSessionCreator(numbers.step), num_workers=4)
-    is_over = anyio.Event()
-
-    async def work_beside() -> None:
-        async with MonitoredSession([], shared, step_runner="thread") as session:
-            while not is_over.is_set():
-                await session.run([])
-
-    with hasty_threads():
-        async with anyio.create_task_group() as group:
-            async with MonitoredSession([hook], shared, step_runner="thread") as session:
-                for _ in range(3):
-                    group.start_soon(work_beside)
-                for _ in range(8):
-                    await session.run([])
-            is_over.set()
-    check_saved(tmp_path, 9 if when_busy is WhenBusy.WAIT else 2)
 
 
 # Lost sessions
@@ -147,20 +80,19 @@ async def test_a_model_that_was_lost_in_the_middle_of_a_step_is_not_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The save waits for the step of another worker, which then fails."""
-    numbers, other_runs, may_fail = Numbers(), anyio.Event(), anyio.Event()
+    cell, other_runs, may_fail = Fragile(), anyio.Event(), anyio.Event()
 
-    async def step(is_other: bool = False) -> dict[str, int]:
+    async def step(is_other: bool = False) -> dict[str, float]:
         if is_other and not may_fail.is_set():
             other_runs.set()
             await may_fail.wait()
-            numbers.weights["w"][0] += 1  # and no other
-            raise PreemptionError("the machine is gone")
-        return numbers.step()
+            cell.is_lost = True
+        return cell.step()
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers=2)
-    lets_fail = at(after_run=lambda *_: may_fail.set())
+    creator = SharedSessionCreator(step, num_workers=2)
+    hooks = [at(after_run=lambda *_: may_fail.set()), Held(tmp_path, PlainSaver, cell=cell).hook]
     async with (
-        MonitoredSession([lets_fail, numbers.saver_hook(tmp_path)], creator) as session,
+        MonitoredSession(hooks, creator) as session,
         MonitoredSession([], creator) as other,
         anyio.create_task_group() as group,
     ):
@@ -168,7 +100,9 @@ async def test_a_model_that_was_lost_in_the_middle_of_a_step_is_not_saved(
         await other_runs.wait()
         for _ in range(2):
             await session.run([])
-    check_saved(tmp_path, 2)
+    found = saved(tmp_path)
+    assert len(found) >= 2
+    assert found == {step: str(step) for step in found}
     assert "Step 1 is not saved: the session was lost" in caplog.text
 
 
@@ -183,34 +117,28 @@ async def test_a_damaged_checkpoint_leaves_as_itself_not_as_a_loss(tmp_path: Pat
 
 
 async def test_nothing_is_restored_while_another_worker_steps(tmp_path: Path) -> None:
-    cell, may_end, is_lost = Cell(), Latch(), False
-    saver = PlainSaver(cell)
+    held, slow, losses = Held(tmp_path, PlainSaver), HeldStep(), [lost()]
 
     def step(is_slow: bool = False) -> dict[str, float]:
         if is_slow:
-            may_end.pass_by()
-        return cell.step()
+            slow()
+        return held.cell.step()
 
     def lose(*_: Any) -> None:
-        nonlocal is_lost
-        if not is_lost:
-            is_lost = True
-            raise PreemptionError("the machine went away")
+        if losses:
+            raise losses.pop()
 
-    hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver)
-    shared = SharedSessionCreator(FunctionSessionCreator(step), num_workers=2)
+    creator = SharedSessionCreator(step, num_workers=2)
     async with (
-        MonitoredSession([hook], shared, step_runner="thread") as a,
-        MonitoredSession([at(before_run=lose)], shared, step_runner="thread") as b,
+        MonitoredSession([held.hook], creator, step_runner="thread") as a,
+        MonitoredSession([at(before_run=lose)], creator, step_runner="thread") as b,
+        anyio.create_task_group() as group,
     ):
-        may_end.close()
-        async with anyio.create_task_group() as group:
-            group.start_soon(a.run, [], {"is_slow": True})
-            await may_end.wait_for_arrival()
-            group.start_soon(b.run, [])
-            await until(lambda: a.global_step.statistics().tasks_waiting_for_ticket == 1)
-            assert "restore" not in "".join(saver.log)
-            may_end.open()
-        assert is_lost
-        assert sum("restore" in each for each in saver.log) == 1
-        assert cell.value == a.global_step.value
+        group.start_soon(a.run, [], {"is_slow": True})
+        await slow.has_begun()
+        group.start_soon(b.run, [])
+        await until(lambda: a.global_step.statistics().tasks_waiting_for_ticket == 1)
+        assert "restore" not in "".join(held.saver.log)
+        slow.may_end.set()
+    assert sum("restore" in each for each in held.saver.log) == 1
+    assert held.cell.value == a.global_step.value

@@ -23,6 +23,7 @@ from asynchooks import (
 )
 from asynchooks.hooks.guards import _loop_lag
 
+from ..training import run_session
 from ..virtual_time import guard_threads, in_virtual_time
 
 MAX_LAG_SECS = 0.03
@@ -176,16 +177,14 @@ async def test_what_held_it_for_the_largest_part_is_named() -> None:
     # on a busy machine the shorter ones take several times as long as they ask for
     brief = [slow("after_run", 1.5 * MAX_LAG_SECS, name) for name in ("Brief", "Later")]
     hooks = [watchdog, brief[0], slow("after_run", 0.5), brief[1]]
-    async with MonitoredSession(hooks, dict, step_runner="inline") as session:
-        await session.run([])
+    await run_session(hooks, dict, runs=1, step_runner="inline")
     assert the_lag(watchdog).culprit == "after_run of Slow"
 
 
 async def test_one_hook_sees_what_other_sessions_do() -> None:
     watchdog, creator = LoopLagHook(MAX_LAG_SECS), SharedSessionCreator(dict)
     async with MonitoredSession([watchdog], creator):
-        async with MonitoredSession([slow("after_run")], creator, step_runner="inline") as other:
-            await other.run([])
+        await run_session([slow("after_run")], creator, runs=1, step_runner="inline")
     assert the_lag(watchdog).culprit == "after_run of Slow"
 
 

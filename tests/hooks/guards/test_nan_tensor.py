@@ -180,23 +180,6 @@ async def see_nan(a: MonitoredSession, shared: SharedSessionCreator, *, fails: b
             await worker.run([])
 
 
-@pytest.mark.parametrize(
-    ("save_steps", "kept", "aside", "background"),
-    [(1, [0, 1, 2, 3], [5], False), (5, [0], [5], True), (100, [0], [], False)],
-)
-async def test_what_another_worker_has_seen_to_be_nan_is_neither_saved_nor_kept(
-    tmp_path: Path, save_steps: int, kept: list[int], aside: list[int], background: bool
-) -> None:
-    model = Weights(5)
-    shared = SharedSessionCreator(model.step, num_workers=2)
-    hooks = [saving(tmp_path, model, save_steps, background=background), NanTensorHook("loss")]
-    async with MonitoredSession(hooks, shared) as a:
-        with pytest.raises(NanLossDuringTrainingError):
-            await see_nan(a, shared, fails=True)
-        assert a.should_stop()
-    assert steps_in(tmp_path) == (kept, aside)
-
-
 async def test_a_worker_that_goes_on_saves_no_more_until_it_is_lost_and_goes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,6 +39,7 @@ from ..preemptions import (
     sigterm,
     train,
 )
+from ..savers import BACKGROUND
 from ..virtual_time import pause, simulate
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +117,7 @@ async def test_a_step_that_blocks_completes_and_is_saved(tmp_path: Path, runner:
     assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
 
 
-@pytest.mark.parametrize("background", [False, True])
+@BACKGROUND
 @pytest.mark.parametrize("nth", [1, 2, 3])  # at the start, in a run, at the end
 async def test_a_signal_during_a_save_loses_neither_it_nor_a_later_one(
     tmp_path: Path, nth: int, background: bool
