@@ -16,7 +16,6 @@ from ..support.threads import threads_left
 
 grain = pytest.importorskip("grain.python")
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.filterwarnings("ignore"),  # Grain's own, of which there are many
 ]
 

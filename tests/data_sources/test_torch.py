@@ -28,7 +28,6 @@ from ..support.threads import threads_left
 torch = pytest.importorskip("torch")
 utils = torch.utils.data
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|multiprocessing).*"),
     pytest.mark.filterwarnings("ignore:Got pickle error"),  # torch says it, too
     pytest.mark.filterwarnings("ignore:.set_vital. is deprecated"),  # by torchdata

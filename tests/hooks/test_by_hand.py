@@ -25,8 +25,6 @@ from .forwarding import Forwards, ForwardsAll, Wrap, bare
 from .inputs import saving
 from .preemptions import handlers_are_kept
 
-pytestmark = pytest.mark.anyio
-
 SESSION_ONLY = {"PreemptionHook", "ProtocolHook", "TraceHook"}
 """By hand there is nothing to stop at a signal, or to record; the second one needs its own step."""
 NEEDS_OTHERS = {

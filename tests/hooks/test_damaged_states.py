@@ -15,9 +15,6 @@ from asynchooks import HistoryHook, MetricsHook
 from ..support.hook_plays import PLAYS, Model
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
-
-
 HOOKS = [
     "EarlyStoppingHook", "EvaluationHook", "HistoryHook", "LoggingTensorHook",
     "MetricsHook, files", "StepCounterHook", "SummarySaverHook",

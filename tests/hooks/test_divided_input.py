@@ -19,8 +19,6 @@ from ..support.moments import at
 from .inputs import Diary
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
-
 NUM = 30
 PIPELINES: dict[str, Callable[[int, int], Stage[Any]]] = {
     "batches": lambda *part: batch(shard(range(NUM), *part), 2),

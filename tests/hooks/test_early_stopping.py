@@ -34,7 +34,6 @@ from .preemptions import Counter, saving
 from .savers import BACKGROUND
 from .training import Holds, run_session, tasks
 
-pytestmark = pytest.mark.anyio
 INF = float("inf")
 
 

@@ -32,8 +32,6 @@ from ..support.faults import FaultError
 from .inputs import Counted, Diary, saving
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
-
 
 async def same(x: Any) -> Any:
     return x

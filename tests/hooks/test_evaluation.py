@@ -38,7 +38,6 @@ from .evaluations import Failing, Gated, Notes, stop_when_settled
 from .training import run_session, run_to, suspending_step, tasks
 from .virtual_time import Writer, now, pause, quarter_step, simulate
 
-pytestmark = pytest.mark.anyio
 both_modes = pytest.mark.parametrize("mode", list(Evaluate))
 
 

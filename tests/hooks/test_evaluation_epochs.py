@@ -26,8 +26,6 @@ from .evaluations import Notes
 from .inputs import Diary, saving
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
-
 
 def hook_of(seen: Notes, **options: Any) -> EvaluationHook:
     return EvaluationHook(seen, **{"every_n_epochs": 1, "mode": Evaluate.EXCLUSIVE, **options})

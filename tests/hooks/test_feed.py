@@ -29,8 +29,6 @@ from ..support.moments import train as run_until_stopped
 from .inputs import Diary, gated, until_stopped
 from .training import Holds, run_session, run_to, tasks
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("names", "items", "given"),

@@ -22,8 +22,6 @@ from ..support.faults import FaultError
 from .inputs import Diary, saving
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
-
 Make = Callable[[], Stage[Any]]
 
 

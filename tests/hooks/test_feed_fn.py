@@ -14,7 +14,6 @@ from asynchooks.testing import RecordingHook
 
 from ..support.moments import at
 
-pytestmark = pytest.mark.anyio
 runners = pytest.mark.parametrize("step_runner", ["inline", "thread"])
 
 

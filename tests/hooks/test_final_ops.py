@@ -11,8 +11,6 @@ from asynchooks import FetchError, FinalOpsHook, MonitoredSession
 from ..support.helpers import counting_step
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("final_ops", "values"),

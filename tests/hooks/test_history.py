@@ -26,8 +26,6 @@ from .preemptions import saving
 from .training import rows_of, run_session
 from .virtual_time import pause, quarter_step, simulate
 
-pytestmark = pytest.mark.anyio
-
 
 async def train(
     history: HistoryHook,

@@ -38,7 +38,6 @@ from .inputs import (
 )
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
 feed_or_loop = pytest.mark.parametrize("by_loop", [False, True])
 
 

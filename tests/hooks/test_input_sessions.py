@@ -25,7 +25,6 @@ from ..support.afterwards import nothing_left
 from .inputs import Counted, Diary, saving, until_stopped
 from .training import Holds, run_session, tasks
 
-pytestmark = pytest.mark.anyio
 hook_or_loop = pytest.mark.parametrize("how", ["hook", "loop"])
 
 

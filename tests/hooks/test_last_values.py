@@ -24,8 +24,6 @@ from ..support.moments import at
 from .training import rows_of, run_session
 from .virtual_time import pause, simulate
 
-pytestmark = pytest.mark.anyio
-
 
 class Points(list[tuple[int, dict[str, Any]]]):
     """What a MetricsHook has given."""

@@ -19,7 +19,6 @@ from ..support.helpers import counting_creator
 from .training import run_session
 from .virtual_time import now, pause, simulate
 
-pytestmark = pytest.mark.anyio
 Said = Callable[[], list[str]]
 
 

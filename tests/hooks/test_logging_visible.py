@@ -111,7 +111,6 @@ def test_lines_of_hooks_appear_on_standard_error_with_their_steps(
     ]
 
 
-@pytest.mark.anyio
 async def test_the_worker_of_a_protocol_is_in_front_of_the_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -127,7 +126,6 @@ async def test_the_worker_of_a_protocol_is_in_front_of_the_step(
     assert capsys.readouterr().err == "worker 0, step 1: calls = 7\n"
 
 
-@pytest.mark.anyio
 async def test_standard_error_is_the_stream_of_that_moment_and_may_be_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +146,6 @@ async def test_standard_error_is_the_stream_of_that_moment_and_may_be_none(
     assert session.global_step.value == 2
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "configure",
     [
@@ -240,7 +237,6 @@ def test_records_have_step_hook_and_reason(
 # of a private name, which every record of the package goes through
 
 
-@pytest.mark.anyio
 async def test_values_of_a_record_factory_stay(
     info: pytest.LogCaptureFixture,
 ) -> None:

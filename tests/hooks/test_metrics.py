@@ -23,8 +23,6 @@ from .evaluations import Notes
 from .preemptions import Counter, saving
 from .training import run_session, run_to
 
-pytestmark = pytest.mark.anyio
-
 
 def test_a_call_gives_the_newest_value_and_of_fetches_none() -> None:
     assert Metric(lambda: 2.0)() == 2.0

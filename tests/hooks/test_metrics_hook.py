@@ -39,8 +39,6 @@ from ..support.moments import train as run_until_stopped
 from .inputs import saving
 from .training import run_session
 
-pytestmark = pytest.mark.anyio
-
 
 async def train(hooks: list[Any], *, steps: int = 10, step: Any = None) -> None:
     hooks = [*hooks, StopAtStepHook(last_step=steps)]

@@ -28,8 +28,6 @@ from ..support.moments import at
 from .inputs import Diary, saving
 from .training import run_to
 
-pytestmark = pytest.mark.anyio
-
 MAKERS: dict[str, Callable[[str], SessionRunHook]] = {
     "CheckpointSaverHook": lambda path: saving(path, Diary()),  # type: ignore[arg-type]
     "CsvSink": lambda path: MetricsHook(CsvSink(path), "loss", every_n_steps=1),

@@ -35,8 +35,6 @@ from ..support.threads import own_threads, threads_left
 from .terminals import screen
 from .virtual_time import in_virtual_time
 
-pytestmark = pytest.mark.anyio
-
 
 def step() -> dict[str, float]:
     return {"loss": 0.5}

@@ -12,7 +12,7 @@ from asynchooks import CheckpointSaverHook, SessionCreator
 from .inputs import Diary, saving
 from .lives import NUM_ITEMS, Life, LifeModel
 
-pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 IN_ANY_ORDER = [
     (num, place, {"feeds": feeds})

@@ -44,7 +44,6 @@ def test_a_step_that_stands_still_gives_five_warnings(caplog: pytest.LogCaptureF
     assert caplog.text.count("has not moved") == 5
 
 
-@pytest.mark.anyio
 async def test_a_step_of_a_protocol_may_stand_still(caplog: pytest.LogCaptureFixture) -> None:
     server = ParameterServer(np.zeros(1), KBatchAsync(3), num_workers=1)
 

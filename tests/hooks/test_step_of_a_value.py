@@ -26,7 +26,7 @@ from ..support.kept import Kept, Model
 from ..support.moments import at
 from .training import rows_of, run_session
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class LateEvaluation:

@@ -23,8 +23,6 @@ from asynchooks import (
 from ..support.moments import at, together, train
 from .training import run_session, suspending_step
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(("num_workers", "step_runner"), [(16, "inline"), (8, "thread")])
 async def test_all_workers_stop_exactly_also_where_some_fail_and_are_cancelled(

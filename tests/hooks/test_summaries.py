@@ -31,7 +31,7 @@ from .event_files import largest_file, scalars
 from .inputs import Diary, saving
 from .training import run_session
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def read(directory: Path) -> dict[str, list[int]]:

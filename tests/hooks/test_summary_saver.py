@@ -19,7 +19,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from .virtual_time import pause, simulate
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def summary(tag: str, value: float) -> Any:

@@ -27,8 +27,6 @@ from ..support.hook_models import Drawing
 from ..support.moments import at
 from .inputs import Diary
 
-pytestmark = pytest.mark.anyio
-
 NUM = 6
 
 

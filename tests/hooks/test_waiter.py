@@ -19,8 +19,6 @@ from ..support.helpers import counting_creator, in_task, settle
 from ..support.moments import at
 from .training import run_and_close, run_session
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_while_all_wait_nothing_runs_and_all_resume_before_the_next_run() -> None:
     log = []

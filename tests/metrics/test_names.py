@@ -54,7 +54,6 @@ def evaluation(**options: Any) -> EvaluationHook:
     return EvaluationHook(lambda session, step: {HALF: 1.0}, every_n_steps=1, **options)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("make", "match"),
     [

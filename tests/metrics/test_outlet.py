@@ -21,8 +21,6 @@ from asynchooks.simulation import Simulation, current_simulation
 
 from ..support.kept import Kept
 
-pytestmark = pytest.mark.anyio
-
 
 class Gated(Kept):
     """It keeps points as long as it is let, in the thread that has opened it."""

@@ -30,7 +30,6 @@ from ..support.step_loops import run_steps
 from .readers import NEW, event_files, events_in, steps_shown, written
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*ml_dtypes"),
 ]

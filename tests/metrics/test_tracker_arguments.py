@@ -31,7 +31,6 @@ SINKS: dict[str, tuple[Sink, str]] = {
 }
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("extra", SINKS)
 async def test_a_missing_library_is_an_error_of_the_opening_that_names_the_extra(
     extra: str, monkeypatch: pytest.MonkeyPatch

@@ -31,8 +31,6 @@ from ..support.helpers import cancelled_when_settled, counting_creator, raises_a
 from .reading import read
 from .test_trace_hook import Waits
 
-pytestmark = pytest.mark.anyio
-
 
 class Exported:
     """A tracer, and the spans that it has ended."""

@@ -51,8 +51,6 @@ from ..support.step_loops import run_steps
 from ..support.threads import own_threads
 from .reading import Read, read
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

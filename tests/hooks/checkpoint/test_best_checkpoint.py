@@ -25,7 +25,6 @@ from ..preemptions import Counter, saved_counts, saving
 from ..savers import metrics_of, until
 from ..training import run_to
 
-pytestmark = pytest.mark.anyio
 KEEP_ALL = Retention(max_to_keep=None, keep_best=1)
 NOT_THERE = "is not among the best checkpoints"
 BOTH_ORDERS = pytest.mark.parametrize("order", [1, -1])

@@ -37,8 +37,6 @@ from ..savers import (
     until,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("saver", "background"), [(PlainSaver, False), (PlainSaver, True), (CopyingSaver, False)]

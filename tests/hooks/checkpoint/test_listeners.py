@@ -16,8 +16,6 @@ from asynchooks import CheckpointSaverListener, StopTraining
 from ...support.helpers import in_task, settle
 from ..savers import BACKGROUND, CopyingSaver, Held, PlainSaver, check_that_training_goes_on, saved
 
-pytestmark = pytest.mark.anyio
-
 
 def listener(fn: Callable[[str, Any, int], Any], *, is_plain: bool = False) -> Any:
     """One of the class Listener that calls, or awaits, this with the moment, session and step."""

@@ -31,7 +31,6 @@ from ...support.moments import HeldStep, at, together, train
 from ..savers import metrics_of
 from ..training import run_session
 
-pytestmark = pytest.mark.anyio
 ALL = Retention(max_to_keep=None, keep_best=1)
 
 

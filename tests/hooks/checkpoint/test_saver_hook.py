@@ -48,8 +48,6 @@ from ..savers import (
 from ..training import run_session
 from ..virtual_time import now, pause, simulate
 
-pytestmark = pytest.mark.anyio
-
 Trace = dict[int, tuple[Any, ...]]
 """By step: the weights, and what the hooks have summed up."""
 

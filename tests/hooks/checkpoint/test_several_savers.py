@@ -31,8 +31,6 @@ from ...support.moments import NOW
 from ..savers import metrics_of
 from ..training import run_session
 
-pytestmark = pytest.mark.anyio
-
 EVERY = {"often": 5, "rare": 20}
 ORDERS = [["often", "rare"], ["rare", "often"]]
 BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)

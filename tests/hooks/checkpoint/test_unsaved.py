@@ -31,8 +31,6 @@ from ..preemptions import saving
 from ..savers import BACKGROUND, Cell, CopyingSaver, Held, PlainSaver, check_that_training_goes_on
 from ..training import run_session
 
-pytestmark = pytest.mark.anyio
-
 
 def held_in(path: Path, saver: type[PlainSaver] = PlainSaver, **options: Any) -> Held:
     return Held(path, saver, **{"background": False, "save_steps": 10, **options})

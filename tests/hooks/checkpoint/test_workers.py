@@ -26,9 +26,6 @@ from ..savers import (
     until,
 )
 
-pytestmark = pytest.mark.anyio
-
-
 # Lost sessions
 
 

@@ -29,8 +29,6 @@ from ..virtual_time import guard_threads, in_virtual_time
 MAX_LAG_SECS = 0.03
 HELD_SECS = 0.12
 
-pytestmark = pytest.mark.anyio
-
 
 watches: list[_loop_lag._Watch] = []
 """Those of the test that is running; private, as only they know since when the loop is watched."""

@@ -26,8 +26,6 @@ from ...support.hook_models import Drawing
 from ..inputs import Diary, saving
 from ..training import run_session
 
-pytestmark = pytest.mark.anyio
-
 NUM = 24
 
 

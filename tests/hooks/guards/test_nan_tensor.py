@@ -24,7 +24,6 @@ from ...support.hook_models import Losses, Weights
 from ..preemptions import saving
 from ..training import run_session
 
-pytestmark = pytest.mark.anyio
 NAN = math.nan
 
 

@@ -40,7 +40,6 @@ from ..preemptions import (
     train,
 )
 
-pytestmark = pytest.mark.anyio
 on_all_loops = pytest.mark.parametrize("anyio_backend", LOOPS)
 SIGTERM, SIGINT = signal.SIGTERM, signal.SIGINT
 

@@ -42,8 +42,6 @@ from ..preemptions import (
 from ..savers import BACKGROUND
 from ..virtual_time import pause, simulate
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("moment", "count"),

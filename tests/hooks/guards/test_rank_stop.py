@@ -292,7 +292,6 @@ def test_other_tasks_go_on_while_ranks_agree_and_workers_that_share_a_model_are_
         assert "one of several that share a model in this process" in lines[1]
 
 
-@pytest.mark.anyio
 async def test_a_process_without_a_group_trains_as_without_the_hook() -> None:
     hook = RankStopHook(every_n_steps=2)
     async with MonitoredSession([hook, StopAtStepHook(3)], lambda: {"loss": 1.0}) as session:

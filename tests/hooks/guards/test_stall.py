@@ -34,8 +34,6 @@ from ...support.threads import own_threads
 from ..training import run_session
 from ..virtual_time import guard_threads, now, pause, quarter_step, simulate
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:

@@ -77,7 +77,6 @@ async def test_the_shortest_time_ends_all_workers_of_a_shared_session() -> None:
     assert long.stop_reason == short.stop_reason == REASON
 
 
-@pytest.mark.anyio
 async def test_in_real_time_a_foreign_wait_ends() -> None:
     with anyio.fail_after(20):
         async with MonitoredSession([TimeLimitHook(0.02)], counting_creator()) as session:
