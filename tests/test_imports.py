@@ -1,7 +1,5 @@
 """Imports point down, and `import asynchooks` loads neither TensorFlow nor trio."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -7,8 +7,6 @@ block straight after one is its exact output. Comments on lines of their own are
 handlers of logs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

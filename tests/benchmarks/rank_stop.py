@@ -7,8 +7,6 @@ DistributedDataParallel makes at least one, in a session without the hook, and i
 It does not measure several machines, whose network takes longer.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

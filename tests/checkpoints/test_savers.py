@@ -1,7 +1,5 @@
 """check_saver, and StateDictSaver: what comes back, in place, and what does not fit."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable

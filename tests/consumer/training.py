@@ -3,8 +3,6 @@
 Two workers share a model, items, and a checkpoint, and then a protocol trains in virtual time.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any, assert_type

@@ -3,8 +3,6 @@
 Each event is one line of a file: what a killed process has written stays.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

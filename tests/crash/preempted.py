@@ -1,7 +1,5 @@
 """Training programs that get signals while something does not end; they say what they see."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select

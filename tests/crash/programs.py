@@ -3,8 +3,6 @@
 They run in processes forked from one that has imported what they need: a start takes milliseconds.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -1,7 +1,5 @@
 """Rollouts with a journal whose learner is killed at random moments: nothing kept is made again."""
 
-from __future__ import annotations
-
 import random
 from multiprocessing.connection import Connection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training that is killed at random moments, or terminated, goes on from its last save."""
 
-from __future__ import annotations
-
 import logging
 import random
 import signal

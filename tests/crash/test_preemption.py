@@ -1,7 +1,5 @@
 """PreemptionHook where something does not end: the process does, in time, with what was saved."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

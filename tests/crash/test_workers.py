@@ -1,7 +1,5 @@
 """Workers that share an input are killed, and go on: each item is used once."""
 
-from __future__ import annotations
-
 import random
 from multiprocessing.connection import Connection
 from pathlib import Path

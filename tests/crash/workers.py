@@ -1,7 +1,5 @@
 """Training by several workers that share a model and its input, to be killed."""
 
-from __future__ import annotations
-
 import random
 from multiprocessing.connection import Connection
 from pathlib import Path

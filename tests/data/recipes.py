@@ -1,7 +1,5 @@
 """Pipelines composed at random of deterministic stages, with faults in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

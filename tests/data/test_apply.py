@@ -1,7 +1,5 @@
 """map and filter, and how many calls of a stage may fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arguments that are wrong are named, with what was expected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

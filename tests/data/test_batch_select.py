@@ -1,7 +1,5 @@
 """batch, shard and take; which item does not fit into a batch."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Consumers: what workers do with the items of one stage, and what a session may draw from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

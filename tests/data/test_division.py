@@ -1,7 +1,5 @@
 """What a divided source has left is divided again: each item is used once in each pass."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

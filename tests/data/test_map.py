@@ -1,7 +1,5 @@
 """map_concurrent: several items at a time, in tasks or threads; its failures and ends."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Positions: a pipeline of the same stages goes on where another one was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """prefetch: one task reads ahead, within bounds; several may wait for its items."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any

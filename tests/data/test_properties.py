@@ -1,7 +1,5 @@
 """Properties: nothing is lost and nothing comes twice, under any cancellation or failure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace

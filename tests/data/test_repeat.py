@@ -1,7 +1,5 @@
 """repeat: passes, their number, and orders that differ between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """interleave, zip, chain and mix: several sources in one pipeline."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

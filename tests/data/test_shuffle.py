@@ -1,7 +1,5 @@
 """shuffle: a permutation that depends on the seed and the size alone."""
 
-from __future__ import annotations
-
 from asynchooks.data import batch, prefetch, shuffle, take
 
 from ..support.helpers import settle

@@ -1,7 +1,5 @@
 """Sources: queues, streams, functions, bare iterators; what cannot be read is refused."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, Self

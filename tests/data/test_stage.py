@@ -1,7 +1,5 @@
 """Stages are opened, shared and closed: producers, generators and files end however one is left."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator

@@ -1,7 +1,5 @@
 """statistics(): counts, bytes, and times of waiting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any

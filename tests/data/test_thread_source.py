@@ -1,7 +1,5 @@
 """ThreadSource: one thread, one call at a time, nothing lost by a cancellation."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable

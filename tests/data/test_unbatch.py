@@ -1,7 +1,5 @@
 """unbatch: the inverse of what batch does by default."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

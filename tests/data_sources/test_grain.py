@@ -1,7 +1,5 @@
 """Grain's loaders and datasets as the input, resumed from their own state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

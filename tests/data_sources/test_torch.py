@@ -1,7 +1,5 @@
 """torch's DataLoader as the input: its own settings hold, and what is dangerous is said once."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 It is private; what uses it cannot be kept within one piece of work, nor be asked how many it did.
 """
 
-from __future__ import annotations
-
 import threading
 
 import pytest

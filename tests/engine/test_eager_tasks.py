@@ -3,8 +3,6 @@
 `python -m pytest --eager-tasks` runs all other tests so.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

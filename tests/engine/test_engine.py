@@ -4,8 +4,6 @@ They are private, and every wait of the package is one of theirs: a fault here s
 rarely, and only under load.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -3,8 +3,6 @@
 The report is private: StallHook makes it of the tasks that its process has, and these are chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
 from contextlib import contextmanager
 from types import coroutine

@@ -3,8 +3,6 @@
 It is private, and so is the moment at which its task is cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from asynchooks._engine.sync import Lock

@@ -4,8 +4,6 @@ They are private, as a session shows neither the time of a step that a test choo
 its task is alone on the event loop.
 """
 
-from __future__ import annotations
-
 import contextvars
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Promises of what trainings read, as programs that check themselves in whatever order they run."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial

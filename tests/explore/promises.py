@@ -1,7 +1,5 @@
 """The published promises, each as a program that checks itself in whatever order it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from asynchooks.data import WhenStale

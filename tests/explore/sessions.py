@@ -1,7 +1,5 @@
 """Promises of sessions, steps, stops, hooks and side tasks, as programs that check themselves."""
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Each promise holds in every order of its program's tasks, and with a cancellation at any wait."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Evaluations that tests of EvaluationHook hold up, count and let go."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

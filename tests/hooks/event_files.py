@@ -1,7 +1,5 @@
 """What TensorBoard reads from a directory of event files, and disks that are full."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that remember what they were trained with, sources with gates, and lives to train in."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any

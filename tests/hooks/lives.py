@@ -1,7 +1,5 @@
 """Lives of a training by several workers, of which one keeps the checkpoints."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass

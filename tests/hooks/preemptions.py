@@ -1,7 +1,5 @@
 """What tests of PreemptionHook and of early ends share: a small model, its checkpoints, signals."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Models, savers and latches that the tests of checkpoints hold training up with."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a terminal shows of what was written to it."""
 
-from __future__ import annotations
-
 import re
 
 

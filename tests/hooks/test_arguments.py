@@ -1,7 +1,5 @@
 """Wrong arguments of hooks, and what the errors say."""
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every shipped hook does by hand, and in a wrapper, what it does in a session."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

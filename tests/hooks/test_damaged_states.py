@@ -1,7 +1,5 @@
 """States of hooks in a checkpoint that somebody has changed: refused as damaged, or harmless."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DataWaitHook: the share of waiting, in the log and in real event files."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a shard has left is divided again, also where its workers use its items in another order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EarlyStoppingHook: when it stops, by what it decides, what it restores; other workers."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress

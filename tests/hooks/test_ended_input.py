@@ -1,7 +1,5 @@
 """A worker that opens after the input of its training has ended: it ends, as after a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """EvaluationHook: when it evaluates, what it logs, and how its session may end meanwhile."""
 
-from __future__ import annotations
-
 import logging
 import math
 from contextlib import nullcontext

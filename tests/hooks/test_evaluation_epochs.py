@@ -1,7 +1,5 @@
 """EvaluationHook(every_n_epochs=...): after the last step of an epoch, as the data says."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any

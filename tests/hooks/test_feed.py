@@ -1,7 +1,5 @@
 """FeedHook on step functions: where items are fed, the end of the source, errors, workers."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from functools import partial

@@ -1,7 +1,5 @@
 """FeedHook's after_epoch: once for each pass, between the steps, also in several lives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FeedFnHook on step functions: sync and async feeds, their errors, and the end of input."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any

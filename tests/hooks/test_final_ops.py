@@ -1,7 +1,5 @@
 """FinalOpsHook on step functions: the outputs of the last run, without one more step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """HistoryHook: rows in memory, in checkpoints, after recoveries, and their plot."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

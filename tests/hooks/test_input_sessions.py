@@ -1,7 +1,5 @@
 """Input of several sessions: one after the other, side by side, and pipelines of the program's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

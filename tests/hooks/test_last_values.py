@@ -1,7 +1,5 @@
 """What hooks that keep values give at the end of a session, and how they begin the next one."""
 
-from __future__ import annotations
-
 import io
 import logging
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """LoggingTensorHook on step functions: when it logs, and what the text looks like."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

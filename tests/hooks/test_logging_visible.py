@@ -1,7 +1,5 @@
 """What hooks print without any configuration of logging, and the fields of the records with one."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

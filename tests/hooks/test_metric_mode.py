@@ -1,7 +1,5 @@
 """Which metric is better: its name says so where that is plain, else it is asked for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

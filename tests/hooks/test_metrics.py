@@ -1,7 +1,5 @@
 """Metrics by which hooks decide, and the results of evaluations: the newest, and their state."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

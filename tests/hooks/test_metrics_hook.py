@@ -1,7 +1,5 @@
 """MetricsHook: which values reach the sinks, at which steps, in which lives of a training."""
 
-from __future__ import annotations
-
 import math
 import threading
 from pathlib import Path

@@ -7,8 +7,6 @@ one's. So the training here is stopped by one hook at a time. The evaluations ar
 concurrent one ends is a matter of time.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Paths are those of where a hook or a sink was made, and names that are too long are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

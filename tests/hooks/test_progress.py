@@ -1,7 +1,5 @@
 """ProgressHook: what it shows of sessions, where, and that it neither costs nor holds up steps."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import AsyncIterator, Callable

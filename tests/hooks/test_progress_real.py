@@ -1,7 +1,5 @@
 """ProgressHook in a real terminal, in a notebook's kernel, and across a fork."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Workers that share a model and its input resume exactly, whichever of them saves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """StepCounterHook: the rate in the log and in real event files."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The step that a value belongs to: that of its run or evaluation, however late it comes."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """StopAtStepHook: exact among workers, whatever fails or is cancelled."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import suppress
 from functools import partial

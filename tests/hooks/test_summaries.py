@@ -1,7 +1,5 @@
 """Event files of function sessions: one a directory and process, of which TensorBoard reads all."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """SummarySaverHook on step functions: which summaries are written, under which step, and where."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any

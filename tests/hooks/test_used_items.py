@@ -1,7 +1,5 @@
 """Which items are used: that is settled with the step, whatever becomes of its run afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any

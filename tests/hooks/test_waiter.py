@@ -1,7 +1,5 @@
 """GlobalStepWaiterHook: woken by the step, once, or by an error when it cannot come."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Sessions from their beginning to their end, as most tests of hooks make them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs in virtual time, their waits, a summary writer, and threads that guards have left."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 They lie below the private writer of files, as no disk is stuck on demand.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

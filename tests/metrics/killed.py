@@ -1,7 +1,5 @@
 """A sink under what an outlet and checkpoints do, with kills in between: `Trainings`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field

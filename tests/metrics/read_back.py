@@ -5,8 +5,6 @@
 It prints JSON: for each run its id, its status, and its points in their order.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

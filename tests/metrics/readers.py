@@ -1,7 +1,5 @@
 """What sinks are given, and what they have written, read by others or by Python's own modules."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CsvSink: a table whose columns grow with the metrics."""
 
-from __future__ import annotations
-
 import math
 import os
 import stat

@@ -3,8 +3,6 @@
 No disk is stuck on demand, so it is made so below the writer.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Sinks of files under kills at any moment: after each resume, every step is there once."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files of lines: JSONL and CSV alike continue what is there, and lose no line of a user."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

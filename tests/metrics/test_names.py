@@ -1,7 +1,5 @@
 """Names of metrics: none costs other points anything, and no two become one in silence."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Through MetricsHook the same needs sessions, and what waits could not be chosen.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

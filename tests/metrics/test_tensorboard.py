@@ -1,7 +1,5 @@
 """TensorBoardSink: what TensorBoard shows of it, beside what other hooks write."""
 
-from __future__ import annotations
-
 import math
 import struct
 import threading

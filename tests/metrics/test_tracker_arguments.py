@@ -1,7 +1,5 @@
 """What the sinks of trackers refuse, and what they make of points, in this process."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any

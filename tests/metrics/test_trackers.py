@@ -1,7 +1,5 @@
 """The sinks of trackers beside the trackers' own libraries, in processes of their own, offline."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@
 It prints JSON at its end: see `main`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

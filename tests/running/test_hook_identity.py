@@ -1,7 +1,5 @@
 """Which saved state goes to which hook: by what a hook is about, not by its place in the list."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 The encoding is private: through hooks each of some hundred states would take a checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

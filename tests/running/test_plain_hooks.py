@@ -1,7 +1,5 @@
 """Hooks with plain methods, beside hooks with coroutines: where they run, and in what order."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """One run from before_run to after_run: what hooks see and get; runs that fail or begin again."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from itertools import cycle

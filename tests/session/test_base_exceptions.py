@@ -1,7 +1,5 @@
 """What is no Exception leaves the session as itself, from every place, and ends nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """session.batches: what ends the loop, several loops over one source, and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any

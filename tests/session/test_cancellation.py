@@ -1,7 +1,5 @@
 """Cancellation at every await: nothing is left running, held or open; every hook ends once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial

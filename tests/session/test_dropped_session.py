@@ -1,7 +1,5 @@
 """A session that is dropped without being closed says so, and gives back what it holds."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

@@ -1,7 +1,5 @@
 """A fault at each place of a session, alone and among eight workers that share the model."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..support.afterwards import check_gate, check_others, nothing_left

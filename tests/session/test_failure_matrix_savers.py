@@ -1,7 +1,5 @@
 """A fault in a saver or a listener, alone and beside seven workers that share the model."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Each mistake that nothing would tell of by itself is answered by what to write instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

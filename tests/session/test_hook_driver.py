@@ -1,7 +1,5 @@
 """HookDriver: the moments of one hook, step by step, as a session calls them."""
 
-from __future__ import annotations
-
 import pytest
 
 from asynchooks import EarlyStoppingHook, FunctionSessionCreator, StopTraining

@@ -1,7 +1,5 @@
 """The further moments of a hook, as a user's hook that saves and restores a model uses them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A loss of the shared raw session that meets another loss, an end, or a stop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

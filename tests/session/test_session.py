@@ -1,7 +1,5 @@
 """MonitoredSession: the order of moments, clean and failed ends, stops."""
 
-from __future__ import annotations
-
 import inspect
 
 import anyio

@@ -1,7 +1,5 @@
 """Sessions under pressure: several tasks at once, stops and errors at awkward moments."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """session.status(): in each phase, from threads, after errors and recoveries; metrics in it."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

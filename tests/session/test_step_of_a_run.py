@@ -1,7 +1,5 @@
 """`run_context.step`: the global step that a run made, whatever other workers have done since."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """session.subscribe(): statuses as they come, which end with the session and never hold it up."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """What users see of asynchooks in a traceback: the frames between two of theirs are few."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Clusters of a few workers, and what holds for every report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt

@@ -1,7 +1,5 @@
 """What tests of simulations share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The engines that tests run a program on. Nothing is tested here."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Awaitable, Callable
 from functools import wraps

@@ -3,8 +3,6 @@
 And strategies for delays of all allowed parameters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

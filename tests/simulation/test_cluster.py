@@ -1,7 +1,5 @@
 """Clusters: ends, refusals and reports; properties under failures; trainings without updates."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from operator import or_

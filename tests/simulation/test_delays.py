@@ -1,7 +1,5 @@
 """Delays: what they draw is their law; parameters that are refused; traces; their texts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

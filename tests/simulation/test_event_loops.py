@@ -1,7 +1,5 @@
 """The kernels on asyncio, on trio and on none: tasks, timers, threads, I/O, foreign waits."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket

@@ -1,7 +1,5 @@
 """explore: every order of a program's tasks, the shortest failing one told and replayed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """explore in several processes finds what it finds in one."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import pytest

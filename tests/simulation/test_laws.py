@@ -4,8 +4,6 @@ Each has its closed form, or a small chain that is solved beside it. The standar
 the means of consecutive batches, which outlasts correlations. `-m slow`: large numbers.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Plots show what the reports hold; files appear whole, and what is missing is named."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace

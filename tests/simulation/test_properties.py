@@ -3,8 +3,6 @@
 Slots are private: by them all waits suspend, and nothing public is woken at a chosen moment.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What takes a simulated worker how long: delays, messages, servers, waits, failures and ends."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Shuffled ties: every order of the tasks that are ready is tried, and the seed decides which."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from itertools import permutations
 from typing import Any

@@ -1,7 +1,5 @@
 """What a simulation refuses, how it meets the world outside, and check_determinism."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

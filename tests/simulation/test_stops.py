@@ -1,7 +1,5 @@
 """Stops in simulated clusters: workers share the model by the step of their parameter server."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from typing import Any

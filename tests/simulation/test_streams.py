@@ -1,7 +1,5 @@
 """Streams: what a worker draws depends on seed, worker and purpose alone; what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """sweep, target losses and intervals of simulated trainings."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """A trace is read back: lanes without overlap, marks and counters that are right."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

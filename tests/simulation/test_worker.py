@@ -1,7 +1,5 @@
 """What a worker's program acts through; queues; programs and sessions that crash and resume."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ It is driven by its own methods, as only sessions run steps, and one at a time: 
 under way at any moment that a test needs.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

@@ -1,7 +1,5 @@
 """GlobalStep: waits that are due, or lost; exclusive blocks; sessions on a given step."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

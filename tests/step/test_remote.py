@@ -3,8 +3,6 @@
 Runs are driven by the gate's own methods, as sessions would run one at a time.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from typing import Any

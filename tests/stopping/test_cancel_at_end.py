@@ -1,7 +1,5 @@
 """`start_soon(..., cancel_at_end=True)`: cancelled when the session ends, with time to clean up."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Coordinator: stops, the first error, threads, side tasks."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

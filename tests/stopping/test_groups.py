@@ -1,7 +1,5 @@
 """Errors that a task group has wrapped count as what they count as alone: a step may fan out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 

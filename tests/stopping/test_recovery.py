@@ -1,7 +1,5 @@
 """Recovery: which errors recreate the raw session, in which order, and within which bounds."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Side tasks are watched: what fails in one is a stop, a restart or a line in the log."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

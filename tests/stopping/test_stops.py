@@ -3,8 +3,6 @@
 And `session.stop_reason`: what ended training, and why.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The examples in the docstrings of what needs TensorFlow run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

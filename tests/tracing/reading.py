@@ -1,7 +1,5 @@
 """A trace, read line by line as Chrome's trace events are, and checked as Perfetto reads it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Traces that no recorder wrote: each is refused by a TraceError, in little time and memory."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """A process that is forked in a recorded session has nothing to do with the parent's recorder."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """TraceHook with a tracer: OpenTelemetry's SDK gets spans with the right parents."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Private is what makes a disk stuck and a limit small, and what a task is recorde
 public shows these.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A learner on each of the two event loops."""
 
-from __future__ import annotations
-
 import pytest
 
 from .learning import Learner

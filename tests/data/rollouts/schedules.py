@@ -4,8 +4,6 @@ A schedule is one training in several lives, each of which goes on from what the
 saved. What is random in a life depends on the item or the step, and not on the order of things.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

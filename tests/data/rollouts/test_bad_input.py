@@ -1,7 +1,5 @@
 """What rollouts refuses, and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The end of rollouts, however it comes: sources are closed, and no task, thread or box is left."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from typing import Any
 

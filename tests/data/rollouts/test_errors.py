@@ -1,7 +1,5 @@
 """Errors of calls: retries, the budget of failures, and how they leave."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """rollouts beside the synchronous loop, and what queueing theory and statistics say of them."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -1,7 +1,5 @@
 """rollouts under learners: positions, versions, what is said and counted."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

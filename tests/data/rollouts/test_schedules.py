@@ -1,7 +1,5 @@
 """rollouts in random schedules: the bound, and that each item is trained on once or counted."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """shielded: a resource is created and given up whole, whatever is cancelled at whatever moment."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable

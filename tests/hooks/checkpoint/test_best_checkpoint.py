@@ -1,7 +1,5 @@
 """Which checkpoint is the best by a metric of evaluations: one whose weights were evaluated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

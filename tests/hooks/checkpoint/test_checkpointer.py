@@ -1,7 +1,5 @@
 """Checkpointer, through its hook: saves beside training, their errors, cancellations and ends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Listeners of CheckpointSaverHook on step functions: their moments, errors and stops."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Awaitable, Callable

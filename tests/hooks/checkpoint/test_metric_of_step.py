@@ -1,7 +1,5 @@
 """The metric of a checkpoint is that of the run that made its step, whichever worker ran it."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """CheckpointSaverHook on step functions: when it saves, what resumes, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Several CheckpointSaverHooks of one model: the newest of their checkpoints is restored."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """CheckpointSaverHook: what is said where trained steps are in no checkpoint, and are replaced."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

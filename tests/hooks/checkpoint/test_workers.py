@@ -1,7 +1,5 @@
 """CheckpointSaverHook on step functions: workers that share a model, and lost sessions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

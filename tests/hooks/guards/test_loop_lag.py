@@ -1,7 +1,5 @@
 """LoopLagHook: which code held the event loop, and for how long."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator

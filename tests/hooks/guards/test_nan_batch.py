@@ -1,7 +1,5 @@
 """NanTensorHook with checkpoints to go back to: the batch that diverged is fed once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress

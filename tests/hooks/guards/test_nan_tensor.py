@@ -1,7 +1,5 @@
 """NanTensorHook on step functions: what counts as NaN, what is saved then, and going back."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from pathlib import Path

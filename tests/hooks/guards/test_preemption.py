@@ -1,7 +1,5 @@
 """PreemptionHook: what leaves the block at a signal or a call, and what is put back."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 In forked children signals do what they did before the hook.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """PreemptionHook: its sessions, moments, saves and workers, when a stop is asked for."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stop, an error or the end of one rank ends training on all ranks, each a real process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """StallHook: when a stall is reported, what stalls, what the dump shows; the threads of guards."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

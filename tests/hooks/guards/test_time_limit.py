@@ -1,7 +1,5 @@
 """TimeLimitHook: stops at the very moment, whatever is waited for, and across recoveries."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 
