@@ -9,6 +9,7 @@ holds the other.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -88,13 +89,19 @@ def divided_again(states: Sequence[State], own: State, num_shards: int) -> dict[
         "source": begin["source"],
     }
     ends = [each["place"] + max(each["beyond"], default=-1) + 1 for each in states]
-    return {
+    divided = {
         **_with_shard(own, shard, begin["at"]),
-        **{each: states[first][each] for each in ("counts", EPOCHS_ENDED) if each in states[first]},
         "place": max(ends),  # no item has a place that another one had
         "beyond": [],
         "used_beyond": [],
     }
+    if EPOCHS_ENDED in states[first]:
+        divided[EPOCHS_ENDED] = states[first][EPOCHS_ENDED]
+    if "counts" in own and index == 0:  # those of all, once
+        divided["counts"] = dict(
+            sum((Counter(each.get("counts", ())) for each in states), Counter())
+        )
+    return divided
 
 
 def _shard_in(state: State) -> State:

@@ -276,7 +276,7 @@ class Rollouts(Buffered, RolloutStage):
         """Whether the learner waits, and nothing but calls with parts of later versions is left."""
         if not self._resumed or self._num_calls or self._held or self._is_over:
             return False
-        return self._num_asking > len(self._ready) and self._ages.num_room(self._version()) > 0
+        return self._num_asking > len(self._ready)
 
     def _begin_call(self, call: Call) -> None:
         if call.is_held:  # else it was dropped meanwhile

@@ -13,6 +13,7 @@ import pytest
 from asynchooks import InputError, InputStateError, data
 from asynchooks.data import (
     Rollout,
+    RolloutStage,
     Stage,
     batch,
     map_concurrent,
@@ -158,6 +159,28 @@ async def test_each_item_is_used_once_over_all_numbers_of_shards(before: int) ->
     for after in range(1, 9):
         for point, name in zip(range(20), cycle(PIPELINES), strict=False):
             await check(name, [before, after], random.Random(f"{before} {after} {point}"))
+
+
+async def test_what_rollouts_did_not_give_out_is_counted_once_over_all_shards() -> None:
+    def make(num: int, index: int) -> RolloutStage:
+        source = shard(range(60), num, index)
+        options: Any = {"concurrency": 2, "max_staleness": 9, "accept": lambda item: item % 3 > 0}
+        return rollouts(same, source, 1, **options)
+
+    num_used, states = 0, list[Any]()
+    for num, limit in ((2, 9), (3, 3), (2, 60)):
+        left, num_refused = list[Any](), 0
+        for index in range(num):
+            stage = make(num, index)
+            if states:
+                stage.load_state_dict(divided_again(states, stage.state_dict(), num))
+            async with stage:
+                for _ in range(limit):
+                    num_used += await anext(stage, None) is not None
+                left.append(stage.state_dict())
+                num_refused += stage.statistics().num_refused
+        states = left
+    assert (num_used, num_refused) == (40, 20)
 
 
 async def test_how_a_source_was_divided_is_forgotten_where_all_that_was_used_is_passed() -> None:

@@ -196,6 +196,41 @@ def test_younger_results_do_not_take_the_place_of_a_call_with_older_parts(
     assert not (first.made.keys() | second.made.keys()) & third.made.keys()
 
 
+def test_a_call_with_parts_of_a_later_step_does_not_wait_where_the_learner_waits_for_it(
+    live: Any, tmp_path: Path
+) -> None:
+    async def fail_with_the_last(life: Life, item: int) -> Any:
+        if item < 12:
+            return await answer(life, item)
+        await run_once("turn 0", life.make, item, 0)
+        await life.sleep(1.0)
+        raise GenerationError
+
+    options = {"source": range(21), "when_stale": WhenStale.DROP}
+    first = live(
+        tmp_path, fail_with_the_last, batch_size=6, concurrency=6, max_staleness=0, **options
+    )
+    first.learner.failure_with(first.stage)
+    # three of its batches make one step: these parts are of step 2, and needed in step 1
+    again = live(
+        tmp_path, batch_size=3, concurrency=9, max_staleness=2, position=first.begin, **options
+    )
+
+    def learn(**batches: Any) -> dict[str, float]:
+        again.learner.batches.extend(batches.values())
+        return {}
+
+    async def train() -> None:
+        hooks = [FeedHook(again.stage, f"batch_{number}") for number in range(3)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(learn)) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    again.learner.run(train)
+    assert len(again.trained) + again.known.num_dropped == 21
+    assert not first.made.keys() & again.made.keys()
+
+
 def test_parts_are_not_made_again_after_a_failure(live: Any, tmp_path: Path) -> None:
     failed = set[int]()
 
