@@ -117,11 +117,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Dask's tests come last: threads and sockets of its own go on for a while after them.
+    """What may take long comes first, so that no process of tests waits for another at the end.
 
-    Those of the room `tf` have the marker of TensorFlow.
+    Dask's tests come last: threads and sockets of its own go on for a while after them. Those of
+    the room `tf` have the marker of TensorFlow.
     """
-    items.sort(key=lambda item: "/tests/distributed/" in item.path.as_posix())
+
+    def order(item: pytest.Item) -> tuple[bool, float]:
+        limit = item.get_closest_marker("timeout")
+        return "/tests/distributed/" in item.path.as_posix(), -limit.args[0] if limit else 0.0
+
+    items.sort(key=order)
     for item in items:
         if "/tests/tf/" in item.path.as_posix():
             item.add_marker("tensorflow")

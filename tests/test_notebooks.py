@@ -49,7 +49,7 @@ def run(code):
 
 try:
     run(SETUP)
-    request = client.execute(TRAINS)
+    request = client.execute(TRAINS, stop_on_error=False)  # else the next one may be aborted
     while True:  # until the cell prints that it trains
         message = client.get_iopub_msg(timeout=60)
         if message["msg_type"] == "stream" and "trains" in message["content"]["text"]:
