@@ -35,6 +35,8 @@ COUNTING = (
     "values carry their step",
 )
 """Those that count sessions, restores, errors or what runs saw, which a further loss changes."""
+LARGE = ("best model", "each item once", "side tasks end")
+"""Those that take long with a cancellation: only with the slow tests, whose two deviations hold it."""
 RECOVERING = [name for name in PROMISES if name not in COUNTING]
 """Those that hold, too, where sessions are lost."""
 
@@ -53,7 +55,10 @@ def test_a_promise_holds_in_every_order_on_event_loops(promise: str, backend: An
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize(
+    "promise",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in PROMISES],
+)
 def test_a_promise_holds_with_one_deviation_and_a_cancellation(promise: str) -> None:
     assert explore(PROMISES[promise], max_delays=1, cancel=WORKERS, num_processes=1).is_complete
     assert explore(PROMISES[promise], max_delays=0, cancel="main", num_processes=1).is_complete
