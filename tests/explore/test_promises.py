@@ -36,7 +36,7 @@ COUNTING = (
 )
 """Those that count sessions, restores, errors or what runs saw, which a further loss changes."""
 LARGE = ("best model", "each item once", "side tasks end")
-"""Those that take long with a cancellation: only with the slow tests, whose two deviations hold it."""
+"""Those that take long with a cancellation: the slow tests try them, with two deviations, too."""
 RECOVERING = [name for name in PROMISES if name not in COUNTING]
 """Those that hold, too, where sessions are lost."""
 
