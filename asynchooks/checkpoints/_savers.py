@@ -26,7 +26,7 @@ class Saver(Protocol):
 
     Example:
         class CounterSaver:
-            def save(self, path: str) -> None:
+            def save(self, path):
                 pathlib.Path(path).write_text(str(model.count))
 
             def restore(self, path):
