@@ -210,7 +210,7 @@ class Journal:
             self._flush_meanwhile(each)
 
     def _flush_meanwhile(self, number: int) -> None:
-        """A store may have hundreds of segments, and take long for each."""
+        """Flush after some segments of a cut: a store may have hundreds, and take long for each."""
         if number % _FLUSH_EVERY == 0:
             with self._lock:
                 flush = self._segments.taken(False)
